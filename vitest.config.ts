@@ -10,8 +10,8 @@ export default defineConfig({
     include: ['{src,e2e,scripts,bench}/**/*.test.ts'],
     // Processes, not threads: tests change the working folder, the environment and signal handlers.
     pool: 'forks',
-    // Most of the long tests wait for programs that start and stop, so two to a core keep the cores busy.
-    maxWorkers: Math.min(6, 2 * availableParallelism()),
+    // Most of the long tests wait for programs that start and stop, so one more than there are cores keeps them busy.
+    maxWorkers: Math.min(6, availableParallelism() + 1),
     // Vitest has one of its own for `--sequence.shuffle.files`.
     sequence: process.argv.some((word) => word.startsWith('--sequence.shuffle')) ? {} : { sequencer: TestOrder },
     execArgv: ['--disable-warning=ExperimentalWarning'],

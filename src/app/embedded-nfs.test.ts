@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
+import { collectingLog } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { collectingLog } from '#testing/server.ts';
 import { startEmbeddedNfs } from './embedded-nfs.ts';
 import { prepareState } from './state-folder.ts';
 

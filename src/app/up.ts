@@ -10,10 +10,10 @@ import { createEngineNetworks, type EngineNetworks } from '#clients/engines/netw
 import { withPodNetworks } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
-import { stowageError } from '#core/errors.ts';
+import { closeEngine, startEngine } from '#core/engine-life.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
-import { createRepairing } from '#core/repairing.ts';
+import type { Repairing } from '#core/repairing.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -112,7 +112,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   // What needs what is there later.
-  const late = { repair: async (): Promise<void> => undefined, find: asItIs };
+  const late: { repairing?: Repairing; find: FindNamespace } = { find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
@@ -140,7 +140,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     createKeepers({
       ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void late.repair(),
+      doubted: () => void late.repairing?.look(),
       gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
@@ -151,21 +151,23 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
     await engine.stores.configure(await storeConfigs(from, about), from?.defaultStore, scope);
-  await engine.mounts.replay(scope);
-  await nfs?.started;
-  await configure(file);
-  // A store that could not be opened without it need not wait for its turn.
-  nfs?.whenReady(() => engine.stores.retry(scope));
-  await engine.mounts.reconcile(scope);
-  const repairing = undo.use(createRepairing(engine.mounts, clock, scope));
-  late.repair = repairing.look;
-  // A server that is silent holds up no start.
-  void late.repair();
-  engine.references.follow(scope);
-  // Engines that do not answer hold up no start either.
-  void engine.holds.settle(scope).catch((thrown: unknown) => log.warn(stowageError(thrown).message));
-  // What a crash left unsaid; nobody waits for a store that is silent.
-  void engine.mounts.renewUses(scope);
+  await startEngine(
+    {
+      engine,
+      clock,
+      configure: async () => {
+        await nfs?.started;
+        await configure(file);
+        // A store that could not be opened without it need not wait for its turn.
+        nfs?.whenReady(() => engine.stores.retry(scope));
+      },
+      repairable: (one) => {
+        undo.use(one);
+        late.repairing = one;
+      },
+    },
+    scope,
+  );
 
   let ready = false;
   const addresses: string[] = [];
@@ -222,7 +224,20 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     api: rest.handleOwn,
     reload: async () => configure(await readFile()),
     stop: () =>
-      stop({ engine, rest, plugins, csi, found, maintenance, repairing, nfs, keepers, clients, released, log }),
+      stop({
+        engine,
+        rest,
+        plugins,
+        csi,
+        found,
+        maintenance,
+        nfs,
+        keepers,
+        clients,
+        released,
+        log,
+        repairing: late.repairing,
+      }),
   };
 }
 
@@ -276,7 +291,7 @@ interface Stopping {
   readonly csi: Csi;
   readonly found: readonly Disposable[];
   readonly maintenance: AsyncDisposable;
-  readonly repairing: Disposable;
+  readonly repairing: Disposable | undefined;
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
@@ -287,7 +302,7 @@ interface Stopping {
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
   const { engine, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
-  parts.repairing[Symbol.dispose]();
+  parts.repairing?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
   // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
@@ -297,8 +312,7 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
   await engine.operations.drain(drainMs);
   await closed;
   const limit = AbortSignal.timeout(60_000);
-  const { inUse } = await engine.mounts.unmountIdle({ signal: limit, log });
-  await engine.close();
+  const left = await closeEngine(engine, { signal: limit, log });
   for (const one of found) one[Symbol.dispose]();
   await keepers
     .endIdle(limit)
@@ -307,5 +321,5 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
   for (const client of clients.values()) client[Symbol.dispose]();
   // Last: until then stores may have something to say to it.
   await nfs?.[Symbol.asyncDispose]();
-  return inUse.map(({ mount, why }) => `${mount.target} (${why})`);
+  return left;
 }

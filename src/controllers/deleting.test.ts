@@ -1,9 +1,9 @@
 import { describe, expect, test } from 'vitest';
 import { type ErrorCode, StowageError } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
+import { aCall } from '#testing/calls.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
-import { aCall } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';
 import { storeIdentity } from './names.ts';

@@ -1,9 +1,9 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
+import { aCall } from '#testing/calls.ts';
 import { controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
-import { aCall } from '#testing/server.ts';
 import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './engine/controller.ts';
 import { createNodeLoss } from './node-loss.ts';

@@ -2,8 +2,9 @@ import { mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
+import { aCall } from '#testing/calls.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
-import { aCall, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 import { createOrphans } from './orphans.ts';
 import { createStoresController } from './stores.ts';
 

@@ -1,8 +1,9 @@
 import { readdirSync, rmdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
-import { aCall, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createProvisioning } from './provisioning.ts';
 

@@ -1,8 +1,8 @@
 import { renameSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
-import { aCall } from '#testing/server.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { AgentRequest } from './agents.ts';

@@ -3,8 +3,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, inTime } from '#testing/calls.ts';
+import { type CoreOptions, startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 // Stores that are added and changed, while one of them takes its time to be opened.
 
@@ -18,15 +19,15 @@ beforeEach(async () => {
   kind = gated(createLocalStoreKind());
 });
 
-async function started(options: ServerOptions = {}): Promise<TestServer> {
-  const server = await startServer({ listen: 'none', kinds: [kind], ...options });
+async function started(options: CoreOptions = {}): Promise<TestCore> {
+  const server = await startCore({ kinds: [kind], ...options });
   onTestFinished(() => server[Symbol.asyncDispose]());
   return server;
 }
 
-const add = (server: TestServer, name: string, at = name) =>
+const add = (server: TestCore, name: string, at = name) =>
   server.engine.stores.add(name, `local://${folder}/${at}`, aCall());
-const names = ({ engine }: TestServer): readonly string[] => engine.stores.list().map(({ config }) => config.name);
+const names = ({ engine }: TestCore): readonly string[] => engine.stores.list().map(({ config }) => config.name);
 
 test('one that is being added keeps nobody from adding, removing and checking others', async () => {
   const server = await started();
@@ -36,7 +37,7 @@ test('one that is being added keeps nobody from adding, removing and checking ot
   await add(server, 'b');
   expect(await server.engine.stores.check('b', aCall())).toMatchObject({ ok: true });
   await server.engine.stores.remove('b', aCall());
-  await server.running.reload();
+  await server.reload();
 
   expect(names(server)).toEqual(['local']);
   await expect(add(server, 'a', 'c')).rejects.toMatchObject({
@@ -66,7 +67,7 @@ test('one that was being added when the server ended is not there at the next st
   const stopping = server.stop();
   gate.open();
   await Promise.all([stopping, refused]);
-  const next = await started({ folder: server.folder });
+  const next = await started({ after: server });
   expect(names(next)).toEqual(['local']);
   // And nobody holds it.
   expect((await add(next, 'a')).problem).toBeUndefined();
@@ -80,8 +81,8 @@ test('the file has the last word on a name that is being added', async () => {
   const refused = expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
   await gate.reached;
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/c\n`);
-  const reloading = server.running.reload();
-  await vi.waitFor(() => expect(names(server)).toContain('a'));
+  const reloading = server.reload();
+  await vi.waitFor(() => expect(names(server)).toContain('a'), inTime);
   gate.open();
   await reloading;
   await refused;
@@ -98,8 +99,8 @@ test('those that a reload changes are opened at once, not one after the other', 
   const server = await started({ config });
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  two: local://${folder}/d\n`);
   const gate = kind.close('open', { deaf: true });
-  const reloading = server.running.reload();
-  await vi.waitFor(() => expect(gate.waiting()).toBe(2));
+  const reloading = server.reload();
+  await vi.waitFor(() => expect(gate.waiting()).toBe(2), inTime);
   gate.open();
   await reloading;
   expect(server.engine.stores.list()).toMatchObject([
@@ -113,7 +114,7 @@ test('a reload can give the directory of one to another', async () => {
   await writeFile(config, `stores:\n  one: local://${folder}/a\n  two: local://${folder}/b\n`);
   const server = await started({ config });
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  two: local://${folder}/a\n`);
-  await server.running.reload();
+  await server.reload();
   expect(server.engine.stores.list()).toMatchObject([
     { config: { uri: `local://${folder}/b` }, problem: undefined },
     { config: { uri: `local://${folder}/a` }, problem: undefined },
@@ -121,14 +122,18 @@ test('a reload can give the directory of one to another', async () => {
 });
 
 /** Store `a`, which is being removed while a call on it does not end. */
-async function draining(server: TestServer) {
+async function draining(server: TestCore) {
   await add(server, 'a');
-  await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
+  const wanted = { store: 'a', name: 'x', bytes: undefined, access: undefined, labels: {} };
+  await server.engine.volumes.create(wanted, aCall());
   const gate = kind.close('label', { deaf: true, store: 'a' });
-  const labelled = server.admin.patch('/v1/volumes/a..x', { labels: { l: '1' } });
+  const labelled = server.engine.volumes.label('a..x', { l: '1' }, undefined, aCall());
   await gate.reached;
   const removing = server.engine.stores.remove('a', aCall());
-  await vi.waitFor(() => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }));
+  await vi.waitFor(
+    () => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
+    inTime,
+  );
   return { gate, labelled, removing };
 }
 
@@ -138,13 +143,13 @@ test('one that is being removed keeps its name, and nobody from adding, checking
   await add(server, 'b');
   expect(await server.engine.stores.check('b', aCall())).toMatchObject({ ok: true });
   await server.engine.stores.remove('b', aCall());
-  await server.running.reload();
+  await server.reload();
   await server.engine.stores.retry(aCall());
   await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
   const again = expect(server.engine.stores.remove('a', aCall())).rejects.toMatchObject({ reason: 'store-unknown' });
   expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' });
   gate.open();
-  expect((await labelled).status).toBe(200);
+  expect(await labelled).toMatchObject({ labels: { l: '1' } });
   await removing;
   await again;
   expect(names(server)).toEqual(['local']);
@@ -159,7 +164,7 @@ test('the file has the last word on a name that is being removed', async () => {
   const removed = removing.catch(() => undefined);
   // The same place: what was shut cannot be left as it is.
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  a: local://${folder}/a\n`);
-  const reloading = server.running.reload();
+  const reloading = server.reload();
   gate.open();
   await Promise.all([reloading, removed]);
   await server.engine.stores.retry(aCall());
@@ -187,7 +192,7 @@ test('a reload that waits for a server keeps nobody from adding and removing oth
   await writeFile(config, `stores:\n  one: local://${folder}/c\n  d: local://${folder}/c2\n`);
   await mkdir(join(folder, 'c2'));
   const gate = kind.close('open', { deaf: true, store: 'one' });
-  const reloading = server.running.reload();
+  const reloading = server.reload();
   await gate.reached;
   await server.engine.stores.remove('b', aCall());
   await add(server, 'd');

@@ -3,13 +3,14 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
-import { aCall, collectingLog, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 import type { Store, StoreKind, Trash } from './ports.ts';
 
-let server: TestServer;
+let server: TestCore;
 let clock: FakeClock;
 let root: string;
 const anywhere = (): boolean => true;
@@ -18,7 +19,7 @@ const day = 86_400_000;
 
 beforeEach(async () => {
   clock = createFakeClock();
-  server = await startServer({ listen: 'none', clock, kinds: [createLocalStoreKind(clock)] });
+  server = await startCore({ clock, kinds: [createLocalStoreKind(clock)] });
   root = join(server.folder, 'keep');
   await mkdir(root);
   onTestFinished(() => server[Symbol.asyncDispose]());
@@ -117,7 +118,7 @@ describe('delete', () => {
     beforeEach(async () => {
       beforeDelete = undefined;
       await server[Symbol.asyncDispose]();
-      server = await startServer({ listen: 'none', clock, kinds: [local()] });
+      server = await startCore({ clock, kinds: [local()] });
       root = join(server.folder, 'keep');
       await mkdir(root);
     });
@@ -259,7 +260,7 @@ describe('the trash', () => {
     await server.stop();
     clock.jump(30 * day);
     const kinds = [createLocalStoreKind(clock)];
-    server = await startServer({ folder: server.folder, listen: 'none', clock, kinds });
+    server = await startCore({ after: server, clock, kinds });
     await runMaintenance(server.engine);
     await passTime(hour - 1);
     await runMaintenance(server.engine);
@@ -286,7 +287,7 @@ describe('the trash', () => {
       },
     };
     await server[Symbol.asyncDispose]();
-    server = await startServer({ listen: 'none', clock, kinds: [kind] });
+    server = await startCore({ clock, kinds: [kind] });
     root = join(server.folder, 'keep');
     await mkdir(root);
     await add('onDelete=archive&retention=1h');
@@ -318,21 +319,6 @@ describe('the trash', () => {
     await passTime(hour);
     await runMaintenance(server.engine);
     expect(await trash()).toMatchObject([{ volume: { id: first.id } }]);
-  });
-
-  test('lists an entry whose date cannot be read, never expires it, and restores it', async () => {
-    await add('onDelete=archive&retention=2d');
-    const { id } = await create('a');
-    await remove(id);
-    const record = join(root, '.stowage', 'trash', id, 'meta');
-    await writeFile(record, (await readFile(record, 'utf8')).replace(/"expiresAt":\d+/, '"expiresAt":"soon"'));
-    const log = collectingLog();
-    clock.advance(365 * day);
-    for (let round = 0; round < 2; round++) await runMaintenance(server.engine, aCall({ log }));
-    expect(log.lines.filter((line) => line.includes('never expires'))).toHaveLength(1);
-    expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: undefined }]);
-    expect(await server.admin.get('/v1/trash')).toMatchObject({ body: { items: [{ id, expiresAt: null }] } });
-    expect((await server.engine.deletions.restore(id, undefined, anywhere, aCall())).id).toBe(id);
   });
 
   test('restores under the old name, with everything, and a repeat finds it done', async () => {
@@ -415,7 +401,7 @@ describe('the trash', () => {
     await remove(id);
     await server.stop();
     await rm(root, { recursive: true });
-    server = await startServer({ listen: 'none', folder: server.folder });
+    server = await startCore({ after: server });
     await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'unavailable',
       message: `the trash cannot be searched for '${id}': store 'keep' cannot be used now`,
@@ -448,7 +434,7 @@ describe('adopt', () => {
     await add();
     const { id } = await create('a');
     await server.engine.stores.remove('keep', aCall());
-    await using other = await startServer({ listen: 'none' });
+    await using other = await startCore();
     await other.engine.stores.add('found', `local://${root}`, aCall());
     // Another instance made it: it is not ours until we are told so.
     await expect(other.engine.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });

@@ -5,14 +5,15 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { PluginName } from './containers.ts';
 import type { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 
-let server: TestServer;
+let server: TestCore;
 let docker: FakeEngine;
 
 beforeEach(async () => {
@@ -20,7 +21,7 @@ beforeEach(async () => {
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(parent))];
   docker = createFakeEngine();
-  server = await startServer({ listen: 'none', kinds, engines: [docker] });
+  server = await startCore({ kinds, engines: [docker] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   for (const name of ['silver', 'gold']) {
     const folder = mkdtempSync(join(parent, `${name}-`));

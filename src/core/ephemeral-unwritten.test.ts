@@ -1,11 +1,8 @@
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall } from '#testing/server.ts';
+import { aCall } from '#testing/calls.ts';
 import { createEphemerals, type EphemeralParts, type Ephemerals } from './ephemeral.ts';
 import { StowageError } from './errors.ts';
 import { createEvents } from './events.ts';
@@ -67,12 +64,8 @@ const nfs = {
 } as unknown as Client<'nfs'>;
 
 beforeEach(async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'stowage-unwritten-'));
-  records = openRecords(join(folder, 'state.db'));
-  onTestFinished(() => {
-    records.close();
-    rmSync(folder, { recursive: true });
-  });
+  records = openRecords(':memory:');
+  onTestFinished(() => records.close());
   [table, unmounts, deleted, isStuck] = [new Map(), [], [], false];
   const [clock, log] = [systemClock(), silentLog()];
   const events = createEvents('e', clock);

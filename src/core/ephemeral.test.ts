@@ -1,13 +1,13 @@
-import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
-import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store, StoreKind } from './ports.ts';
@@ -15,9 +15,10 @@ import { parseStoreConfig } from './store-uri.ts';
 
 let folder: string;
 let state: string;
+let records: MemoryRecords;
 let clock: SkippingClock;
 let kind: GatedKind;
-let server: TestServer;
+let server: TestCore;
 
 /** What it makes is made, but nobody hears of it while `isDeaf`. */
 let isDeaf = false;
@@ -56,21 +57,23 @@ const far: StoreKind = {
 };
 
 /** A life on the same state. */
-async function start(): Promise<void> {
+async function start(after?: TestCore): Promise<void> {
   isDeaf = false;
   asked = [];
   owed = undefined;
   kind = gated(unheard(createLocalStoreKind()));
-  server = await startServer({ listen: 'none', kinds: [kind, far], clock, folder: state });
+  server = await startCore({ kinds: [kind, far], clock, folder: state, records, after });
 }
 
 beforeEach(async () => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-ephemeral-'));
   state = mkdtempSync(join(folder, 'state-'));
   clock = createSkippingClock();
+  records = createMemoryRecords();
   await start();
   onTestFinished(async () => {
     await server[Symbol.asyncDispose]();
+    records[Symbol.dispose]();
     rmSync(folder, { recursive: true, force: true });
   });
 });
@@ -81,12 +84,21 @@ const target = (): string => join(folder, 'target');
 const publish = (key = 'key', store = 'local') =>
   server.engine.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
 const unpublish = (key = 'key') => server.engine.ephemerals.unpublish(key, target(), aCall());
+/** It waits for calls that do not end, for as long as it would. */
+const stop = async (): Promise<void> => {
+  const stopping = server.stop();
+  const isOver = async (): Promise<void> => {
+    clock.skip(2_000);
+    expect(await Promise.race([stopping, undefined])).toBeDefined();
+  };
+  await vi.waitFor(isOver, { timeout: 20_000 });
+};
 const volumes = async () => {
   const query = { stores: ['local'], labels: {}, contains: undefined, after: undefined, limit: 9 };
   return (await server.engine.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
 };
 
-describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
+describe('a volume that lives with its target', () => {
   test('is made with it, stays with it, and goes with it', async () => {
     for (let i = 0; i < 2; i++) await publish();
     expect(await volumes()).toEqual(['key']);
@@ -108,7 +120,7 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     clock.skip(3_600_000);
     await runMaintenance(server.engine);
     // As a start of the machine would: whoever uses it comes back to what is in it.
-    execFileSync('umount', [join(folder, 'real/target')]);
+    server.kept.mounts.remove(join(folder, 'real/target'));
     await server.engine.mounts.reconcile(aCall());
     await runMaintenance(server.engine);
     expect(await volumes()).toEqual(['key']);
@@ -145,9 +157,9 @@ describe.skipIf(needs('mount'))('a volume that lives with its target', () => {
     await gate.reached;
     clock.skip(3_000);
     await done;
-    await server.stop();
+    await stop();
     gate.open();
-    await start();
+    await start(server);
     await runMaintenance(server.engine);
     expect(await volumes()).toEqual([]);
     expect(server.engine.ephemerals.volume('key')).toBeUndefined();
@@ -160,7 +172,7 @@ test('what nobody comes for after it was made, is destroyed in a while and no so
   await expect(server.engine.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
   expect(await volumes()).toEqual(['key']);
   await server.stop();
-  await start();
+  await start(server);
   await runMaintenance(server.engine);
   clock.skip(500_000);
   await runMaintenance(server.engine);
@@ -201,10 +213,10 @@ describe('a volume whose making was not answered', () => {
     await gate.reached;
     clock.skip(3_000);
     expect(await done).toBe(true);
-    await server.stop();
+    await stop();
     gate.open();
     expect(made()).toEqual(['key.meta']);
-    await start();
+    await start(server);
     await runMaintenance(server.engine);
     expect(made()).toEqual([]);
     expect(await unpublish()).toBe(false);
@@ -233,7 +245,7 @@ describe('a volume whose making was not answered', () => {
     await vi.waitFor(async () => {
       clock.skip(3_000);
       expect(await Promise.race([gone, undefined])).toBe(true);
-    });
+    }, inTime);
     isDeaf = true;
     await unpublish('other');
     isDeaf = false;
@@ -244,7 +256,7 @@ describe('a volume whose making was not answered', () => {
     await cutOff;
     expect(made()).toContain('other.meta');
     const settling = server.engine.ephemerals.settle(aCall({ signal: second.signal }));
-    await vi.waitFor(() => expect(made()).not.toContain('other.meta'));
+    await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
     second.abort();
     await settling;
   });

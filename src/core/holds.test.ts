@@ -1,20 +1,20 @@
 import { existsSync } from 'node:fs';
-import { mkdtempDisposable, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtempDisposable, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { needs } from '#testbed/needs.ts';
+import { aCall, collectingLog } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
-import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
 import { holdKey } from './keys.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
 const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-describe.skipIf(needs('mount'))('what engines have mounted', () => {
-  let server: TestServer;
+describe('what engines have mounted', () => {
+  let server: TestCore;
   let docker: FakeEngine;
   let clock: FakeClock;
   let log: ReturnType<typeof collectingLog>;
@@ -24,7 +24,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker = createFakeEngine();
     clock = createFakeClock();
     log = collectingLog();
-    server = await startServer({ listen: 'none', engines: [docker], clock, log });
+    server = await startCore({ engines: [docker], clock, log });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     volume = await server.engine.volumes.create(wanted, aCall());
@@ -48,39 +48,11 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     docker.restart();
   };
   const settle = () => server.engine.holds.settle(aCall());
-  /** Unmounting gives a process that still has something open a moment, by this clock. */
-  const settledInTime = async (): Promise<void> => {
-    let isOver = false;
-    const settled = settle().finally(() => {
-      isOver = true;
-    });
-    while (!isOver) {
-      clock.advance(100);
-      await new Promise((resolve) => setImmediate(resolve));
-    }
-    await settled;
-  };
   /** Docker lets go of the volume before it says so. */
   const ends = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
     await expect.poll(path).toBeUndefined();
   };
-
-  test('is one mount, however many ask for it, and goes with the last of them', async () => {
-    docker.run('web', { photos: plugin });
-    const at = await hold('1');
-    expect(await hold('2')).toBe(at);
-    await writeFile(join(at, 'file'), 'text');
-    expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
-    expect(await server.engine.mounts.list(aCall())).toHaveLength(1);
-    await letGo('2');
-    await letGo('never');
-    expect(path()).toBe(at);
-    await letGo('1');
-    await ends('web');
-    // A container that is started after all must not find an empty folder in the volume's place.
-    expect(existsSync(at)).toBe(false);
-  });
 
   test('stays for a container whose volumes `docker cp` mounts once more, under the same id', async () => {
     docker.run('web', { photos: plugin });
@@ -141,16 +113,13 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     restart();
     await settle();
     clock.advance(60_000);
-    const before = process.cwd();
-    process.chdir(at);
-    try {
-      await settledInTime();
-    } finally {
-      process.chdir(before);
+    {
+      using _program = server.kept.mounts.use(at);
+      await settle();
     }
     expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
-    // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
-    await expect.poll(() => settledInTime().then(path)).toBeUndefined();
+    await settle();
+    expect(path()).toBeUndefined();
     expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
   });
 
@@ -188,8 +157,8 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
   test('stays when Stowage stops, and is known after the next start', async () => {
     // By the system's clock: to stop takes time.
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-holds-'));
-    const about = { listen: 'none', engines: [docker], folder: folder.path };
-    const first = await startServer(about);
+    const about = { engines: [docker], folder: folder.path };
+    const first = await startCore(about);
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     const kept = await first.engine.volumes.create(wanted, aCall());
     docker.run('web', { photos: plugin });
@@ -197,7 +166,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     expect(await first.stop()).toEqual([expect.stringContaining('containers use it')]);
     await first[Symbol.asyncDispose]();
     expect(existsSync(at)).toBe(true);
-    await using again = await startServer(about);
+    await using again = await startCore({ ...about, after: first });
     expect(again.engine.holds.pathOf(kept.id)).toBe(at);
     await again.engine.holds.letGo(kept.id, plugin, '1', aCall());
     docker.remove('web');

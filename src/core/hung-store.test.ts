@@ -4,16 +4,10 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, runMaintenance } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import {
-  type Answer,
-  aCall,
-  runMaintenance,
-  type ServerOptions,
-  startServer,
-  type TestServer,
-} from '#testing/server.ts';
+import { type Answer, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 let folder: string;
 let kind: GatedKind;

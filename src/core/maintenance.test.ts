@@ -1,8 +1,9 @@
 import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
+import { collectingLog } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { collectingLog, startServer } from '#testing/server.ts';
 import { type MaintenanceTask, startMaintenance } from './maintenance.ts';
 
 /** Steps of a second, as long as the clock's own work takes: nothing waits for real time. */
@@ -45,7 +46,7 @@ test('renews records of use on time while a hundred dead mounts are repaired, 20
 });
 
 test("an engine's records of use are renewed on time while the repair of its mounts does not end", async () => {
-  await using server = await startServer({ listen: 'none' });
+  await using server = await startCore();
   const { engine } = server;
   const clock = createFakeClock();
   const renewed: number[] = [];

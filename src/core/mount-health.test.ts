@@ -1,6 +1,3 @@
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
@@ -24,12 +21,8 @@ let asked: VolumeId[];
 const clock = createFakeClock();
 
 beforeEach(() => {
-  const folder = mkdtempSync(join(tmpdir(), 'stowage-health-'));
-  records = openRecords(join(folder, 'state.db'));
-  onTestFinished(() => {
-    records.close();
-    rmSync(folder, { recursive: true });
-  });
+  records = openRecords(':memory:');
+  onTestFinished(() => records.close());
   [dead, mute, troubles, problems, silent] = [new Set(), new Set(), new Map(), new Map(), new Set()];
   [mounts, asked] = [[], []];
 });

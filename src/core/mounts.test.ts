@@ -1,23 +1,20 @@
-import { execFileSync } from 'node:child_process';
-import { mkdir, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { mkdir, readdir, rm, symlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { mountFuse } from '#clients/data-path/fuse.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { needs } from '#testbed/needs.ts';
+import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import { ownSource } from './staging.ts';
 
-describe.skipIf(needs('mount'))('mounts', () => {
-  let server: TestServer;
+describe('mounts', () => {
+  let server: TestCore;
   let kind: GatedKind;
 
   beforeEach(async () => {
     kind = gated(createLocalStoreKind());
-    server = await startServer({ listen: 'none', kinds: [kind] });
+    server = await startCore({ kinds: [kind] });
     // Stopping unmounts what nobody uses, which is everything here.
     onTestFinished(() => server[Symbol.asyncDispose]());
   });
@@ -28,26 +25,6 @@ describe.skipIf(needs('mount'))('mounts', () => {
   const at = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.engine.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
-
-  test('a volume that is mounted can be neither deleted nor renamed, and the message says where it is', async () => {
-    const { id } = await create('a');
-    await mount('a', at('m'));
-    await writeFile(join(at('m'), 'file'), 'text');
-    expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
-    for (const attempt of [
-      () => server.engine.deletions.delete(id, undefined, aCall()),
-      () => server.engine.volumes.rename(id, 'b', undefined, aCall()),
-    ]) {
-      await expect(attempt()).rejects.toMatchObject({
-        code: 'in-use',
-        message: expect.stringContaining(`it is used by path ${at('m')} on`),
-        action: 'Unmount it there first: stowage unmount PATH',
-      });
-    }
-    await server.engine.mounts.unpublish(at('m'), id, aCall());
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
-    await server.engine.deletions.delete(id, undefined, aCall());
-  });
 
   test('an unmount while the mount is on its way waits for it, and takes it away', async () => {
     const { id } = await create('a');
@@ -79,29 +56,6 @@ describe.skipIf(needs('mount'))('mounts', () => {
       expect(await server.engine.mounts.list(aCall())).toEqual([]);
       await server.engine.mounts.unpublish(`${at('missing')}/../m`, id, aCall());
     });
-
-    test.skipIf(needs('fuse'))('a mount is taken away that nobody answers for', async () => {
-      const { id } = await create('a');
-      const { target } = await mount('a', byLink());
-      execFileSync('umount', [target]);
-      await using _silent = await mountFuse(ownSource(id, '1'), target, { readOnly: false });
-      await server.engine.mounts.unpublish(byLink(), id, aCall());
-      expect(await server.engine.mounts.list(aCall())).toEqual([]);
-      expect(await readFile('/proc/self/mountinfo', 'utf8')).not.toContain(` ${target} `);
-    });
-  });
-
-  test('what is mounted of a volume that is off record can be unmounted, by who may see every store', async () => {
-    await using own = await startServer();
-    const { body } = await own.admin.post('/v1/volumes', { name: 'a' });
-    const target = `${own.folder}-m`;
-    expect((await own.admin.post(`/v1/volumes/${body.id}/mount`, { target })).status).toBe(200);
-    own.engine.records.volumes.forgetStore('local' as Volume['store']);
-    const scoped = await own.as('admin', 'local');
-    expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(403);
-    expect(await own.engine.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
-    expect((await own.admin.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(204);
-    expect(await own.engine.mounts.list(aCall())).toEqual([]);
   });
 
   test('growing a volume while it is mounted a second time makes nobody wait for ever', async () => {
@@ -116,20 +70,6 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect(await grown).toMatchObject({ bytes: 50n });
     expect(await second).toMatchObject({ mounted: true });
     expect(await server.engine.mounts.of(id, aCall())).toHaveLength(2);
-  });
-
-  test('a volume that is renamed while a mount waits is mounted under its new name', async () => {
-    const { id } = await create('a');
-    const gate = kind.close('rename');
-    const renamed = server.engine.volumes.rename(id, 'b', undefined, aCall());
-    await gate.reached;
-    const mounted = mount('a', at('m'));
-    await new Promise((resolve) => setImmediate(resolve));
-    gate.open();
-    await renamed;
-    expect(await mounted).toMatchObject({ volumeId: id, mounted: true });
-    await writeFile(join(at('m'), 'file'), '');
-    expect(await readdir(join(server.storeFolder, 'b'))).toEqual(['file']);
   });
 
   test('the same mount again is fine, another one at the same place is not', async () => {
@@ -165,7 +105,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     onTestFinished(() => rm(at('theirs'), { recursive: true }));
     for (const name of ['m', 'theirs']) {
       await mount('a', at(name));
-      execFileSync('umount', [at(name)]);
+      server.kept.mounts.remove(at(name));
       await mount('a', at(name));
       await server.engine.mounts.unpublish(at(name), undefined, aCall());
       // Nothing is on record of it any more.

@@ -1,19 +1,20 @@
 import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, inTime } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Operation, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 
-let server: TestServer;
+let server: TestCore;
 let kind: GatedKind;
 const clock = createFakeClock();
 
 beforeEach(async () => {
   kind = gated(createLocalStoreKind());
-  server = await startServer({ listen: 'none', kinds: [kind], clock });
+  server = await startCore({ kinds: [kind], clock });
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
@@ -47,11 +48,11 @@ test('an end that cannot be written down is written later; until then it runs, a
   });
   onTestFinished(() => writing.mockRestore());
   const made = create('a');
-  await vi.waitFor(() => expect(writing).toHaveBeenCalled());
+  await vi.waitFor(() => expect(writing).toHaveBeenCalled(), inTime);
   expect(newest()).toMatchObject({ state: 'running' });
   expect(await readdir(server.storeFolder)).toContain('a');
   clock.advance(1_000);
-  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2));
+  await vi.waitFor(() => expect(writing).toHaveBeenCalledTimes(2), inTime);
   writing.mockRestore();
   clock.advance(1_000);
   expect(await made).toMatchObject({ name: 'a' });
@@ -145,7 +146,7 @@ describe('drain', () => {
     expect(newest()).toMatchObject({ state: 'running' });
     await server.stop();
     gate.open();
-    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    await using next = await startCore({ after: server });
     expect(await next.engine.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
     expect(next.engine.operations.page({ limit: 1 }).items[0]?.operation).toMatchObject({
       subject: 'local/late',

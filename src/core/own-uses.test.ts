@@ -1,6 +1,3 @@
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
@@ -49,12 +46,8 @@ const uses: Uses = {
 const store = { name: 'silver' as StoreName, uses } as unknown as Store;
 
 beforeEach(() => {
-  const folder = mkdtempSync(join(tmpdir(), 'stowage-own-uses-'));
-  records = openRecords(join(folder, 'state.db'));
-  onTestFinished(() => {
-    records.close();
-    rmSync(folder, { recursive: true });
-  });
+  records = openRecords(':memory:');
+  onTestFinished(() => records.close());
   writer = undefined;
   [said, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
   volume = {

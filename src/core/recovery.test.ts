@@ -3,7 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
-import { aCall, runMaintenance, startServer, type TestServer } from '#testing/server.ts';
+import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
 import { specParams } from './volume-params.ts';
@@ -21,8 +22,8 @@ beforeEach(async () => {
 type Setup = 'onDelete=delete' | 'onDelete=retain' | 'onDelete=archive';
 
 /** A life of the server that ends well. */
-async function live<T>(work: (server: TestServer) => Promise<T>): Promise<T> {
-  await using server = await startServer({ folder, listen: 'none' });
+async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
+  await using server = await startCore({ folder });
   return await work(server);
 }
 
@@ -35,7 +36,7 @@ const begin = (setup: Setup = 'onDelete=delete'): Promise<Volume> =>
     return volume;
   });
 
-const create = (server: TestServer, name: string): Promise<Volume> =>
+const create = (server: TestCore, name: string): Promise<Volume> =>
   server.engine.volumes.create(
     { store: 'keep', name, bytes: 10n, access: undefined, labels: { l: '1' } },
     aCall({ requestId: `make-${name}` }),
@@ -52,18 +53,18 @@ function leaveIntent(kind: string, params: Record<string, unknown>): Operation['
 }
 
 /** The store has done it all; the records know nothing of it, but for the intent. */
-async function forgetting(work: (server: TestServer) => Promise<unknown>): Promise<void> {
+async function forgetting(work: (server: TestCore) => Promise<unknown>): Promise<void> {
   await copyFile(join(folder, 'state.db'), join(folder, 'before.db'));
   await live(work);
   await copyFile(join(folder, 'before.db'), join(folder, 'state.db'));
 }
 
-const found = async (server: TestServer): Promise<readonly Volume[]> => {
+const found = async (server: TestCore): Promise<readonly Volume[]> => {
   const query = { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 };
   return (await server.engine.catalogue.page(query, aCall())).volumes;
 };
 const visible = async (): Promise<string[]> => (await readdir(root)).filter((name) => !name.startsWith('.')).sort();
-const stateOf = (server: TestServer, id: Operation['id']): string | undefined =>
+const stateOf = (server: TestCore, id: Operation['id']): string | undefined =>
   server.engine.operations.get(id)?.operation.state;
 
 describe.each([
@@ -183,7 +184,7 @@ describe.each([
     const intent = leaveIntent('store.adopt', how);
     await live(async (server) => {
       // It can take hours, so the store is opened meanwhile.
-      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'));
+      await vi.waitFor(() => expect(stateOf(server, intent)).toBe('done'), inTime);
       expect((await found(server)).map((volume) => volume.name)).toEqual(['a', 'films']);
     });
     expect(await visible()).toEqual(['a', 'a.meta', 'films', 'films.meta']);

@@ -7,10 +7,11 @@ import { type Scope, silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall, inTime } from '#testing/calls.ts';
+import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { aCall, startServer } from '#testing/server.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 import { createReferences } from './references.ts';
 
@@ -20,7 +21,7 @@ test('what containers name is said on the store, whether they run or not, and ta
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(folder))];
   const docker = createFakeEngine();
   const podman = createFakeEngine('podman');
-  await using server = await startServer({ listen: 'none', kinds, engines: [docker, podman] });
+  await using server = await startCore({ kinds, engines: [docker, podman] });
   const { engine } = server;
   await engine.stores.add('silver', 'nfs://nowhere/export', aCall());
   const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
@@ -30,21 +31,21 @@ test('what containers name is said on the store, whether they run or not, and ta
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web']));
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web']), inTime);
   podman.run('db', { 'silver..photos': 'stowage' }, false);
-  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']));
+  await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), inTime);
   await expect(engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
     message: expect.stringMatching(/container web .*container db /),
   });
   docker.remove('web');
   podman.remove('db');
-  await vi.waitFor(async () => expect(await said()).toEqual([]));
+  await vi.waitFor(async () => expect(await said()).toEqual([]), inTime);
   await engine.deletions.delete(volume.id, undefined, aCall());
 });
 
 test('a plugin of ours that an engine knows by another name has its containers counted', async () => {
   const docker = createFakeEngine();
-  await using server = await startServer({ listen: 'none', engines: [docker] });
+  await using server = await startCore({ engines: [docker] });
   const { engine } = server;
   const create = (name: string) =>
     engine.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
@@ -67,12 +68,8 @@ test('a plugin of ours that an engine knows by another name has its containers c
 });
 
 test('names that a silent store would have to be asked for do not make the engine look silent', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));
-  const records = openRecords(join(folder, 'state.db'));
-  onTestFinished(() => {
-    records.close();
-    rmSync(folder, { recursive: true });
-  });
+  const records = openRecords(':memory:');
+  onTestFinished(() => records.close());
   const docker = createFakeEngine();
   const clock = createFakeClock();
   const begun = Promise.withResolvers<void>();

@@ -1,8 +1,8 @@
 import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
-import { aCall } from '#testing/server.ts';
 import type { ContainerEngine } from './containers.ts';
 import type { Source, Volume } from './model.ts';
 import { createRemappedUsers } from './remapped-users.ts';

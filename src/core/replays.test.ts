@@ -2,17 +2,19 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, inTime } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { type RefusingKind, refusing } from '#testing/fakes/refusing-store.ts';
 import { refusal } from '#testing/refusals.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import { StowageError } from './errors.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId } from './names.ts';
 
 let folder: string;
+let records: MemoryRecords;
 let kind: RefusingKind;
 let clock: FakeClock;
 
@@ -21,12 +23,16 @@ beforeEach(async () => {
   await mkdir(join(folder, 'keep'));
   kind = refusing(createLocalStoreKind());
   clock = createFakeClock();
-  onTestFinished(() => rm(folder, { recursive: true, force: true }));
+  records = createMemoryRecords();
+  onTestFinished(() => {
+    records[Symbol.dispose]();
+    return rm(folder, { recursive: true, force: true });
+  });
 });
 
-const start = (): Promise<TestServer> => startServer({ folder, listen: 'none', kinds: [kind], clock });
+const start = (): Promise<TestCore> => startCore({ folder, records, kinds: [kind], clock });
 
-const create = (server: TestServer, name: string): Promise<Volume> =>
+const create = (server: TestCore, name: string): Promise<Volume> =>
   server.engine.volumes.create(
     { store: 'keep', name, bytes: 10n, access: undefined, labels: {} },
     aCall({ requestId: name }),
@@ -43,17 +49,15 @@ async function begin(): Promise<Volume> {
 /** What kill -9 leaves: the intent, and no end of it. */
 function leaveIntent(operationKind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
-  const records = openRecords(join(folder, 'state.db'));
   const about = { id, kind: operationKind, store: 'keep', subject: 'keep/a', params };
-  records.operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
-  records.close();
+  records.open().operations.begin({ ...about, state: 'running', startedAt: 1, endedAt: undefined, error: undefined });
   return id;
 }
 
 const error = (code: StowageError['code']): StowageError =>
   new StowageError(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
 
-const operationOf = (server: TestServer, id: Operation['id']): Operation | undefined =>
+const operationOf = (server: TestCore, id: Operation['id']): Operation | undefined =>
   server.engine.operations.get(id)?.operation;
 
 const labelled = (volume: Volume): Operation['id'] =>
@@ -70,11 +74,14 @@ describe('an interrupted operation that the store refuses for the moment', () =>
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
       expect(server.engine.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
-      await vi.waitFor(() => expect(refused.refused()).toBe(2));
+      await vi.waitFor(() => expect(refused.refused()).toBe(2), inTime);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
       refused.stop();
       clock.advance(2_000);
-      await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }));
+      await vi.waitFor(
+        () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
+        inTime,
+      );
       const { volume: now } = await server.engine.volumes.inspect('keep..a', aCall());
       expect(now.labels).toEqual({ late: 'yes' });
     },
@@ -87,7 +94,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     const waits: number[] = [];
     for (let attempt = 1; attempt < 9; attempt++) {
       // The timer of the next attempt is set a moment after the refusal is counted.
-      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined());
+      await vi.waitFor(() => expect(operationOf(server, intent)?.error).toBeDefined(), inTime);
       for (let seconds = 1; refused.refused() === attempt; seconds++) {
         clock.advance(1_000);
         await new Promise(setImmediate);
@@ -116,7 +123,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     await vi.waitFor(() => {
       clock.advance(1_000);
       expect(failures).toHaveLength(2);
-    });
+    }, inTime);
     for (const failure of failures) {
       expect(failure).toMatchObject({ code: 'busy', reason: 'operation-pending' });
       expect(failure.message).toContain(intent);
@@ -154,7 +161,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     kind.fail('label', error('conflict'));
     clock.advance(1_000);
     const failed = { state: 'failed', error: { message: 'refused as conflict' } };
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed));
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), inTime);
     await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
@@ -163,7 +170,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     kind.fail('label', error('unavailable'));
     await using server = await start();
     expect(server.engine.operations.cancel(intent)).toBe(true);
-    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }));
+    await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), inTime);
     await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 

@@ -6,13 +6,14 @@ import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { NodeName, Volume } from './model.ts';
 
 /** Two hosts, each with a state folder of its own, on one export. */
-let one: TestServer;
-let other: TestServer;
+let one: TestCore;
+let other: TestCore;
 let folder: string;
 
 beforeEach(async () => {
@@ -25,8 +26,8 @@ beforeEach(async () => {
     onError: () => undefined,
   });
   onTestFinished(() => nfs.close());
-  const start = async (): Promise<TestServer> => {
-    const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), createNfsStoreKind(clock)] });
+  const start = async (): Promise<TestCore> => {
+    const server = await startCore({ kinds: [createLocalStoreKind(), createNfsStoreKind(clock)] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const uri = `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
     await server.engine.stores.add('silver', uri, aCall());
@@ -35,12 +36,12 @@ beforeEach(async () => {
   [one, other] = [await start(), await start()];
 });
 
-const create = ({ engine }: TestServer, name: string, key?: string): Promise<Volume> =>
+const create = ({ engine }: TestCore, name: string, key?: string): Promise<Volume> =>
   engine.volumes.create(
     { store: 'silver', name, bytes: 1n, access: undefined, labels: {} },
     { ...aCall(), ...(key === undefined ? {} : { requestId: key }) },
   );
-const list = async ({ engine }: TestServer): Promise<readonly Volume[]> => {
+const list = async ({ engine }: TestCore): Promise<readonly Volume[]> => {
   const query = { stores: ['silver'], labels: {}, contains: undefined, after: undefined, limit: 100 };
   return (await engine.catalogue.page(query, aCall())).volumes;
 };

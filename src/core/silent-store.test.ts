@@ -1,10 +1,11 @@
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { aCall, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import { type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 // A store that is open, and whose server has fallen silent since.
 

@@ -1,6 +1,6 @@
 import { expect, test, vi } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { aCall } from '#testing/server.ts';
 import { type ErrorCode, StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';

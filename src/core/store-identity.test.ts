@@ -25,7 +25,7 @@ function opened(uri: string): void {
 
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-identity-'));
-  records = openRecords(join(folder, 'state.db'));
+  records = openRecords(':memory:');
   identities = createIdentities({ records, clock: createFakeClock() });
   opened('nfs://10.0.0.1,filer:2050/export/a');
   const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;

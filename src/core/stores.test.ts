@@ -2,18 +2,19 @@ import { mkdir, rename, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, collectingLog, inTime } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
 import type { StoreConfig, Volume } from './model.ts';
 import { newVolumeId } from './names.ts';
 import { parseStoreConfig } from './store-uri.ts';
 
-let server: TestServer;
+let server: TestCore;
 let kind: GatedKind;
 
 beforeEach(async () => {
   kind = gated(createLocalStoreKind());
-  server = await startServer({ listen: 'none', kinds: [kind] });
+  server = await startCore({ kinds: [kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
@@ -36,7 +37,7 @@ describe('add and remove', () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.stop();
-    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    await using next = await startCore({ after: server });
     expect(next.engine.stores.view('keep')).toMatchObject({ problem: undefined, config: { origin: 'api' } });
     expect(await next.engine.catalogue.resolve('keep..a', aCall())).toMatchObject({ id });
   });
@@ -93,7 +94,7 @@ describe('add and remove', () => {
     const made = create('keep', 'a');
     await gate.reached;
     const removed = server.engine.stores.remove('keep', aCall());
-    await vi.waitFor(() => expect(server.engine.stores.view('keep').store).toBeUndefined());
+    await vi.waitFor(() => expect(server.engine.stores.view('keep').store).toBeUndefined(), inTime);
     await expect(create('keep', 'b')).rejects.toMatchObject({
       code: 'unavailable',
       message: "store 'keep' cannot be used: store 'keep' is being closed",
@@ -149,7 +150,7 @@ describe('the default store', () => {
       ['keep', true],
     ]);
     await server.stop();
-    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    await using next = await startCore({ after: server });
     expect(next.engine.stores.defaultName).toBe('keep');
     await next.engine.stores.remove('keep', aCall());
     expect(next.engine.stores.defaultName).toBe('local');
@@ -276,7 +277,7 @@ describe('finding volumes', () => {
     const { id } = await create('keep', 'a');
     await server.stop();
     await rename(join(server.folder, 'keep'), join(server.folder, 'aside'));
-    await using next = await startServer({ folder: server.folder, listen: 'none' });
+    await using next = await startCore({ after: server });
     const unknown = newVolumeId();
     for (const ref of [unknown, 'nobody', 'keep..nobody']) {
       await expect(next.engine.catalogue.resolve(ref, aCall())).rejects.toMatchObject({
@@ -350,7 +351,7 @@ test('a record that cannot be read keeps neither its store closed nor the others
   await writeFile(join(server.storeFolder, 'bad.meta'), '');
   await mkdir(join(server.storeFolder, 'worse'));
   await writeFile(join(server.storeFolder, 'worse.meta'), '{"version":');
-  await using next = await startServer({ folder: server.folder, listen: 'none' });
+  await using next = await startCore({ after: server });
   expect(next.engine.stores.view('local').problem).toBeUndefined();
   expect(await next.engine.catalogue.resolve('good', aCall())).toMatchObject({ id });
   const orphans = await next.engine.adoptions.orphans('local', aCall());

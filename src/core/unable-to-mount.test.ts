@@ -15,8 +15,8 @@ import { createUnableMounter } from '#clients/mounter/unable.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { aCall } from '#testing/server.ts';
 import { createEngine, type Engine } from './engine.ts';
 import type { NodeName } from './model.ts';
 
@@ -28,7 +28,7 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
   const mounter = createUnableMounter({ why: 'no right to', action: 'Run it as root.' }, async () => []);
   const kinds = [createLocalStoreKind(), createNfsStoreKind(clock, connectToDisk(folder('exported')))];
   const engine = createEngine({
-    records: openRecords(join(parent, 'state.db')),
+    records: openRecords(':memory:'),
     kinds: new Map(kinds.map((kind) => [kind.scheme, kind])),
     mounter,
     clients: {

@@ -5,7 +5,8 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
@@ -33,7 +34,7 @@ function denying(kind: StoreKind): StoreKind {
 const kinds = () => [createLocalStoreKind(), denying(createNfsStoreKind(systemClock()))];
 
 /** A store of either kind, and where its records lie. */
-let server: TestServer;
+let server: TestCore;
 let folder: string;
 
 async function exported(): Promise<string> {
@@ -83,8 +84,8 @@ async function startAnew(uri: string): Promise<void> {
   server = await started(uri);
 }
 
-async function started(uri: string): Promise<TestServer> {
-  const next = await startServer({ listen: 'none', kinds: kinds() });
+async function started(uri: string): Promise<TestCore> {
+  const next = await startCore({ kinds: kinds() });
   onTestFinished(() => next[Symbol.asyncDispose]());
   await next.engine.stores.add('store', uri, aCall());
   return next;

@@ -3,12 +3,13 @@ import { mkdir, readdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall } from '#testing/calls.ts';
+import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { NewVolume } from './volumes.ts';
 
-let server: TestServer;
+let server: TestCore;
 let kind: GatedKind;
 
 const want = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
@@ -34,7 +35,7 @@ const failure = (promise: Promise<unknown>): Promise<unknown> =>
 
 beforeEach(async () => {
   kind = gated(createLocalStoreKind());
-  server = await startServer({ listen: 'none', kinds: [kind] });
+  server = await startCore({ kinds: [kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 

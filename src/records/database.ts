@@ -40,6 +40,9 @@ const pragmas = `
   PRAGMA journal_size_limit = 4194304;
 `;
 
+/** A path that is no file: such a database is gone when it is closed. */
+const inMemory = ':memory:';
+
 export function openDatabase(path: string): Database {
   const translated = <T>(work: () => T): T => {
     try {
@@ -91,7 +94,7 @@ export function openDatabase(path: string): Database {
       if (!db.isOpen) return;
       try {
         // Before the lock goes, else it could be the next holder's.
-        translated(() => rmSync(holderFile(path), { force: true }));
+        if (path !== inMemory) translated(() => rmSync(holderFile(path), { force: true }));
         translated(() => db.exec('PRAGMA wal_checkpoint(TRUNCATE)'));
       } finally {
         db.close();
@@ -101,7 +104,7 @@ export function openDatabase(path: string): Database {
 }
 
 function openFile(path: string): DatabaseSync {
-  makePrivate(path);
+  if (path !== inMemory) makePrivate(path);
   // Timeout 0: whoever has the folder keeps it, so waiting for it would only delay the error.
   const db = new DatabaseSync(path, { timeout: 0 });
   try {
@@ -109,17 +112,20 @@ function openFile(path: string): DatabaseSync {
     const damage = db.prepare('PRAGMA quick_check(1)').get()?.['quick_check'];
     if (damage !== 'ok') throw corruptError(path, new Error(String(damage)));
     migrate(db, path);
-    const file = holderFile(path);
-    writeFileSync(
-      `${file}.new`,
-      `${JSON.stringify({ version: 1, pid: process.pid, since: new Date().toISOString() })}\n`,
-    );
-    renameSync(`${file}.new`, file);
+    if (path !== inMemory) noteHolder(holderFile(path));
   } catch (cause) {
     db.close();
     throw cause;
   }
   return db;
+}
+
+function noteHolder(file: string): void {
+  writeFileSync(
+    `${file}.new`,
+    `${JSON.stringify({ version: 1, pid: process.pid, since: new Date().toISOString() })}\n`,
+  );
+  renameSync(`${file}.new`, file);
 }
 
 /** Tokens' hashes are inside. SQLite gives the WAL the mode of the database. */

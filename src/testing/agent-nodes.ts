@@ -7,8 +7,9 @@ import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { agentCall } from '#front/cluster/agent-calls.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall } from './calls.ts';
 import { type Controlled, paths } from './controlled.ts';
-import { aCall, startServer, type TestServer } from './server.ts';
+import { startServer, type TestServer } from './server.ts';
 
 /** A node whose agent is a real server with a store `disks`; what is asked of it goes through its REST API. */
 export interface AgentNode {

@@ -17,12 +17,13 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { events, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
+import { aCall } from './calls.ts';
 import { createFakeAgents, type FakeAgents } from './fakes/agents.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 import type { Thing } from './fakes/kube-objects.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
-import { aCall, startServer } from './server.ts';
+import { startServer } from './server.ts';
 
 export type Parts = ControllerParts & {
   readonly engine: Engine;

@@ -11,9 +11,9 @@ import { createResizing } from '#controllers/resizing.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentNode, anAgentNode } from './agent-nodes.ts';
+import { aCall } from './calls.ts';
 import { aClaim, aClass, type Controlled, paths } from './controlled.ts';
 import type { Thing } from './fakes/kube-objects.ts';
-import { aCall } from './server.ts';
 
 /** Claims of the store `disks`, which two nodes have. */
 export interface LocalClaims {

@@ -4,10 +4,9 @@ import { Agent, type IncomingHttpHeaders, type RequestOptions, request } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Running, startUp, type UpSettings } from '#app/up.ts';
-import { type Log, silentLog } from '#base/log.ts';
+import { silentLog } from '#base/log.ts';
 import { readEvents, type ServerEvent } from '#cli/sse.ts';
 import type { Engine } from '#core/engine.ts';
-import type { Call } from '#core/operations.ts';
 
 /** Everything in this process, on a state folder of its own: real records, real stores, real sockets. */
 export interface TestServer extends AsyncDisposable {
@@ -171,39 +170,4 @@ function follow(options: RequestOptions): Promise<Stream> {
   sent.on('error', reject);
   sent.end();
   return promise;
-}
-
-/** For calling core directly. */
-export const aCall = (about: Partial<Call> = {}): Call => ({
-  signal: new AbortController().signal,
-  log: silentLog(),
-  requestId: randomUUID(),
-  ...about,
-});
-
-/** One pass of each maintenance task, one after the other, so that a test can look at what came of it. */
-export async function runMaintenance(
-  { maintenance }: Pick<Engine, 'maintenance'>,
-  call: Call = aCall(),
-): Promise<void> {
-  for (const task of maintenance) await task.run(call);
-}
-
-/** Keeps what was logged, to be looked at. */
-export function collectingLog(): Log & { readonly lines: readonly string[] } {
-  const lines: string[] = [];
-  const note =
-    (level: string) =>
-    (message: string, facts: object = {}): void => {
-      lines.push(`${level} ${message} ${JSON.stringify(facts)}`);
-    };
-  const log = {
-    lines,
-    debug: note('debug'),
-    info: note('info'),
-    warn: note('warn'),
-    error: note('error'),
-    with: (): Log => log,
-  };
-  return log;
 }

@@ -12,7 +12,7 @@ import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
 
 export interface ReapParts extends LoopFiles {
-  readonly loopDevices: LoopDevices;
+  readonly loopDevices: Pick<LoopDevices, 'detach'>;
   readonly readTable: () => Promise<MountTable>;
   readonly unmount: (at: string, scope: Scope) => Promise<void>;
   readonly removeTarget: (at: string, scope: Scope) => Promise<void>;

@@ -5,9 +5,9 @@ import { beforeEach, describe, expect, test } from 'vitest';
 import { formatSize } from '#base/size.ts';
 import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
+import { aCall } from '#testing/calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
-import { aCall } from '#testing/server.ts';
 import { Controller, type CreateVolumeRequestSchema, Identity } from '#wire/csi/generated/csi.ts';
 
 const csi = servedCsi();

@@ -3,11 +3,12 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
+import { aCall, collectingLog } from '#testing/calls.ts';
 import { createGround } from '#testing/ground.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { aCall, collectingLog, startServer, type TestServer } from '#testing/server.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 import { VolumeCapability_AccessMode_Mode as Mode } from '#wire/csi/generated/csi.ts';
 import { createCsiServer } from './server.ts';
 

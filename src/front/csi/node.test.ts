@@ -15,9 +15,10 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
+import { aCall } from '#testing/calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
-import { aCall, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 import { Controller, Node, NodeServiceCapability_RPC_Type as Rpc } from '#wire/csi/generated/csi.ts';
 
 const csi = servedCsi();

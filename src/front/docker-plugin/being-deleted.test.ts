@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { servedPlugins } from '#testing/plugin.ts';
-import { aCall } from '#testing/server.ts';
 
 const it = servedPlugins();
 

@@ -2,8 +2,8 @@ import { mkdtempSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
+import { aCall } from '#testing/calls.ts';
 import { done, servedPlugins } from '#testing/plugin.ts';
-import { aCall } from '#testing/server.ts';
 
 const it = servedPlugins();
 

@@ -1,8 +1,9 @@
 import { mkdtemp, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { aCall } from '#testing/calls.ts';
 import { done, servedPlugins } from '#testing/plugin.ts';
-import { aCall, startServer } from '#testing/server.ts';
+import { startServer } from '#testing/server.ts';
 
 const it = servedPlugins();
 

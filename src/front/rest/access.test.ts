@@ -4,8 +4,9 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
+import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type Answer, type Api, aCall, firstToken, startServer, type TestServer } from '#testing/server.ts';
+import { type Answer, type Api, firstToken, startServer, type TestServer } from '#testing/server.ts';
 
 type Role = 'viewer' | 'user' | 'admin';
 

@@ -9,11 +9,12 @@ import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
+import { aCall } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createSkewedClock, type SkewedClock } from '#testing/fakes/skewed-clock.ts';
 import { portsOf } from '#testing/ganesha-folders.ts';
 import { quickFolder } from '#testing/nfs-contents.ts';
-import { aCall, startServer, type TestServer } from '#testing/server.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
 
 // Several hosts, each a whole `stowage up` with a clock and a retention of its own, on one store of a real server whose
 // clock the tests can set. The hosts are in one process, so that a test decides when each of them runs its maintenance.

@@ -1,10 +1,10 @@
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { type Scope, silentLog } from '#base/log.ts';
-import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { keptForAWeek } from '../trash.ts';
+import { refused, twice } from './twice.ts';
 
 /** One store, empty at first, that a test may do anything to. */
 export interface StoreUnderTest extends AsyncDisposable {
@@ -27,30 +27,6 @@ export interface StoreUnderTest extends AsyncDisposable {
 }
 
 export const scope: Scope = { signal: new AbortController().signal, log: silentLog() };
-
-/** Every call is made twice: the second must answer as the first did. */
-async function twice<T>(call: () => Promise<T>): Promise<T> {
-  const first = await call();
-  expect(await call()).toEqual(first);
-  return first;
-}
-
-/** Refused the same way both times. */
-async function refused(call: () => Promise<unknown>): Promise<StowageError> {
-  const errors = [];
-  for (let i = 0; i < 2; i++) {
-    try {
-      await call();
-    } catch (thrown) {
-      errors.push(thrown);
-    }
-  }
-  const [first, second] = errors;
-  if (!(first instanceof StowageError) || !(second instanceof StowageError)) throw new Error(`not refused: ${errors}`);
-  expect([second.code, second.reason, second.message]).toEqual([first.code, first.reason, first.message]);
-  expect(first.action).not.toBe('');
-  return first;
-}
 
 const size = 32n * 1024n * 1024n;
 const name = (text: string): VolumeName => volumeName(text);

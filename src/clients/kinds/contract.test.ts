@@ -1,0 +1,166 @@
+import { execFileSync } from 'node:child_process';
+import { closeSync, mkdirSync, openSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
+import type { NodeName } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import { peerOf } from '#keeper/system.ts';
+import { needs } from '#testbed/needs.ts';
+import { clientContract } from '#testing/contracts/client.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { guard } from '#testing/fuse-mount.ts';
+import { createGround, type Ground } from '#testing/ground.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createKeepers } from '../data-path/keepers.ts';
+import { createLinuxMounter } from '../mounter/linux.ts';
+import { createLook } from '../mounter/look.ts';
+import { createTableReader } from '../mounter/mountinfo.ts';
+import { createRun } from '../mounter/run.ts';
+import { createDirectoryClient } from './directory.ts';
+import { createLoopClient } from './loop.ts';
+import { createNfsClient } from './nfs.ts';
+
+const clock = systemClock();
+const run = createRun(clock);
+const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
+const node = 'here' as NodeName;
+
+function onGround(ground: Ground) {
+  mkdirSync(join(ground.folder, 'mounts'));
+  return {
+    mounter,
+    at: join(ground.folder, 'mounts', newVolumeId()),
+    occupy: (at: string) => void execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'test', at]),
+    use: (at: string): Disposable => {
+      const fd = openSync(at, 'r');
+      return { [Symbol.dispose]: () => closeSync(fd) };
+    },
+    [Symbol.asyncDispose]: async () => ground[Symbol.dispose](),
+  };
+}
+
+describe.skipIf(needs('root', 'mount'))('directories', () => {
+  clientContract(
+    'the directory client',
+    async () => {
+      const ground = createGround();
+      const path = join(ground.folder, 'volume');
+      mkdirSync(path);
+      return {
+        ...onGround(ground),
+        client: createDirectoryClient({ mounter }),
+        source: { kind: 'directory', node, path },
+        lose: () => rmSync(path, { recursive: true }),
+      };
+    },
+    { lose: true },
+  );
+});
+
+describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
+  clientContract(
+    'the loop client',
+    async () => {
+      const ground = createGround();
+      const path = ground.image('volume.img', 16, 'ext4');
+      return {
+        ...onGround(ground),
+        client: createLoopClient({ mounter, run, clock }),
+        source: { kind: 'loop', node, path, filesystem: 'ext4' },
+        lose: () => rmSync(path),
+      };
+    },
+    { lose: true },
+  );
+});
+
+describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
+  const exported = exportedByGanesha();
+
+  clientContract(
+    'the NFS client',
+    async () => {
+      const ground = createGround();
+      const folder = join(ground.folder, 'keepers');
+      mkdirSync(folder);
+      const keepers = createKeepers({
+        clock,
+        log: ground.scope.log,
+        folder,
+        version: 'test',
+        doubted: () => undefined,
+        gaveUp: () => undefined,
+      });
+      const look = createLook(clock);
+      const client = createNfsClient({
+        mounter,
+        run,
+        clock,
+        keepers,
+        instance: 'test',
+        look,
+        readTable: createTableReader(),
+      });
+      const place = onGround(ground);
+      const guarding = guard(place.at);
+      const source = {
+        kind: 'nfs',
+        hosts: [exported.server.host],
+        path: exported.folder,
+        way: {
+          client: 'built-in',
+          addresses: [exported.server.host],
+          port: exported.server.nfsPort,
+          mountPort: undefined,
+          root: Buffer.from(exported.directory).toString('base64'),
+          connections: 1,
+          sourcePorts: undefined,
+          tls: undefined,
+          network: undefined,
+          squash: 'none',
+          uid: 0,
+          gid: 0,
+          softMs: undefined,
+          maxRead: 65_536,
+          maxWrite: 65_536,
+          locks: 'node',
+          readOnly: false,
+          quota: undefined,
+        },
+      } as const;
+      const { signal } = ground.scope;
+      const keeperPid = (): number => {
+        const fd = connectTo(join(folder, 'host', 'sock'));
+        const { pid } = peerOf(fd);
+        closeSync(fd);
+        return pid;
+      };
+      const state = async () => (await keepers.status(signal))[0]?.state;
+      return {
+        ...place,
+        client,
+        source,
+        kill: async () => {
+          const found = await eventually(state, (one) => one?.active?.ready === true && one.standby !== null);
+          const pids = [keeperPid(), found?.active?.pid, found?.standby?.pid];
+          for (const pid of pids) process.kill(pid ?? expect.fail('a process of the data path is missing'), 'SIGKILL');
+          await eventually(
+            () => client.dead?.([{ source, at: place.at }], ground.scope).catch(() => []),
+            (dead) => dead?.[0] === place.at,
+          );
+        },
+        [Symbol.asyncDispose]: async () => {
+          await client.unstage(source, place.at, ground.scope, { force: true }).catch(() => undefined);
+          await eventually(state, (found) => (found?.mounts ?? 0) === 0);
+          await keepers.endIdle(signal);
+          await keepers[Symbol.asyncDispose]();
+          guarding[Symbol.dispose]();
+          ground[Symbol.dispose]();
+        },
+      };
+    },
+    { kill: true },
+  );
+});

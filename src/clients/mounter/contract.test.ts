@@ -1,0 +1,39 @@
+import { execFileSync } from 'node:child_process';
+import { closeSync, mkdirSync, openSync } from 'node:fs';
+import { join } from 'node:path';
+import { describe } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { mounterContract } from '#testing/contracts/mounter.ts';
+import { createGround } from '#testing/ground.ts';
+import { createLinuxMounter } from './linux.ts';
+import { createRun } from './run.ts';
+
+describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
+  mounterContract('the Linux mounter', () => {
+    const ground = createGround();
+    const [forbidden, published] = [join(ground.folder, 'state'), join(ground.folder, 'state/published')];
+    mkdirSync(published, { recursive: true });
+    const clock = systemClock();
+    const mounter = createLinuxMounter({
+      clock,
+      run: createRun(clock),
+      forbidden: () => [forbidden],
+      storeRoots: () => [],
+      published,
+    });
+    return {
+      mounter,
+      folder: ground.folder,
+      forbidden,
+      published,
+      occupy: (at, how) =>
+        void execFileSync('mount', ['-t', 'tmpfs', '-o', `size=1m${how?.readOnly ? ',ro' : ''}`, '--', 'test', at]),
+      use: (at) => {
+        const fd = openSync(at, 'r');
+        return { [Symbol.dispose]: () => closeSync(fd) };
+      },
+      [Symbol.dispose]: () => ground[Symbol.dispose](),
+    };
+  });
+});

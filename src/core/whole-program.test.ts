@@ -1,0 +1,227 @@
+import { execFileSync } from 'node:child_process';
+import { existsSync } from 'node:fs';
+import { mkdir, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { mountFuse } from '#clients/data-path/fuse.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { needs } from '#testbed/needs.ts';
+import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
+import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { startServer, type TestServer } from '#testing/server.ts';
+import type { Volume } from './model.ts';
+import type { LiveMount } from './mounts.ts';
+import { ownSource } from './staging.ts';
+
+// What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about
+// core is tested without a server, by src/testing/core.ts.
+
+const plugin = 'stowage-local';
+
+describe.skipIf(needs('mount'))('what engines have mounted', () => {
+  let server: TestServer;
+  let docker: FakeEngine;
+  let clock: FakeClock;
+  let volume: Volume;
+
+  beforeEach(async () => {
+    docker = createFakeEngine();
+    clock = createFakeClock();
+    server = await startServer({ listen: 'none', engines: [docker], clock });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
+    volume = await server.engine.volumes.create(wanted, aCall());
+    await server.engine.engineNames.resolve(plugin, 'photos', aCall());
+    onTestFinished(async () => {
+      for (const name of ['web', 'db']) docker.remove(name);
+      restart();
+      await server.engine.holds.settle(aCall());
+      clock.advance(600_000);
+      await server.engine.holds.settle(aCall());
+    });
+  });
+
+  const hold = (id: string): Promise<string> => server.engine.holds.hold(volume, plugin, id, aCall());
+  const letGo = (id: string): Promise<void> => server.engine.holds.letGo(volume.id, plugin, id, aCall());
+  const path = (): string | undefined => server.engine.holds.pathOf(volume.id);
+  const restart = (): void => {
+    clock.advance(1);
+    docker.restart();
+  };
+  const settle = () => server.engine.holds.settle(aCall());
+  /** Unmounting gives a process that still has something open a moment, by this clock. */
+  const settledInTime = async (): Promise<void> => {
+    let isOver = false;
+    const settled = settle().finally(() => {
+      isOver = true;
+    });
+    while (!isOver) {
+      clock.advance(100);
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    await settled;
+  };
+  /** Docker lets go of the volume before it says so. */
+  const ends = async (name: string): Promise<void> => {
+    docker.run(name, { photos: plugin }, false);
+    await expect.poll(path).toBeUndefined();
+  };
+
+  test('is one mount, however many ask for it, and goes with the last of them', async () => {
+    docker.run('web', { photos: plugin });
+    const at = await hold('1');
+    expect(await hold('2')).toBe(at);
+    await writeFile(join(at, 'file'), 'text');
+    expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
+    expect(await server.engine.mounts.list(aCall())).toHaveLength(1);
+    await letGo('2');
+    await letGo('never');
+    expect(path()).toBe(at);
+    await letGo('1');
+    await ends('web');
+    // A container that is started after all must not find an empty folder in the volume's place.
+    expect(existsSync(at)).toBe(false);
+  });
+
+  test('stays held when it cannot be unmounted, and goes another time', async () => {
+    docker.run('web', { photos: plugin }, false);
+    const at = await hold('1');
+    restart();
+    await settle();
+    clock.advance(60_000);
+    const before = process.cwd();
+    process.chdir(at);
+    try {
+      await settledInTime();
+    } finally {
+      process.chdir(before);
+    }
+    expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
+    // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
+    await expect.poll(() => settledInTime().then(path)).toBeUndefined();
+    expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
+  });
+});
+
+describe.skipIf(needs('mount'))('mounts', () => {
+  let server: TestServer;
+  let kind: GatedKind;
+
+  beforeEach(async () => {
+    kind = gated(createLocalStoreKind());
+    server = await startServer({ listen: 'none', kinds: [kind] });
+    // Stopping unmounts what nobody uses, which is everything here.
+    onTestFinished(() => server[Symbol.asyncDispose]());
+  });
+
+  const create = (name: string): Promise<Volume> =>
+    server.engine.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
+  // Not inside the state folder, where mounting is refused.
+  const at = (name: string): string => `${server.folder}-${name}`;
+  const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
+    server.engine.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
+
+  test('a volume that is mounted can be neither deleted nor renamed, and the message says where it is', async () => {
+    const { id } = await create('a');
+    await mount('a', at('m'));
+    await writeFile(join(at('m'), 'file'), 'text');
+    expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
+    for (const attempt of [
+      () => server.engine.deletions.delete(id, undefined, aCall()),
+      () => server.engine.volumes.rename(id, 'b', undefined, aCall()),
+    ]) {
+      await expect(attempt()).rejects.toMatchObject({
+        code: 'in-use',
+        message: expect.stringContaining(`it is used by path ${at('m')} on`),
+        action: 'Unmount it there first: stowage unmount PATH',
+      });
+    }
+    await server.engine.mounts.unpublish(at('m'), id, aCall());
+    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    await server.engine.deletions.delete(id, undefined, aCall());
+  });
+
+  describe('by way of a link', () => {
+    const byLink = (): string => join(at('link'), 'm');
+
+    beforeEach(async () => {
+      await mkdir(at('real'));
+      await symlink(at('real'), at('link'));
+      onTestFinished(async () => {
+        for (const name of ['link', 'real']) await rm(at(name), { recursive: true });
+      });
+    });
+
+    test.skipIf(needs('fuse'))('a mount is taken away that nobody answers for', async () => {
+      const { id } = await create('a');
+      const { target } = await mount('a', byLink());
+      execFileSync('umount', [target]);
+      await using _silent = await mountFuse(ownSource(id, '1'), target, { readOnly: false });
+      await server.engine.mounts.unpublish(byLink(), id, aCall());
+      expect(await server.engine.mounts.list(aCall())).toEqual([]);
+      expect(await readFile('/proc/self/mountinfo', 'utf8')).not.toContain(` ${target} `);
+    });
+  });
+
+  test('what is mounted of a volume that is off record can be unmounted, by who may see every store', async () => {
+    await using own = await startServer();
+    const { body } = await own.admin.post('/v1/volumes', { name: 'a' });
+    const target = `${own.folder}-m`;
+    expect((await own.admin.post(`/v1/volumes/${body.id}/mount`, { target })).status).toBe(200);
+    own.engine.records.volumes.forgetStore('local' as Volume['store']);
+    const scoped = await own.as('admin', 'local');
+    expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(403);
+    expect(await own.engine.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
+    expect((await own.admin.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(204);
+    expect(await own.engine.mounts.list(aCall())).toEqual([]);
+  });
+
+  test('a volume that is renamed while a mount waits is mounted under its new name', async () => {
+    const { id } = await create('a');
+    const gate = kind.close('rename');
+    const renamed = server.engine.volumes.rename(id, 'b', undefined, aCall());
+    await gate.reached;
+    const mounted = mount('a', at('m'));
+    await new Promise((resolve) => setImmediate(resolve));
+    gate.open();
+    await renamed;
+    expect(await mounted).toMatchObject({ volumeId: id, mounted: true });
+    await writeFile(join(at('m'), 'file'), '');
+    expect(await readdir(join(server.storeFolder, 'b'))).toEqual(['file']);
+  });
+
+  test('stopping unmounts what nobody uses and removes the folders it made', async () => {
+    await create('a');
+    await mount('a', at('m'));
+    expect(await server.stop()).toEqual([]);
+    expect(await readdir(join(server.folder, 'mounts'))).toEqual([]);
+    await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });
+  });
+});
+
+describe('the trash', () => {
+  const day = 86_400_000;
+
+  test('lists an entry whose date cannot be read, never expires it, and restores it', async () => {
+    const clock = createFakeClock();
+    await using server = await startServer({ listen: 'none', clock, kinds: [createLocalStoreKind(clock)] });
+    const root = join(server.folder, 'keep');
+    await mkdir(root);
+    await server.engine.stores.add('keep', `local://${root}?onDelete=archive&retention=2d`, aCall());
+    const wanted = { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} };
+    const { id } = await server.engine.volumes.create(wanted, aCall());
+    await server.engine.deletions.delete(id, undefined, aCall());
+    const trash = () => server.engine.deletions.trashOf('keep', aCall());
+    const record = join(root, '.stowage', 'trash', id, 'meta');
+    await writeFile(record, (await readFile(record, 'utf8')).replace(/"expiresAt":\d+/, '"expiresAt":"soon"'));
+    const log = collectingLog();
+    clock.advance(365 * day);
+    for (let round = 0; round < 2; round++) await runMaintenance(server.engine, aCall({ log }));
+    expect(log.lines.filter((line) => line.includes('never expires'))).toHaveLength(1);
+    expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: undefined }]);
+    expect(await server.admin.get('/v1/trash')).toMatchObject({ body: { items: [{ id, expiresAt: null }] } });
+    expect((await server.engine.deletions.restore(id, undefined, () => true, aCall())).id).toBe(id);
+  });
+});

@@ -1,0 +1,285 @@
+import { existsSync, mkdirSync, readdirSync, rmdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import type { Access, NodeName, Source, VolumeId } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import type { Mounter, MountPoint } from '#core/ports.ts';
+import { scope } from './store.ts';
+import { refused, twice } from './twice.ts';
+
+/** A mounter, and an empty folder to mount in, whose path has no symbolic link in it. */
+export interface MounterUnderTest extends Disposable {
+  readonly mounter: Mounter;
+  readonly folder: string;
+  /** In `folder`. Nobody may mount in it, except directly in `published`. */
+  readonly forbidden: string;
+  readonly published: string;
+  /** Somebody else mounts a file system of theirs there. */
+  occupy(at: string, how?: { readonly readOnly: boolean }): void;
+  /** A program works in what is mounted there. */
+  use(at: string): Disposable;
+}
+
+/** The promises of the port `Mounter`. */
+export function mounterContract(title: string, make: () => MounterUnderTest): void {
+  describe(`${title}: the contract of a mounter`, () => {
+    let under: MounterUnderTest;
+    let mounter: Mounter;
+    const at = (name: string): string => join(under.folder, name);
+    const writable = { readOnly: false };
+    const readOnly = { readOnly: true };
+    const bind = (from: string, to: string, how = writable): Promise<void> =>
+      mounter.bind(at(from), at(to), how, scope);
+    const pointAt = async (path: string): Promise<MountPoint | undefined> =>
+      (await mounter.list(scope)).find((point) => point.at === path);
+    const mounted = async (): Promise<readonly string[]> =>
+      (await mounter.list(scope)).map((point) => point.at).filter((path) => path.startsWith(under.folder));
+
+    beforeEach(() => {
+      under = make();
+      ({ mounter } = under);
+      for (const name of ['from', 'other', 'to']) mkdirSync(at(name));
+      writeFileSync(at('file'), 'text');
+      writeFileSync(at('place'), '');
+    });
+    afterEach(() => under[Symbol.dispose]());
+
+    describe('bind', () => {
+      test('shows the same device and root as what it was bound from', async () => {
+        under.occupy(at('from'));
+        await twice(() => bind('from', 'to'));
+        expect(await mounted()).toEqual([at('from'), at('to')]);
+        const [from, to] = [await pointAt(at('from')), await pointAt(at('to'))];
+        expect(to).toMatchObject({ device: from?.device, root: from?.root, source: from?.source, type: from?.type });
+        expect(await mounter.isMounted(at('to'), scope)).toBe(true);
+      });
+
+      test('of a bind shows what the first one shows', async () => {
+        await bind('from', 'to');
+        await twice(() => mounter.bind(at('to'), at('other'), writable, scope));
+        const [first, second] = [await pointAt(at('to')), await pointAt(at('other'))];
+        expect([second?.device, second?.root]).toEqual([first?.device, first?.root]);
+      });
+
+      test('puts a file onto a file, and nothing onto something of another kind', async () => {
+        await twice(() => bind('file', 'place'));
+        expect(await mounted()).toEqual([at('place')]);
+        for (const [from, to] of [
+          ['file', 'to'],
+          ['from', 'file'],
+        ] as const)
+          expect(await refused(() => bind(from, to))).toMatchObject({ code: 'conflict', reason: 'target-kind' });
+        expect(await mounted()).toEqual([at('place')]);
+      });
+
+      test.each([
+        ['missing', 'to'],
+        ['from', 'missing'],
+      ])('refuses to mount %s at %s', async (from, to) => {
+        expect(await refused(() => bind(from, to))).toMatchObject({ code: 'not-found', reason: 'path-missing' });
+        expect(await mounted()).toEqual([]);
+      });
+
+      test('refuses a place where something else is mounted', async () => {
+        under.occupy(at('to'));
+        expect(await refused(() => bind('from', 'to'))).toMatchObject({ code: 'conflict', reason: 'mount-occupied' });
+        await bind('from', 'other');
+        mkdirSync(at('another'));
+        expect(await refused(() => bind('another', 'other'))).toMatchObject({ reason: 'mount-occupied' });
+      });
+
+      test('makes a writable mount read-only, and refuses the reverse', async () => {
+        await bind('from', 'to');
+        expect(await pointAt(at('to'))).toMatchObject({ readOnly: false });
+        await twice(() => bind('from', 'to', readOnly));
+        expect(await pointAt(at('to'))).toMatchObject({ readOnly: true });
+        expect(await refused(() => bind('from', 'to'))).toMatchObject({
+          code: 'conflict',
+          reason: 'mounted-read-only',
+        });
+        expect(await mounted()).toEqual([at('to')]);
+      });
+
+      test('shows what is on a read-only file system only read-only', async () => {
+        under.occupy(at('from'), readOnly);
+        expect(await refused(() => bind('from', 'to'))).toMatchObject({ code: 'conflict', reason: 'source-read-only' });
+        await twice(() => bind('from', 'to', readOnly));
+        expect(await pointAt(at('to'))).toMatchObject({ readOnly: true });
+      });
+
+      test('refuses a target that has become a symbolic link', async () => {
+        rmdirSync(at('to'));
+        symlinkSync(at('other'), at('to'));
+        expect(await refused(() => bind('from', 'to'))).toMatchObject({ code: 'conflict', reason: 'path-moved' });
+        expect(await mounted()).toEqual([]);
+      });
+
+      test('is not made when its signal has ended', async () => {
+        const ended = { ...scope, signal: AbortSignal.abort(new Error('enough')) };
+        await expect(mounter.bind(at('from'), at('to'), writable, ended)).rejects.toThrow('enough');
+        expect(await mounted()).toEqual([]);
+      });
+    });
+
+    describe('unmount', () => {
+      test('takes away what is mounted there, and nothing else', async () => {
+        await bind('from', 'to');
+        await bind('from', 'other');
+        await twice(() => mounter.unmount(at('to'), scope));
+        expect(await mounted()).toEqual([at('other')]);
+        expect(await mounter.isMounted(at('to'), scope)).toBe(false);
+      });
+
+      test('of what was never mounted, or is not there, is success', async () => {
+        await twice(() => mounter.unmount(at('to'), scope));
+        await twice(() => mounter.unmount(at('missing/below'), scope));
+      });
+
+      test('is refused while a program works in it', async () => {
+        await bind('from', 'to');
+        {
+          using _busy = under.use(at('to'));
+          expect(await refused(() => mounter.unmount(at('to'), scope))).toMatchObject({
+            ...{ code: 'in-use', reason: 'mount-busy' },
+            message: expect.stringContaining(`${at('to')} cannot be unmounted: it is in use`),
+          });
+          expect(await mounted()).toEqual([at('to')]);
+        }
+        await mounter.unmount(at('to'), scope);
+        expect(await mounted()).toEqual([]);
+      });
+
+      test('is refused while something is mounted in it', async () => {
+        // In both, since a fake shows no files.
+        for (const name of ['from/sub', 'to/sub']) mkdirSync(at(name));
+        await bind('from', 'to');
+        await bind('other', 'to/sub');
+        expect(await refused(() => mounter.unmount(at('to'), scope))).toMatchObject({ code: 'in-use' });
+        await mounter.unmount(at('to/sub'), scope);
+        await mounter.unmount(at('to'), scope);
+        expect(await mounted()).toEqual([]);
+      });
+
+      test('shows again what the mount had hidden', async () => {
+        under.occupy(at('to'));
+        const before = await pointAt(at('to'));
+        under.occupy(at('to'));
+        expect(await mounted()).toEqual([at('to')]);
+        expect((await pointAt(at('to')))?.device).not.toBe(before?.device);
+        await mounter.unmount(at('to'), scope);
+        expect(await pointAt(at('to'))).toEqual(before);
+      });
+    });
+
+    test('detach takes a mount out of sight though it is in use, with what is mounted in it', async () => {
+      for (const name of ['from/sub', 'to/sub']) mkdirSync(at(name));
+      await bind('from', 'to');
+      await bind('other', 'to/sub');
+      using _busy = under.use(at('to'));
+      await twice(() => mounter.detach(at('to'), scope));
+      expect(await mounted()).toEqual([]);
+      await twice(() => mounter.detach(at('to'), scope, { abort: true }));
+    });
+
+    test('a folder that is opened for engines is in memory, and goes with closing unless something is mounted in it', async () => {
+      const folder = under.published;
+      await twice(() => mounter.openShared(folder, scope));
+      expect((await mounter.list(scope)).filter((point) => point.at === folder)).toMatchObject([{ type: 'tmpfs' }]);
+      mkdirSync(join(folder, 'a'));
+      await mounter.bind(at('from'), join(folder, 'a'), writable, scope);
+      await twice(() => mounter.closeShared(folder, scope));
+      expect(await mounted()).toEqual([folder, join(folder, 'a')]);
+      await mounter.unmount(join(folder, 'a'), scope);
+      await twice(() => mounter.closeShared(folder, scope));
+      expect(await mounted()).toEqual([]);
+      expect(readdirSync(folder)).toEqual([]);
+    });
+
+    test('users of a directory are all places that show it, or a part of it', async () => {
+      mkdirSync(at('from/sub'));
+      const source: Source = { kind: 'directory', node: 'here' as NodeName, path: at('from') };
+      const users = async (): Promise<readonly string[]> =>
+        (await twice(() => mounter.usersOf(source, at('stage'), scope))).toSorted();
+      expect(await users()).toEqual([]);
+      await bind('from', 'to');
+      await bind('from/sub', 'other');
+      expect(await users()).toEqual([at('other'), at('to')]);
+      // Hidden, it is still there.
+      under.occupy(at('other'));
+      expect(await users()).toEqual([at('other'), at('to')]);
+    });
+
+    describe('a target', () => {
+      const inspect = (path: string, access: Access = 'filesystem') => mounter.inspectTarget(path, access, scope);
+      const make = (path: string, access: Access = 'filesystem') => mounter.makeTarget(path, access, scope);
+
+      test.each<[Access]>([['filesystem'], ['block']])('is made, found and removed (%s)', async (access) => {
+        const target = at('new');
+        expect(await twice(() => inspect(target, access))).toEqual({ target, existed: false });
+        expect(existsSync(target)).toBe(false);
+        await twice(() => make(target, access));
+        expect(await twice(() => inspect(target, access))).toEqual({ target, existed: true });
+        await twice(() => mounter.removeTarget(target, scope));
+        expect(existsSync(target)).toBe(false);
+      });
+
+      test('is given with its symbolic links resolved', async () => {
+        symlinkSync(under.folder, at('link'));
+        symlinkSync(at('to'), at('own'));
+        expect(await twice(() => inspect(at('link/new')))).toEqual({ target: at('new'), existed: false });
+        expect(await twice(() => inspect(at('own')))).toEqual({ target: at('to'), existed: true });
+        expect(await twice(() => mounter.locate(at('link/to'), scope))).toBe(at('to'));
+        expect(await twice(() => mounter.locate(at('own'), scope))).toBe(at('to'));
+        expect(await twice(() => mounter.locate(at('missing/to'), scope))).toBeUndefined();
+      });
+
+      test('that has something in it, is of another kind or has no parent is refused', async () => {
+        writeFileSync(at('to/file'), '');
+        const why = async (path: string, access?: Access): Promise<string> =>
+          (await refused(() => inspect(path, access))).reason;
+        expect(await why(at('to'))).toBe('target-not-empty');
+        expect(await why(at('file'), 'block')).toBe('target-not-empty');
+        expect(await why(at('place'))).toBe('target-kind');
+        expect(await why(at('other'), 'block')).toBe('target-kind');
+        expect(await why(at('missing/new'))).toBe('target-parent-missing');
+        expect(await why('/etc/new')).toBe('target-forbidden');
+      });
+
+      test('in a folder that Stowage keeps for itself is refused, except directly where engines find volumes', async () => {
+        expect(await refused(() => inspect(join(under.forbidden, 'new')))).toMatchObject({
+          reason: 'target-forbidden',
+        });
+        const target = join(under.published, 'new');
+        expect(await twice(() => inspect(target))).toEqual({ target, existed: false });
+      });
+
+      test('where something is mounted is not looked into, and not removed', async () => {
+        writeFileSync(at('from/file'), '');
+        await bind('from', 'to');
+        expect(await twice(() => inspect(at('to')))).toEqual({ target: at('to'), existed: true });
+        expect(await twice(() => mounter.locate(at('to'), scope))).toBe(at('to'));
+        await twice(() => mounter.removeTarget(at('to'), scope));
+        expect(await mounted()).toEqual([at('to')]);
+      });
+
+      test('that is not empty stays', async () => {
+        writeFileSync(at('to/file'), '');
+        await twice(() => mounter.removeTarget(at('to'), scope));
+        expect(readdirSync(at('to'))).toEqual(['file']);
+      });
+    });
+
+    test('reap lets go of stages of unknown volumes that nobody uses', async () => {
+      const [known, stale, busy, empty] = [newVolumeId(), newVolumeId(), newVolumeId(), newVolumeId()] as const;
+      const stage = (name: string): string => join(at('mounts'), name);
+      for (const name of [known, stale, busy, empty, 'foreign']) mkdirSync(stage(name), { recursive: true });
+      for (const name of [known, stale, busy, 'foreign']) await mounter.bind(at('from'), stage(name), writable, scope);
+      using _busy = under.use(stage(busy));
+      const reap = (): Promise<readonly string[]> => mounter.reap(at('mounts'), new Set<VolumeId>([known]), scope);
+      expect((await reap()).toSorted()).toEqual([stage(stale), stage(empty)].sort());
+      expect(await reap()).toEqual([]);
+      expect((await mounted()).toSorted()).toEqual([known, busy, 'foreign'].map(stage).sort());
+      expect(await twice(() => mounter.reap(at('missing'), new Set(), scope))).toEqual([]);
+    });
+  });
+}

@@ -1,0 +1,26 @@
+import { expect } from 'vitest';
+import { StowageError } from '#core/errors.ts';
+
+/** Every call is made twice: the second must answer as the first did. */
+export async function twice<T>(call: () => Promise<T>): Promise<T> {
+  const first = await call();
+  expect(await call()).toEqual(first);
+  return first;
+}
+
+/** Refused the same way both times. */
+export async function refused(call: () => Promise<unknown>): Promise<StowageError> {
+  const errors = [];
+  for (let i = 0; i < 2; i++) {
+    try {
+      await call();
+    } catch (thrown) {
+      errors.push(thrown);
+    }
+  }
+  const [first, second] = errors;
+  if (!(first instanceof StowageError) || !(second instanceof StowageError)) throw new Error(`not refused: ${errors}`);
+  expect([second.code, second.reason, second.message]).toEqual([first.code, first.reason, first.message]);
+  expect(first.action).not.toBe('');
+  return first;
+}

@@ -1,0 +1,147 @@
+import { randomUUID } from 'node:crypto';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { readGiven } from '#app/config.ts';
+import { takeProcessMarks } from '#app/process-marks.ts';
+import { instanceOf, prepareState, type StateFolder } from '#app/state-folder.ts';
+import { storeConfigs } from '#app/store-configs.ts';
+import { localPath } from '#app/store-places.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
+import { type Log, type Scope, silentLog } from '#base/log.ts';
+import type { ContainerEngine } from '#core/containers.ts';
+import { createEngine, type Engine } from '#core/engine.ts';
+import { closeEngine, startEngine } from '#core/engine-life.ts';
+import type { NodeName } from '#core/model.ts';
+import type { StoreKind } from '#core/ports.ts';
+import type { Repairing } from '#core/repairing.ts';
+import { openRecords } from '#records/sqlite.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createFakeClients, type FakeClients } from './fakes/clients.ts';
+import { createFakeMounts, type FakeMounts } from './fakes/mounts.ts';
+import { createMemoryRecords, type MemoryRecords } from './fakes/records.ts';
+
+type KeptRecords = Pick<MemoryRecords, 'open'>;
+
+/** The use cases without a server: real stores, records in memory, and a mount table that only this process sees. */
+export interface TestCore extends AsyncDisposable {
+  readonly folder: string;
+  /** The directory of the store that is there without configuration. */
+  readonly storeFolder: string;
+  readonly engine: Engine;
+  readonly kept: Kept;
+  /** Reads the configuration file again. */
+  reload(): Promise<void>;
+  /** Returns what stays mounted because it is in use. */
+  stop(): Promise<readonly string[]>;
+}
+
+/** What outlives it, as the records and the kernel's mounts outlive the program. */
+export interface Kept {
+  readonly records: KeptRecords;
+  readonly mounts: FakeMounts;
+  readonly clients: FakeClients;
+  /** The directories of its stores. */
+  roots: () => readonly string[];
+}
+
+export interface CoreOptions {
+  /** Its folder, records and mounts are found again, as after a restart of the program. It is stopped. */
+  readonly after?: TestCore | undefined;
+  readonly config?: string;
+  readonly clock?: Clock;
+  /** By default only the local one. */
+  readonly kinds?: readonly StoreKind[];
+  readonly engines?: readonly ContainerEngine[];
+  readonly log?: Log;
+  /** A folder that is there already, with the records of an earlier life in a file. Whoever made it removes it. */
+  readonly folder?: string;
+  /** Records that are in no file of that folder. Whoever made them disposes of them. */
+  readonly records?: KeptRecords;
+}
+
+/** For operations that run when it is told to stop. */
+const drainMs = 10_000;
+
+/** Returns when every store is open or cannot be opened. */
+export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
+  const { after, clock = systemClock(), log = silentLog(), kinds: given = [createLocalStoreKind()] } = options;
+  await using undo = new AsyncDisposableStack();
+  const folder = after?.folder ?? options.folder ?? (await mkdtemp(join(tmpdir(), 'stowage-core-')));
+  if (after === undefined && options.folder === undefined)
+    undo.defer(() => rm(folder, { recursive: true, force: true }));
+  const state = await prepareState(folder, join(folder, 's'));
+  const newRecords = (): KeptRecords =>
+    options.folder === undefined ? undo.use(createMemoryRecords()) : { open: () => openRecords(state.database) };
+  const kept = after?.kept ?? newKept(state, options.records ?? newRecords());
+  const records = kept.records.open();
+  const ending = new AbortController();
+  const scope: Scope = { signal: ending.signal, log };
+  const kinds = new Map(given.map((kind) => [kind.scheme, kind]));
+  const engine = createEngine({
+    records,
+    kinds,
+    mounter: kept.mounts.mounter,
+    clients: kept.clients,
+    mountsFolder: state.mounts,
+    publishedFolder: state.published,
+    engines: options.engines ?? [],
+    instance: instanceOf(records),
+    epoch: randomUUID().slice(0, 8),
+    boot: 'this one',
+    marks: takeProcessMarks(records, folder),
+    node: 'this-node' as NodeName,
+    clock,
+    log,
+  });
+  kept.roots = () => engine.stores.list().flatMap(({ config }) => localPath(config.uri));
+  const configure = async (): Promise<void> => {
+    const { config } = options;
+    const file = config === undefined ? undefined : await readGiven(config, true, kinds);
+    const sources = { records, state, kinds, log, nfs: undefined, bare: false, cluster: undefined };
+    await engine.stores.configure(await storeConfigs(file, sources), file?.defaultStore, scope);
+  };
+  const life: { repairing?: Repairing; stopped?: Promise<readonly string[]> } = {};
+  const repairable = (repairing: Repairing): void => {
+    life.repairing = repairing;
+  };
+  const stop = async (): Promise<readonly string[]> => {
+    life.repairing?.[Symbol.dispose]();
+    await engine.operations.drain(drainMs);
+    try {
+      return await closeEngine(engine, { signal: new AbortController().signal, log });
+    } finally {
+      ending.abort();
+    }
+  };
+  await startEngine({ engine, clock, configure, repairable }, scope);
+  // A start waits half a second for stores. On a busy machine they may take longer.
+  while (isOpening(engine)) await engine.stores.retry(scope);
+  const resources = undo.move();
+  const core: TestCore = {
+    folder,
+    storeFolder: join(folder, 'stores', 'local'),
+    engine,
+    kept,
+    reload: configure,
+    stop: () => {
+      life.stopped ??= stop();
+      return life.stopped;
+    },
+    [Symbol.asyncDispose]: async () => {
+      await core.stop();
+      await resources.disposeAsync();
+    },
+  };
+  return core;
+}
+
+const isOpening = ({ stores }: Engine): boolean =>
+  stores.list().some(({ problem }) => problem?.reason === 'store-opening');
+
+function newKept(state: StateFolder, records: KeptRecords): Kept {
+  const forbidden = (): readonly string[] => [state.path, ...kept.roots()];
+  const mounts = createFakeMounts({ forbidden, published: state.published });
+  const kept: Kept = { records, mounts, clients: createFakeClients(mounts), roots: () => [] };
+  return kept;
+}

@@ -1,0 +1,64 @@
+import { mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import type { NodeName, Source } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
+import type { Client } from '#core/ports.ts';
+import { type ClientUnderTest, clientContract } from '../contracts/client.ts';
+import { createFakeClients, type FakeClients } from './clients.ts';
+import { createFakeMounts } from './mounts.ts';
+
+type SourceOf<K extends Source['kind']> = Extract<Source, { kind: K }>;
+
+async function under<K extends Source['kind']>(
+  choose: (
+    clients: FakeClients,
+    folder: string,
+    at: string,
+  ) => { client: Client<K>; source: SourceOf<K> } & Partial<ClientUnderTest<K>>,
+): Promise<ClientUnderTest<K>> {
+  const folder = realpathSync(mkdtempSync(join(tmpdir(), 'stowage-fakes-')));
+  mkdirSync(join(folder, 'mounts'));
+  const at = join(folder, 'mounts', newVolumeId());
+  const mounts = createFakeMounts();
+  return {
+    mounter: mounts.mounter,
+    at,
+    occupy: (place) => void mounts.mount(place, { source: 'test', type: 'tmpfs' }),
+    use: mounts.use,
+    [Symbol.asyncDispose]: async () => rmSync(folder, { recursive: true }),
+    ...choose(createFakeClients(mounts), folder, at),
+  };
+}
+
+const node = 'here' as NodeName;
+const nfsSource = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as SourceOf<'nfs'>;
+
+clientContract(
+  'the directory client on the fake mounter',
+  () =>
+    under<'directory'>(({ directory }, folder) => {
+      const path = join(folder, 'volume');
+      mkdirSync(path);
+      const lose = (): void => rmSync(path, { recursive: true });
+      return { client: directory, source: { kind: 'directory', node, path }, lose };
+    }),
+  { lose: true },
+);
+
+clientContract(
+  'the fake loop client',
+  () =>
+    under<'loop'>(({ loop }, folder) => {
+      const path = join(folder, 'volume.img');
+      writeFileSync(path, '');
+      return { client: loop, source: { kind: 'loop', node, path, filesystem: 'ext4' }, lose: () => rmSync(path) };
+    }),
+  { lose: true },
+);
+
+clientContract(
+  'the fake NFS client',
+  () => under<'nfs'>(({ nfs }, _folder, at) => ({ client: nfs, source: nfsSource, kill: () => nfs.kill(at) })),
+  { kill: true },
+);

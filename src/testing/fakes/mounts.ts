@@ -1,0 +1,271 @@
+import { existsSync, lstatSync, readdirSync, realpathSync, rmSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import type { Scope } from '#base/log.ts';
+import { type MountEntry, type MountTable, mountTable, same } from '#clients/mounter/mountinfo.ts';
+import { reap } from '#clients/mounter/reap.ts';
+import { createTargets } from '#clients/mounter/targets.ts';
+import { usersOf } from '#clients/mounter/users.ts';
+import { StowageError } from '#core/errors.ts';
+import type { Mounter } from '#core/ports.ts';
+
+/** A file system that somebody mounts. */
+export interface FileSystem {
+  /** What the mount table calls it. */
+  readonly source: string;
+  readonly type: string;
+  readonly readOnly?: boolean;
+}
+
+/**
+ * A mount table in memory, over real folders. It says what is mounted where; a path below a mount point still shows what the disk has
+ * there. So a test that looks at the files of a mounted volume needs the kernel.
+ */
+export interface FakeMounts {
+  readonly mounter: Mounter;
+  readTable(): Promise<MountTable>;
+  /** Mounts a new file system and returns its device, as a client does, or a person. */
+  mount(at: string, what: FileSystem): string;
+  /** Somebody else unmounts what is there, whoever uses it. */
+  remove(at: string): void;
+  /** A program works in the mount that is at the path now. */
+  use(at: string): Disposable;
+  /** Calls on that path wait, until the returned object is disposed of or their signal ends. */
+  stall(at: string): Stalled;
+}
+
+export interface Stalled extends Disposable {
+  /** Resolves when a call waits. */
+  readonly reached: Promise<void>;
+}
+
+export interface FakeMountsOptions {
+  /** Where nobody may mount. */
+  readonly forbidden?: () => readonly string[];
+  /** Inside one of those, where container engines find volumes. */
+  readonly published?: string;
+}
+
+/** What no file system of a test is. */
+const rootFileSystem: MountEntry = {
+  id: 1,
+  parent: 1,
+  device: '0:1',
+  root: '/',
+  at: '/',
+  source: '/dev/root',
+  type: 'ext4',
+  options: ['rw'],
+  superOptions: ['rw'],
+  propagation: [],
+  mountReadOnly: false,
+  readOnly: false,
+};
+
+/** Without any loop device: those of the machine are not in this table. */
+const loops = {
+  ...{ sys: '/nowhere', loopsWith: async () => [], fileOf: async () => undefined },
+  loopDevices: { detach: async () => false },
+};
+
+export function createFakeMounts({ forbidden = () => [], published }: FakeMountsOptions = {}): FakeMounts {
+  let entries: readonly MountEntry[] = [rootFileSystem];
+  let count = 1;
+  const users = new Map<number, number>();
+  const stalls = new Map<string, (scope: Scope) => Promise<void>>();
+  const table = (): MountTable => mountTable(entries);
+  const readTable = async (): Promise<MountTable> => table();
+
+  function add(
+    at: string,
+    about: Pick<MountEntry, 'device' | 'root' | 'source' | 'type'>,
+    flags: readonly string[],
+  ): void {
+    const mountReadOnly = flags.includes('ro');
+    const entry: MountEntry = {
+      ...about,
+      at,
+      id: ++count,
+      parent: table().holding(at)?.id ?? 1,
+      options: flags,
+      superOptions: [],
+      propagation: [],
+      mountReadOnly,
+      readOnly: mountReadOnly,
+    };
+    entries = [...entries, entry];
+  }
+
+  /** With everything that is mounted in it. */
+  function drop(entry: MountEntry): void {
+    for (const child of entries.filter(({ parent, id }) => parent === entry.id && id !== parent)) drop(child);
+    entries = entries.filter((one) => one !== entry);
+  }
+
+  const isBusy = ({ id }: MountEntry): boolean =>
+    (users.get(id) ?? 0) > 0 || entries.some((one) => one.parent === id && one.id !== id);
+
+  async function bind(from: string, at: string, { readOnly }: { readonly readOnly: boolean }): Promise<void> {
+    const path = existing(from, located(from) ?? from);
+    const there = table().at(at);
+    const shown = table().shown(path);
+    const isFolder = lstatSync(path).isDirectory();
+    const flags = [readOnly ? 'ro' : 'rw', ...(isFolder ? ['nosuid', 'nodev'] : [])];
+    if (there !== undefined) {
+      if (!same(there, shown)) throw occupied(at, there);
+      if (there.mountReadOnly && !readOnly)
+        throw conflict('mounted-read-only', `${at} already shows it, read-only`, 'Unmount it first.');
+      if (flags.every((flag) => there.options.includes(flag))) return;
+      await unmount(at);
+    }
+    const source = table().holding(path);
+    if (source?.readOnly === true && !readOnly)
+      throw conflict('source-read-only', `${from} is on a read-only file system`, 'Ask for it read-only.');
+    if (existing(at, located(at) ?? at) !== at || lstatSync(at).isSymbolicLink())
+      throw conflict('path-moved', `${at} leads somewhere else now`, 'Repeat it.');
+    if (lstatSync(at).isDirectory() !== isFolder)
+      throw conflict('target-kind', `${from} cannot be mounted at ${at}`, 'Give a path of the same kind.');
+    if (shown === undefined || source === undefined) throw new Error(`nothing is seen at ${from}`);
+    add(at, { ...shown, source: source.source, type: source.type }, flags);
+  }
+
+  async function unmount(at: string): Promise<void> {
+    const there = table().at(at);
+    if (there === undefined) return;
+    if (isBusy(there)) {
+      throw new StowageError(`${at} cannot be unmounted: it is in use`, {
+        code: 'in-use',
+        reason: 'mount-busy',
+        action: 'End what uses it, then repeat.',
+      });
+    }
+    drop(there);
+  }
+
+  async function detach(at: string): Promise<void> {
+    const there = table().at(at);
+    if (there !== undefined) drop(there);
+  }
+
+  async function closeShared(folder: string): Promise<void> {
+    if (table().at(folder)?.source !== 'stowage' || table().below(folder).length > 0) return;
+    await unmount(folder);
+    // They were in memory.
+    for (const name of readdirSync(folder)) rmSync(join(folder, name), { recursive: true });
+  }
+
+  const targets = createTargets({
+    ...{ look: (_at, work) => work(), near: () => undefined, readTable, forbidden, published },
+  });
+  const verbs: Omit<Mounter, 'unable'> = {
+    bind,
+    unmount,
+    detach,
+    openShared: async (folder) => {
+      if (table().at(folder) === undefined) fakes.mount(folder, { source: 'stowage', type: 'tmpfs' });
+    },
+    closeShared,
+    list: async () => table().visible(),
+    isMounted: async (at) => table().at(at) !== undefined,
+    usersOf: async (source, stage) => {
+      if (source.kind !== 'loop') return await usersOf(source, stage, table(), loops);
+      const devices = new Set(entries.filter((entry) => entry.source === source.path).map(({ device }) => device));
+      return entries.filter(({ device }) => devices.has(device)).map(({ at }) => at);
+    },
+    ...targets,
+    reap: async (mountsFolder, known, scope) =>
+      await reap(
+        { ...loops, readTable, unmount, removeTarget: targets.removeTarget, storeRoots: () => [] },
+        mountsFolder,
+        known,
+        scope,
+      ),
+  };
+
+  /** A path comes first or second, and the scope after it. */
+  async function stalled(args: readonly unknown[]): Promise<void> {
+    const scope = args.find(isScope);
+    scope?.signal.throwIfAborted();
+    for (const given of args) if (typeof given === 'string' && scope) await stalls.get(given)?.(scope);
+  }
+
+  const mounter = {
+    unable: undefined,
+    ...Object.fromEntries(
+      Object.entries(verbs).map(([name, verb]) => [
+        name,
+        async (...args: readonly unknown[]): Promise<unknown> => {
+          await stalled(args);
+          return await (verb as (...given: readonly unknown[]) => Promise<unknown>)(...args);
+        },
+      ]),
+    ),
+  } as Mounter;
+
+  const fakes: FakeMounts = {
+    mounter,
+    readTable,
+    mount: (at, { source, type, readOnly = false }) => {
+      const device = `0:${count + 100}`;
+      add(at, { device, root: '/', source, type }, [readOnly ? 'ro' : 'rw', 'nosuid', 'nodev']);
+      return device;
+    },
+    remove: (at) => {
+      const there = table().at(at);
+      if (there === undefined) throw new Error(`nothing is mounted at ${at}`);
+      drop(there);
+    },
+    use: (at) => {
+      const id = table().at(at)?.id;
+      if (id === undefined) throw new Error(`nothing is mounted at ${at}`);
+      users.set(id, (users.get(id) ?? 0) + 1);
+      return { [Symbol.dispose]: () => users.set(id, (users.get(id) ?? 0) - 1) };
+    },
+    stall: (at) => {
+      const [reached, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+      stalls.set(at, async ({ signal }) => {
+        reached.resolve();
+        const aborted = Promise.withResolvers<never>();
+        const stop = (): void => aborted.reject(signal.reason);
+        signal.addEventListener('abort', stop, { once: true });
+        await Promise.race([over.promise, aborted.promise]).finally(() => signal.removeEventListener('abort', stop));
+      });
+      return {
+        reached: reached.promise,
+        [Symbol.dispose]: () => {
+          stalls.delete(at);
+          over.resolve();
+        },
+      };
+    },
+  };
+  return fakes;
+}
+
+const isScope = (given: unknown): given is Scope => typeof given === 'object' && given !== null && 'signal' in given;
+
+/** The symbolic links above it resolved, as the kernel's table has it. */
+function located(path: string): string | undefined {
+  try {
+    return join(realpathSync(dirname(path)), basename(path));
+  } catch {
+    return undefined;
+  }
+}
+
+function existing(path: string, place: string): string {
+  if (existsSync(place)) return place;
+  throw new StowageError(`${path} does not exist`, {
+    code: 'not-found',
+    reason: 'path-missing',
+    action: 'Give a path that exists.',
+  });
+}
+
+const conflict = (reason: string, message: string, action: string): StowageError =>
+  new StowageError(message, { code: 'conflict', reason, action });
+
+/** As clients say it, too. */
+export function occupied(place: string, { source, type }: Pick<MountEntry, 'source' | 'type'>): StowageError {
+  const what = `something else is mounted at ${place}: ${source} (${type})`;
+  return conflict('mount-occupied', what, `Unmount it: umount ${place}`);
+}

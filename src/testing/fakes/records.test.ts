@@ -1,0 +1,13 @@
+import { expect, test } from 'vitest';
+import { recordsContract } from '../contracts/records.ts';
+import { createMemoryRecords } from './records.ts';
+
+recordsContract('records in memory', createMemoryRecords);
+
+test('what has closed the records cannot write into those of the next one', () => {
+  using memory = createMemoryRecords();
+  const first = memory.open();
+  first.close();
+  expect(() => first.settings.set('a', '1')).toThrow('the records are closed');
+  expect(memory.open().settings.get('a')).toBeUndefined();
+});

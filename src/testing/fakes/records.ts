@@ -1,0 +1,32 @@
+import type { Records } from '#core/ports.ts';
+import { openRecords } from '#records/sqlite.ts';
+
+/** Records in memory, by the real code, that stay when they are closed: the next one to open them finds them, as in a file. */
+export interface MemoryRecords extends Disposable {
+  open(): Records;
+}
+
+export function createMemoryRecords(): MemoryRecords {
+  const records = openRecords(':memory:');
+  return { open: () => opened(records), [Symbol.dispose]: () => records.close() };
+}
+
+function opened(records: Records): Records {
+  let isOpen = true;
+  // What an engine that has ended still does must not reach the records of the next one.
+  const whileOpen = (part: object): object =>
+    Object.fromEntries(
+      Object.entries(part).map(([name, value]) => {
+        if (typeof value !== 'function') return [name, whileOpen(value)];
+        const guarded = (...args: readonly unknown[]): unknown => {
+          if (!isOpen) throw new Error('the records are closed');
+          return value(...args);
+        };
+        return [name, guarded];
+      }),
+    );
+  const close = (): void => {
+    isOpen = false;
+  };
+  return { ...(whileOpen(records) as Records), close };
+}
