@@ -16,7 +16,7 @@ export interface TestFile {
 }
 
 /**
- * The order in which workers take files from one queue, so that half of them run tests that wait and the other half tests that compute. Longest first:
+ * The order in which workers take files from one queue, so that about half of them run tests that wait and the others tests that compute. Longest first:
  * what begins last is short, and no worker is left alone with a long file at the end.
  */
 export function inGoodOrder(

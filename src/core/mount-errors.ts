@@ -51,6 +51,15 @@ export function otherThere(target: string): StowageError {
   });
 }
 
+/** Somebody wants to mount a volume where the unmount of another one could not be finished. */
+export function unfinishedThere(target: string): StowageError {
+  return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
+    code: 'conflict',
+    reason: 'mount-unfinished',
+    action: `Repeat it, which says who still uses the volume: stowage unmount ${target}`,
+  });
+}
+
 /** Somebody wants to unmount what an engine has for its containers. */
 export function held(target: string): StowageError {
   return new StowageError(`${quoted(target)} is where containers have their volume from`, {

@@ -64,6 +64,8 @@ export interface Mounts {
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
   /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
   letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  /** Before an image gets another name, by which a record of an unfinished unmount would not find it. */
+  finishUnmounts(volume: VolumeId, scope: Scope): Promise<void>;
   /** After the store enlarged the volume. */
   grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
   /** Says again, on the stores, what this host uses. */
@@ -150,7 +152,11 @@ export function createMounts(parts: MountParts): Mounts {
 }
 
 /** What happens to the staged mount when the volume itself changes. */
-function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses): Pick<Mounts, 'letGo' | 'grow'> {
+function createVolumeChanges(
+  parts: MountParts,
+  staging: Staging,
+  uses: OwnUses,
+): Pick<Mounts, 'letGo' | 'finishUnmounts' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
   return {
     letGo: async (volume, store, scope) => {
@@ -171,6 +177,15 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
       // Through a store that recovery has not opened yet nothing can be said: this would wait.
       if (isShared(source)) await uses.settle(volume.id, scope);
     },
+    finishUnmounts: async (id, scope) => {
+      if (mounter.unable !== undefined) return;
+      using _ = await operations.lock([stageKey(id)], scope.signal);
+      for (const mount of await staging.live(records.mounts.of(id), scope)) {
+        if (mount.mounted || mount.source.kind !== 'loop') continue;
+        await staging.unstageIfIdle(mount, scope);
+        records.mounts.remove(mount.target);
+      }
+    },
     grow: async (volume, store, scope) => {
       if (mounter.unable !== undefined || !(await staging.isStaged(volume.id, scope))) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
@@ -180,11 +195,13 @@ function createVolumeChanges(parts: MountParts, staging: Staging, uses: OwnUses)
   };
 }
 
-/** Undefined: an interrupted deletion has removed the data or the record already. */
+/** Undefined: an interrupted deletion has removed the data already, or they cannot be read. People delete volumes on disks that fail, too. */
 async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
   return await store.source(volume, scope).catch((thrown: unknown) => {
-    const { code, reason } = stowageError(thrown);
-    if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
+    scope.signal.throwIfAborted();
+    const { code, message: why } = stowageError(thrown);
+    if (code !== 'not-found')
+      scope.log.warn('whether the image of a volume is attached could not be seen', { volume: volume.id, why });
     return undefined;
   });
 }

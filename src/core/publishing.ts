@@ -6,7 +6,7 @@ import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
-import { held, otherThere, requireAlone, requireMounting, requireSame } from './mount-errors.ts';
+import { held, otherThere, requireAlone, requireMounting, requireSame, unfinishedThere } from './mount-errors.ts';
 import type { LiveMount, MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
@@ -37,6 +37,17 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
 
+  /** Force takes the mount away all the same. A device that others use stays attached: the next start detaches it, or the volume's deletion. */
+  async function unstageOf(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
+    try {
+      await staging.unstageIfIdle(mount, scope, how);
+    } catch (thrown) {
+      const { code, message: why } = stowageError(thrown);
+      if (how?.force !== true || code !== 'in-use') throw thrown;
+      scope.log.warn('a volume that was unmounted by force stays attached', { target: mount.target, why });
+    }
+  }
+
   return {
     bind: async (mount, volume, scope) => {
       await staging.stage(mount.source, volume.id, scope);
@@ -55,9 +66,11 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
+      // Of an image last: if its device cannot be detached, the repeated call finds this record and goes on. What else stays staged is
+      // unmounted at the next start.
+      if (mount.source.kind !== 'loop') records.mounts.remove(mount.target);
       try {
-        await staging.unstageIfIdle(mount, scope, how);
-        // Last: if the volume cannot be unstaged, the repeated call finds this record, and goes on.
+        await unstageOf(mount, scope, how);
         records.mounts.remove(mount.target);
       } finally {
         if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
@@ -145,7 +158,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
         return present;
       }
       // Somebody unmounted it behind our back, or it could not be unstaged: the record is what is wrong.
-      using _present = present && setAside(parts, present);
+      using _present = present && setAside(parts, present, volume);
       if (how.alone === true) requireAlone(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
@@ -176,9 +189,13 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   return publish;
 }
 
-/** Without the record until it is disposed of. Then it is back if no other one came: the volume may still be staged, or its device attached. */
-function setAside({ records }: MountParts, { mounted: _, ...mount }: LiveMount): Disposable {
+/** Without the record. Of an image it comes back if no other one came until this is disposed of: its device may still be attached. */
+function setAside({ records }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
+  const { mounted: _, ...mount } = present;
+  const isImage = mount.source.kind === 'loop';
+  if (isImage && mount.volumeId !== volume.id) throw unfinishedThere(mount.target);
   records.mounts.remove(mount.target);
+  if (!isImage) return undefined;
   return {
     [Symbol.dispose]: () => {
       if (records.mounts.at(mount.target) === undefined) records.mounts.put(mount);

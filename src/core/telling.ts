@@ -10,7 +10,7 @@ import { isAccessDenied, refusalToUsers } from './refusals.ts';
 export const harmlessReasons: ReadonlySet<string> = new Set(
   `access-unsupported block-read-only body-too-large caller-gone cancel-pending canceled content-type-unsupported deadline duration-invalid
   host-client-in-container enforcement-needs-unmount enforcement-permanent enforcement-unsupported enforcement-without-size expectation-unsupported headers-too-large host-id-invalid idempotency-key-reused label-filters label-invalid
-  label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other name-invalid
+  label-missing label-unfit-for-path labels-too-large method-not-allowed mount-not-found mount-other mount-unfinished name-invalid
   operation-unknown page-limit path-empty path-invalid path-relative path-too-long path-unknown request-differs
   request-invalid request-malformed request-slow revision-differs role-insufficient shrink-refused size-invalid
   size-needed size-out-of-range size-required starting still-running stopping store-being-added store-busy

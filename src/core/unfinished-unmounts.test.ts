@@ -125,6 +125,56 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
+  test('refuses a mount of another volume at the same place, with what to do', async () => {
+    const server = await start();
+    const volume = await create(server);
+    const other = await create(server, 'block', 'b');
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      await expect(unmount(server, volume)).rejects.toMatchObject(stillBound);
+      await expect(mount(server, other)).rejects.toMatchObject({
+        reason: 'mount-unfinished',
+        action: `Repeat it, which says who still uses the volume: stowage unmount ${at('m')}`,
+      });
+      expect(await listed(server)).toEqual([[at('m'), false]]);
+    }
+    await unmount(server, volume);
+    await mount(server, other);
+    await unmount(server, other);
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
+  test('by force takes the mount away, and the next start detaches the device', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    {
+      using _elsewhere = bound();
+      for (let n = 0; n < 2; n++) await server.engine.mounts.unpublish(at('m'), volume.id, aCall(), { force: true });
+      expect([await listed(server), ground.loops().length]).toEqual([[], 1]);
+    }
+    await server.stop();
+    await start();
+    expect(ground.loops()).toEqual([]);
+  });
+
+  test('is finished before the volume gets another name, which its record would not know', async () => {
+    const server = await start();
+    const volume = await create(server);
+    await mount(server, volume);
+    const open = openSync(ground.loops()[0] ?? '', 'r');
+    await expect(unmount(server, volume)).rejects.toMatchObject({ code: 'in-use' });
+    closeSync(open);
+    await server.engine.volumes.rename(volume.id, 'c', undefined, aCall());
+    const next = await create(server);
+    await mount(server, next, at('n'));
+    await unmount(server, volume);
+    expect(await listed(server)).toEqual([[at('n'), true]]);
+    await unmount(server, next, at('n'));
+    expect([ground.loops(), await listed(server)]).toEqual([[], []]);
+  });
+
   test('is finished after a restart', async () => {
     let server = await start();
     const volume = await create(server);

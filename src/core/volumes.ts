@@ -129,6 +129,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
         await mounts.refuseInUse(volume, store, 'renamed', call);
         const present = records.volumes.byName(volume.store, name);
         if (present !== undefined) throw exists(present);
+        await mounts.finishUnmounts(volume.id, call);
         return { kind: 'volume.rename', params: { to: name } };
       };
       return await change(ref, expected, call, about, name);

@@ -62,6 +62,14 @@ export function occupied(place: string, by: string): StowageError {
   });
 }
 
+export function keepsBeingRenamed({ node, file }: Loop): StowageError {
+  return new StowageError(`${node} could not be detached: its image is renamed again and again, to ${file} at last`, {
+    code: 'busy',
+    reason: 'loop-detaching',
+    action: 'Try again when nobody renames it.',
+  });
+}
+
 export function stillMounted(image: string, places: readonly string[]): StowageError {
   return new StowageError(`${image} cannot be let go: it is still mounted at ${places.slice(0, 4).join(', ')}`, {
     code: 'in-use',

@@ -10,7 +10,7 @@ import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts'
 import { located, unlessMissing } from '../mounter/paths.ts';
 import type { Run } from '../mounter/run.ts';
 import type { GrowCalls } from './grow-calls.ts';
-import { noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
+import { keepsBeingRenamed, noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
 
 const mostRenames = 5;
 
@@ -156,6 +156,7 @@ async function detachRenamed(parts: LoopParts, seen: Loop, scope: Scope): Promis
     if (await parts.loopDevices.detach(loop, scope)) return;
     loop = (await parts.loops()).find((one) => isSameAttachment(one, seen));
   }
+  if (loop !== undefined) throw keepsBeingRenamed(loop);
 }
 
 const places = (entries: readonly MountEntry[]): readonly string[] => entries.map(({ at }) => at);

@@ -91,7 +91,8 @@ async function wasDeletedByUs({ fileOf }: ReapParts, loop: Loop, roots: readonly
   const id = /\/\.stowage\/deleting\/([^/]+)\.img$/.exec(loop.file)?.[1];
   if (id === undefined || !isVolumeId(id)) return false;
   const found = await fileOf(loop);
-  const stores = await Promise.all(roots.map((root) => unlessMissing(stat(root, { bigint: true }))));
+  // A store whose disk fails has no device that this start may detach.
+  const stores = await Promise.all(roots.map((root) => stat(root, { bigint: true }).catch(() => undefined)));
   return stores.some((store) => store !== undefined && store.dev === found?.device);
 }
 
