@@ -11,7 +11,7 @@ import { createRivals } from './rivals.ts';
 import { startVictim, type Victim } from './victim.ts';
 import { createWorker, type Store } from './workload.ts';
 
-const operations = sized({ usual: 100, long: 600 });
+const operations = sized({ usual: 200, long: 600 });
 const workers = 4;
 
 type Worker = ReturnType<typeof createWorker>;
