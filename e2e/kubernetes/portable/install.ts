@@ -77,6 +77,7 @@ export async function install(clusters: Clusters, wish: InstallWish): Promise<In
   try {
     await way.install();
     await ready(cluster, namespace);
+    await untilClasses(cluster);
   } catch (cause) {
     await way.uninstall().catch((left: unknown) => {
       throw new AggregateError([cause, left], 'Stowage could not be installed, nor could all of it be removed again');
@@ -167,6 +168,19 @@ function byManifests({ cluster, after }: Clusters, image: string): Way {
     },
     uninstall: () => removeMade(after, made, async () => {}),
   };
+}
+
+/** The controller makes the class of a store once it has looked at the store. Tests of a class that is not there are left out. */
+async function untilClasses(cluster: AnyCluster): Promise<void> {
+  const missing = async (): Promise<readonly string[]> => {
+    const classes = await cluster.list('storage.k8s.io/v1', 'StorageClass');
+    const made = new Set(classes.map((one) => (one as { parameters?: Record<string, string> }).parameters?.['store']));
+    const stores = await cluster.list('stowage.dev/v1', 'Store');
+    return stores
+      .filter(({ spec, metadata }) => spec?.['storageClass'] !== undefined && !made.has(metadata.name ?? ''))
+      .map(({ metadata }) => metadata.name ?? '');
+  };
+  await cluster.until('the classes of the stores', missing, (left) => left.length === 0, 2 * minutes);
 }
 
 async function ready(cluster: AnyCluster, home: string): Promise<void> {
