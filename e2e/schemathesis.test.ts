@@ -27,6 +27,10 @@ const excluded = 'ensure_resource_availability';
  * able to do harm to the machine that tests it; so no mount succeeds here, and those are looked at below.
  */
 describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis', () => {
+  const examples = sized({
+    usual: { admin: 12, revoking: 8, user: 10 },
+    long: { admin: 40, revoking: 20, user: 30 },
+  });
   const seed = process.env['STOWAGE_SEED'] ?? String(Math.floor(Math.random() * 2 ** 31));
   let folder: string;
   let server: Stowage;
@@ -73,37 +77,16 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
 
   test('finds nothing wrong as an administrator', { timeout: 300_000 }, async () => {
     // Revoking would take away the very token that the run uses.
-    await check(
-      admin,
-      sized({ usual: 12, long: 40 }),
-      '--exclude-path',
-      '/v1/events',
-      '--exclude-operation-id',
-      'revokeToken',
-    );
+    await check(admin, examples.admin, '--exclude-path', '/v1/events', '--exclude-operation-id', 'revokeToken');
   });
 
   test('finds nothing wrong with revoking tokens', { timeout: 120_000 }, async () => {
-    await check(
-      admin,
-      sized({ usual: 8, long: 20 }),
-      '--include-operation-id',
-      'revokeToken',
-      '--phases',
-      'coverage,fuzzing',
-    );
+    await check(admin, examples.revoking, '--include-operation-id', 'revokeToken', '--phases', 'coverage,fuzzing');
   });
 
   test('finds nothing wrong as a user of one store', { timeout: 300_000 }, async () => {
     // That an administrator's routes refuse other roles is looked at route by route, in access.test.ts.
-    await check(
-      user,
-      sized({ usual: 10, long: 30 }),
-      '--exclude-path',
-      '/v1/events',
-      '--exclude-by',
-      '/x-stowage-role == admin',
-    );
+    await check(user, examples.user, '--exclude-path', '/v1/events', '--exclude-by', '/x-stowage-role == admin');
   });
 });
 

@@ -5,7 +5,7 @@ import { slowFiles } from './slow-files.ts';
 
 const repository = dirname(import.meta.dirname);
 
-/** Of a file that computes; 1 MB of tests would take as long as the slowest file. */
+/** A quick file takes this long at least, and longer with its size. */
 const shortestSeconds = 2;
 const bytesASecond = 3_000;
 
@@ -16,8 +16,8 @@ export interface TestFile {
 }
 
 /**
- * The order in which workers take files from one queue, so that about half of them run tests that wait and the others tests that compute. Longest first:
- * what begins last is short, and no worker is left alone with a long file at the end.
+ * Workers take files from one queue. This order keeps about half of the workers busy with slow files, which mostly wait, and the others with quick
+ * ones, which compute. The longest files come first, so that no worker is still running a long one at the end.
  */
 export function inGoodOrder(
   files: readonly TestFile[],
@@ -41,7 +41,7 @@ interface Estimated {
   readonly seconds: number;
 }
 
-/** When each would begin if this many workers ran nothing else. */
+/** Estimates when each file starts if these workers run only these files. */
 function lane(
   files: readonly Estimated[],
   workers: number,

@@ -30,7 +30,7 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
     ...process.env,
     STOWAGE_SKIPS: skipsFile,
     STOWAGE_OUTCOME: outcomeFile,
-    // Tests start very many programs from their sources, and Node would compile these each time.
+    // Tests start many programs from their sources. The cache saves Node from compiling them each time.
     NODE_COMPILE_CACHE: join(folder.path, 'compiled'),
   };
   const vitest = join(repository, 'node_modules', 'vitest', 'vitest.mjs');

@@ -202,7 +202,7 @@ async function begin(folders: Folders, instance: string): Promise<void> {
 
 /** Local stores are known only to be told from others: they are their nodes'. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
-  // Agents are pods, wherever the controller runs: it admits them by the token of their pod.
+  // The controller authenticates agents by their pod's token, so every agent runs in a pod.
   return [keepApart(withoutHostClient(createNfsStoreKind(clock)), nfsPlace), createLocalStoreKind()];
 }
 

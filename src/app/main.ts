@@ -57,7 +57,7 @@ const interrupt = new AbortController();
 // A second Ctrl-C ends the process at once, as people expect.
 process.once('SIGINT', () => interrupt.abort());
 
-// Each command imports what it runs: loading all of the program takes longer than most commands do.
+// Import only the code of the requested command: loading the whole program takes longer than most commands run.
 const status = await runCli(
   process.argv.slice(2),
   {

@@ -12,7 +12,7 @@ import { searchPath } from './mounter/tools.ts';
 /** containerd and CRI-O mount the network namespaces of pods here. */
 const usualFolder = '/run/netns';
 const ownNetwork = '/proc/self/ns/net';
-/** NSFS_MAGIC: a network namespace that is mounted on a file. What a removed one leaves is an ordinary file. */
+/** NSFS_MAGIC: a network namespace is bind-mounted on the file. After its removal an ordinary file may remain. */
 const namespaceType = 0x6e736673;
 const readsAtOnce = 8;
 /** nsenter and cat take a few milliseconds. */
@@ -24,7 +24,7 @@ const mostBytes = 1 << 20;
  * Finds the network namespace of `pod-address:…` on this node; other networks are left to `others`. The container runtime knows which namespace
  * belongs to which pod, but asking it would need its socket, which means root on the node; an address is unique among the pods of a node.
  *
- * It remembers where it found an address, since one check asks at each of its steps. So every check makes one of its own.
+ * One check looks up the same address at each of its steps, so the result is cached. Make a new one for each check.
  */
 export function withPodNetworks(others: FindNamespace, folder = usualFolder): FindNamespace {
   const known = new Map<string, string>();

@@ -1,4 +1,4 @@
-/** The places in a cluster from which a store can be checked, as the REST API has them in `from`. Patterns are for one part of a text. */
+/** The places in a cluster from which a store can be checked, in the syntax of `from` in the REST API. */
 
 export interface PodName {
   readonly namespace: string;

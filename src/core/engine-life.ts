@@ -9,11 +9,11 @@ export interface EngineStart {
   readonly clock: Clock;
   /** Gives the engine its stores. Interrupted mounts are replayed before that. */
   configure(): Promise<void>;
-  /** Receives what repairs dead mounts, as soon as it can be called. */
+  /** Called with the function that repairs dead mounts, once it can run. */
   repairable(repairing: Repairing): void;
 }
 
-/** Brings an engine from its records and the kernel's mount table to where it can take requests. */
+/** Brings the engine's records and the kernel's mount table into agreement, so that the engine can take requests. */
 export async function startEngine({ engine, clock, configure, repairable }: EngineStart, scope: Scope): Promise<void> {
   await engine.mounts.replay(scope);
   await configure();

@@ -51,7 +51,7 @@ export function otherThere(target: string): StowageError {
   });
 }
 
-/** Somebody wants to mount a volume where the unmount of another one could not be finished. */
+/** A mount at a target where an earlier unmount of another volume failed half-way. */
 export function unfinishedThere(target: string): StowageError {
   return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
     code: 'conflict',

@@ -64,7 +64,7 @@ export interface Mounts {
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
   /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
   letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
-  /** Before an image gets another name, by which a record of an unfinished unmount would not find it. */
+  /** Call it before an image is renamed: the record of an unfinished unmount has the old path. */
   finishUnmounts(volume: VolumeId, scope: Scope): Promise<void>;
   /** After the store enlarged the volume. */
   grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
@@ -195,7 +195,7 @@ function createVolumeChanges(
   };
 }
 
-/** Undefined: an interrupted deletion has removed the data already, or they cannot be read. People delete volumes on disks that fail, too. */
+/** Returns undefined if the data are gone or unreadable: a volume on a failing disk must stay deletable. */
 async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
   return await store.source(volume, scope).catch((thrown: unknown) => {
     scope.signal.throwIfAborted();

@@ -37,7 +37,7 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
 
-  /** Force takes the mount away all the same. A device that others use stays attached: the next start detaches it, or the volume's deletion. */
+  /** With force, a device that is in use elsewhere stays attached. The next start, or the deletion of the volume, detaches it. */
   async function unstageOf(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
     try {
       await staging.unstageIfIdle(mount, scope, how);
@@ -66,8 +66,8 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
-      // Of an image last: if its device cannot be detached, the repeated call finds this record and goes on. What else stays staged is
-      // unmounted at the next start.
+      // Keep the record of an image until its device is detached: a repeated call finds it and continues. The next start unmounts other
+      // volumes that stay staged.
       if (mount.source.kind !== 'loop') records.mounts.remove(mount.target);
       try {
         await unstageOf(mount, scope, how);
@@ -157,7 +157,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
         requireSame(present, volume, readOnly);
         return present;
       }
-      // Somebody unmounted it behind our back, or it could not be unstaged: the record is what is wrong.
+      // The record is stale: somebody unmounted the target, or an earlier unmount failed half-way.
       using _present = present && setAside(parts, present, volume);
       if (how.alone === true) requireAlone(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
@@ -189,7 +189,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   return publish;
 }
 
-/** Without the record. Of an image it comes back if no other one came until this is disposed of: its device may still be attached. */
+/** Removes the record. Disposing puts the record of an image back unless a new one took its place, because the device may still be attached. */
 function setAside({ records }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
   const { mounted: _, ...mount } = present;
   const isImage = mount.source.kind === 'loop';

@@ -12,8 +12,8 @@ export function createReconcile(parts: MountParts, staging: Staging): Mounts['re
   const { records, mounter, log, clock } = parts;
 
   /**
-   * A device that somebody uses stays attached when its stage is gone. Then the record stays too, for whoever repeats the unmount: `reap` would
-   * take the stage away, and leave the device with nobody to detach it.
+   * If the device is in use, it stays attached after its stage is gone. Keep the record then, so that a repeated unmount can detach the
+   * device: `reap` removes only the stage.
    */
   async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
     if (mount.source.kind !== 'loop') return true;

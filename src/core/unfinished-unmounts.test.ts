@@ -145,7 +145,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
-  test('by force takes the mount away, and the next start detaches the device', async () => {
+  test('succeeds with force; the device stays attached until the next start', async () => {
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect(ground.loops()).toEqual([]);
   });
 
-  test('is finished before the volume gets another name, which its record would not know', async () => {
+  test('is finished by a rename of the volume, so that its record does not match a new volume with the old name', async () => {
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
@@ -193,7 +193,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
-  test('is over after a restart when nobody uses the device any more', async () => {
+  test('is finished by a restart once nobody uses the device', async () => {
     let server = await start();
     const volume = await create(server);
     await mount(server, volume);

@@ -3,7 +3,7 @@ import { type Log, silentLog } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 
-/** For calling core directly. */
+/** A call with a new request id, for tests that call core without a front end. */
 export const aCall = (about: Partial<Call> = {}): Call => ({
   signal: new AbortController().signal,
   log: silentLog(),
@@ -11,7 +11,7 @@ export const aCall = (about: Partial<Call> = {}): Call => ({
   ...about,
 });
 
-/** One pass of each maintenance task, one after the other, so that a test can look at what came of it. */
+/** Runs each maintenance task once, one after the other. */
 export async function runMaintenance(
   { maintenance }: Pick<Engine, 'maintenance'>,
   call: Call = aCall(),
@@ -19,7 +19,7 @@ export async function runMaintenance(
   for (const task of maintenance) await task.run(call);
 }
 
-/** Keeps what was logged, to be looked at. */
+/** Collects log lines for assertions. */
 export function collectingLog(): Log & { readonly lines: readonly string[] } {
   const lines: string[] = [];
   const note =
@@ -38,5 +38,5 @@ export function collectingLog(): Log & { readonly lines: readonly string[] } {
   return log;
 }
 
-/** For `vi.waitFor`: the second that it waits by default is little where others have the processor. */
+/** For `vi.waitFor`, whose default of one second is too short on a busy machine. */
 export const inTime = { timeout: 20_000 };

@@ -36,7 +36,7 @@ export interface TestCore extends AsyncDisposable {
   stop(): Promise<readonly string[]>;
 }
 
-/** What outlives it, as the records and the kernel's mounts outlive the program. */
+/** State that outlives a restart: the records and the mount table. */
 export interface Kept {
   readonly records: KeptRecords;
   readonly mounts: FakeMounts;

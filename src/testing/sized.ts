@@ -2,7 +2,7 @@
 const isLong = process.env['STOWAGE_TEST_LONG'] === '1';
 
 /**
- * How much chaos, fuzzing or load a test makes. `npm test` runs what shows that the thing is tested at all: each kind of fault several times.
- * `npm run test:long` looks for what happens seldom.
+ * Sizes a chaos, fuzzing or load test. `npm test` injects each kind of fault several times. `npm run test:long` runs longer to find rare
+ * failures.
  */
 export const sized = <T>(sizes: { readonly usual: T; readonly long: T }): T => (isLong ? sizes.long : sizes.usual);

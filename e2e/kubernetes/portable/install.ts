@@ -170,7 +170,7 @@ function byManifests({ cluster, after }: Clusters, image: string): Way {
   };
 }
 
-/** The controller makes the class of a store once it has looked at the store. Tests of a class that is not there are left out. */
+/** The controller creates a store's class after it has opened the store. Without the class, the tests of that store would be skipped. */
 async function untilClasses(cluster: AnyCluster): Promise<void> {
   const missing = async (): Promise<readonly string[]> => {
     const classes = await cluster.list('storage.k8s.io/v1', 'StorageClass');

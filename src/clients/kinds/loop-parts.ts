@@ -86,8 +86,8 @@ async function loopsEverOn(parts: LoopParts, path: string): Promise<VolumeLoops>
 }
 
 /**
- * The device whose node the stage shows, if it is the volume's. Somebody may have renamed the image, so that no path leads from one to the
- * other. A bind shows a number only: if somebody detached our device, another program may have its number.
+ * Returns the device whose node is bound at the stage, if it belongs to the volume. The path does not tell, because the image may have been
+ * renamed. The device number does not tell either, because another program may have reused it.
  */
 export async function loopShown(parts: LoopParts, path: string, there: MountEntry): Promise<Loop | undefined> {
   const { all, present, deleted } = await loopsEverOn(parts, path);
@@ -100,14 +100,14 @@ export async function loopShown(parts: LoopParts, path: string, there: MountEntr
   return (await parts.fileOf(loop))?.attachedAs === image ? loop : undefined;
 }
 
-/** What is attached to the file and neither mounted nor stacked. */
+/** Detaches the devices of the file that are neither mounted nor stacked. */
 export async function detachIdle(parts: LoopParts, path: string, scope: Scope): Promise<void> {
   const { present, deleted } = await loopsEverOn(parts, path);
   await detachIdleOf(parts, [...present, ...deleted], scope);
 }
 
 /**
- * The same when the stage is gone. Gives what it had to detach. Throws 'in-use' if a device of the volume is mounted, or something is stacked
+ * The same after the stage is unmounted. Returns the devices that it detached. Throws 'in-use' if a device of the volume is mounted, or something is stacked
  * on it. Such a device stays attached: a bind does not hold it open, and after a detach its number could become another file's.
  */
 export async function detachUnused(
@@ -117,7 +117,7 @@ export async function detachUnused(
   shown?: Loop,
 ): Promise<readonly Loop[]> {
   const { all, present, deleted } = await loopsEverOn(parts, path);
-  // If there is an image at the path, one that was deleted before it was another volume's. Nobody waits for that one's users.
+  // If the path has an image again, the deleted one belonged to another volume. Do not wait for its users.
   const isReplaced = deleted.length > 0 && (await unlessMissing(lstat(path))) !== undefined;
   const wasShown = all.filter((loop) => shown !== undefined && isSameAttachment(loop, shown));
   const own = new Set([...present, ...wasShown, ...(isReplaced ? [] : deleted)]);
@@ -149,7 +149,7 @@ async function detachIdleOf(
   return { idle, used };
 }
 
-/** A device is detached only if it still has the file that was seen, which somebody may rename in between. */
+/** `detach` compares the path of the file, so a rename after the look makes it return false. Then look and try again. */
 async function detachRenamed(parts: LoopParts, seen: Loop, scope: Scope): Promise<void> {
   let loop: Loop | undefined = seen;
   for (let attempt = 0; loop !== undefined && attempt < mostRenames; attempt++) {

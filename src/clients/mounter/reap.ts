@@ -84,14 +84,14 @@ async function isOnImage(parts: ReapParts, loop: Loop, roots: readonly string[],
 }
 
 /**
- * Who attached it may have seen the store elsewhere, and a deleted file is found by no other path. So only one that bears the name that a deletion
- * gives an image, and lies on the file system of a store, is taken for Stowage's.
+ * A container may have attached the file by another path, and a deleted file cannot be looked up. So a device counts as Stowage's only if its
+ * file has the name that a deletion gives to images and lies on the file system of a store.
  */
 async function wasDeletedByUs({ fileOf }: ReapParts, loop: Loop, roots: readonly string[]): Promise<boolean> {
   const id = /\/\.stowage\/deleting\/([^/]+)\.img$/.exec(loop.file)?.[1];
   if (id === undefined || !isVolumeId(id)) return false;
   const found = await fileOf(loop);
-  // A store whose disk fails has no device that this start may detach.
+  // If a store's disk fails, leave its devices attached instead of failing the start.
   const stores = await Promise.all(roots.map((root) => stat(root, { bigint: true }).catch(() => undefined)));
   return stores.some((store) => store !== undefined && store.dev === found?.device);
 }

@@ -60,7 +60,7 @@ export const onlyFromPods = (from: string): StowageError =>
       'Name a pod: --from pod:NAMESPACE/NAME. For other places, run the command line in the pod of the node’s agent: kubectl exec',
   });
 
-/** One text for both: who may not read pods does not learn which ones there are. */
+/** The same error for both, so that a caller without the right to read pods cannot find out which pods exist. */
 const unknown = ({ namespace, name }: PodName): StowageError =>
   new StowageError(`there is no pod '${namespace}/${name}', or you may not read it`, {
     code: 'not-found',

@@ -8,7 +8,7 @@ export async function twice<T>(call: () => Promise<T>): Promise<T> {
   return first;
 }
 
-/** Refused the same way both times. */
+/** Makes the call twice, and checks that both fail with the same error. */
 export async function refused(call: () => Promise<unknown>): Promise<StowageError> {
   const errors = [];
   for (let i = 0; i < 2; i++) {

@@ -25,7 +25,7 @@ export interface FakeMounts {
   readTable(): Promise<MountTable>;
   /** Mounts a new file system and returns its device, as a client does, or a person. */
   mount(at: string, what: FileSystem): string;
-  /** Somebody else unmounts what is there, whoever uses it. */
+  /** Another program unmounts what is there, even if it is in use. */
   remove(at: string): void;
   /** A program works in the mount that is at the path now. */
   use(at: string): Disposable;
@@ -61,7 +61,7 @@ const rootFileSystem: MountEntry = {
   readOnly: false,
 };
 
-/** Without any loop device: those of the machine are not in this table. */
+/** The fake has no loop devices. */
 const loops = {
   ...{ sys: '/nowhere', loopsWith: async () => [], fileOf: async () => undefined },
   loopDevices: { detach: async () => false },
