@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall, inTime } from '#testing/calls.ts';
-import { type CoreOptions, startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { type CoreOptions, startCore, type TestCore } from '#testing/start-core.ts';
 
 // Stores that are added and changed, while one of them takes its time to be opened.
 

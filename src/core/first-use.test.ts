@@ -5,8 +5,8 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { aCall } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Access, Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
 

@@ -4,9 +4,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { aCall, collectingLog } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import { holdKey } from './keys.ts';
 import type { Volume } from './model.ts';
 

@@ -2,8 +2,8 @@ import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { collectingLog } from '#testing/calls.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { startCore } from '#testing/start-core.ts';
 import { type MaintenanceTask, startMaintenance } from './maintenance.ts';
 
 /** Steps of a second, as long as the clock's own work takes: nothing waits for real time. */

@@ -3,8 +3,8 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
 

@@ -2,9 +2,9 @@ import { readdir } from 'node:fs/promises';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall, inTime } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Operation, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 

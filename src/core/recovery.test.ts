@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { openRecords } from '#records/sqlite.ts';
 import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
 import { specParams } from './volume-params.ts';

@@ -8,10 +8,10 @@ import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall, inTime } from '#testing/calls.ts';
-import { startCore } from '#testing/core.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { startCore } from '#testing/start-core.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 import { createReferences } from './references.ts';
 

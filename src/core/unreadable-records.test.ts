@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
-import { startCore, type TestCore } from '#testing/core.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';

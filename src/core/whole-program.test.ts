@@ -16,7 +16,7 @@ import type { LiveMount } from './mounts.ts';
 import { ownSource } from './staging.ts';
 
 // What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about
-// core is tested without a server, by src/testing/core.ts.
+// core is tested without a server, by src/testing/start-core.ts.
 
 const plugin = 'stowage-local';
 
