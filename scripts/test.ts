@@ -26,13 +26,7 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-test-run-'));
   const skipsFile = join(folder.path, 'skips');
   const outcomeFile = join(folder.path, 'outcome');
-  const env = {
-    ...process.env,
-    STOWAGE_SKIPS: skipsFile,
-    STOWAGE_OUTCOME: outcomeFile,
-    // Tests start many programs from their sources. The cache saves Node from compiling them each time.
-    NODE_COMPILE_CACHE: join(folder.path, 'compiled'),
-  };
+  const env = { ...process.env, STOWAGE_SKIPS: skipsFile, STOWAGE_OUTCOME: outcomeFile };
   const vitest = join(repository, 'node_modules', 'vitest', 'vitest.mjs');
   const child = spawn(process.execPath, [vitest, 'run', ...loader, ...args], {
     cwd: repository,
