@@ -19,7 +19,7 @@ export interface Component {
   readonly tool?: () => string;
 }
 
-/** Runs a program with its output kept for the error message; rejects unless it exits with 0. */
+/** Runs a program and gives its standard output; rejects with both outputs unless it exits with 0. */
 export type Run = (file: string, args: readonly string[], options?: { readonly cwd?: string }) => Promise<string>;
 
 export const byTestbed = 'npm run testbed';

@@ -6,24 +6,26 @@ const deadline = 30 * 60_000;
 /** How much of a failed program's output is worth showing. */
 const shown = 4_000;
 
-/** Programs started through it end with the signal. */
+/** Programs started through it end with the signal. Gives the standard output; an error shows what both outputs said. */
 export function runner(signal: AbortSignal): Run {
   return async (file, args, options = {}) => {
     const env = { ...process.env, DEBIAN_FRONTEND: 'noninteractive' };
     const limited = AbortSignal.any([signal, AbortSignal.timeout(deadline)]);
     const child = spawn(file, args, { ...options, env, signal: limited, stdio: ['ignore', 'pipe', 'pipe'] });
     let output = '';
+    let said = '';
     child.stdout.setEncoding('utf8').on('data', (text: string) => {
       output += text;
+      said += text;
     });
     child.stderr.setEncoding('utf8').on('data', (text: string) => {
-      output += text;
+      said += text;
     });
     const { promise, resolve, reject } = Promise.withResolvers<number | string>();
     child.on('error', reject);
     child.on('close', (code, by) => resolve(code ?? by ?? 'unknown'));
     const status = await promise;
     if (status === 0) return output;
-    throw new Error(`${file} ${args.join(' ')} ended with ${status}:\n${output.slice(-shown).trimEnd()}`);
+    throw new Error(`${file} ${args.join(' ')} ended with ${status}:\n${said.slice(-shown).trimEnd()}`);
   };
 }
