@@ -177,6 +177,20 @@ describe('what is known of attributes', () => {
     expect(attributes.tell(id).attr.size).toBe(50);
   });
 
+  test('while a commit is in flight and all writes are answered, it is as long as the last write made it', () => {
+    const { attributes, saw } = cache(1_000, () => undefined);
+    saw(at(0));
+    const write = attributes.change(id);
+    const commit = attributes.change(id);
+    // A server that does not tell the state before, as nfs-ganesha does for a WRITE.
+    write.ended({ before: undefined, after: at(5) });
+    saw(at(5));
+    expect(attributes.tell(id)).toMatchObject({ attr: { size: 15 }, attrMs: 0 });
+    expect([attributes.told(id).size, attributes.size(id)]).toEqual([15, 15]);
+    commit.ended({ before: undefined, after: at(5) });
+    expect(attributes.tell(id)).toMatchObject({ attr: { size: 15 } });
+  });
+
   test('changes of our own that overlap are put in order', () => {
     const { attributes, saw, size, epoch } = cache();
     saw(at(0));

@@ -4,7 +4,7 @@ import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
 import { createAges } from './ages.ts';
 import { attrOf } from './attr.ts';
 import type { CacheRoom } from './cache-room.ts';
-import { type Following, follow, isNewer, isSameContent, isUnchanged, sizeOf } from './following.ts';
+import { type Following, follow, isNewer, isSameContent, isUnchanged, latestSize, sizeOf } from './following.ts';
 import { areSameRights, createRightsOf, type Rights } from './identity.ts';
 import { createToldRights } from './told-rights.ts';
 
@@ -17,6 +17,8 @@ export interface AttributeCache extends Disposable {
   now(): number;
   /** The last that were seen, however old. */
   last(id: number): Attributes | undefined;
+  /** The size in the newest reply, even while our own changes are in flight. */
+  size(id: number): number | undefined;
   /** For how many ms they can still be relied on. */
   freshMs(id: number): number;
   /** Infinity: they cannot be right. */
@@ -233,6 +235,10 @@ export function createAttributeCache({
       return known === undefined || known.changing > 0 ? ttlMs : Math.max(ttlMs, known.relyMs);
     },
     last: (id) => nodes.get(id)?.attributes,
+    size: (id) => {
+      const known = nodes.get(id);
+      return known && latestSize(known);
+    },
     ageMs: (id) => {
       const known = nodes.get(id);
       return known === undefined || known.changing > 0 ? Number.POSITIVE_INFINITY : clock.elapsed() - known.at;
@@ -249,7 +255,7 @@ export function createAttributeCache({
       const known = of(id);
       if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
       const ahead = end(id);
-      const size = ahead === undefined ? known.attributes.size : Math.max(ahead, sizeOf(known));
+      const size = ahead === undefined ? (latestSize(known) ?? 0) : Math.max(ahead, sizeOf(known));
       known.toldSize = size;
       known.toldRights = rightsOf(known.attributes);
       known.toldEpoch = known.epoch;

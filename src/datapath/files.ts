@@ -63,7 +63,7 @@ export function createFiles(parts: FileParts): FileOperations {
     if (isOld) throw new Errno('ESTALE');
     const isDoubtful = rights === undefined && isByGroup(request, anything, found);
     // Where to append is decided by the size that the kernel has.
-    const isMoved = size !== attributes.last(id)?.size;
+    const isMoved = size !== attributes.size(id);
     if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) sendBackToLook(id);
     else if (!isMoved) sentBack.delete(id);
   }

@@ -47,6 +47,12 @@ const noWcc: Wcc = { before: undefined, after: undefined };
 
 const isSameTime = (a: Before, b: Before): boolean => a.ctime === b.ctime && a.ctimeNs === b.ctimeNs;
 
+/** The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was answered. */
+export const latestSize = ({ attributes, reached, ended }: Following): number | undefined =>
+  [attributes, reached, ...ended.map(({ after }) => after)]
+    .filter((one) => one !== undefined)
+    .reduce<Attributes | undefined>((a, b) => (a === undefined || isNewer(b, a) ? b : a), undefined)?.size;
+
 /** While it is written to: also by writes that the server has answered before others that it has not. */
 export const sizeOf = ({ attributes, reached, ended }: Following): number =>
   Math.max(attributes?.size ?? 0, reached?.size ?? 0, ...ended.map(({ after }) => after?.size ?? 0));

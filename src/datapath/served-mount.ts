@@ -210,14 +210,14 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     else suspect(left);
   }
 
-  function begin(left: Left, by = (): void => session.take(left.place, left.message, left.isInterrupted)): void {
+  function begin(left: Left, by = (): void => session.take(left.place, left.message, left)): void {
     ages?.set(left.place, left.ageMs);
     by();
     ages?.delete(left.place);
   }
 
   function suspect(left: Left): void {
-    const run = session.hold(left.place, left.message, left.isInterrupted);
+    const run = session.hold(left.place, left.message, left);
     suspects.set(left.place, left);
     const heldAt = clock.elapsed();
     suspicion.add(left.place, () => {

@@ -93,9 +93,11 @@ export function createWrites(parts: WritesParts): Writes {
     },
   });
 
-  function tell(id: number, fh: number): void {
+  function tell(id: number, fh: number, { resent }: Request): void {
     const lost = nodes.lost(id);
     if (lost === undefined || told.get(id)?.has(fh) === true) return;
+    // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
+    if (resent) throw new Errno(lost);
     know(id, fh);
     // Only when the answer is in the journal: killed before that, it is the successor's to tell.
     setImmediate(() => {
@@ -151,14 +153,14 @@ export function createWrites(parts: WritesParts): Writes {
       // Whoever waited was interrupted, and the data are on their way: their memory must stay.
       if (waiting.delete(place)) kept?.keep(place);
     }
-    tell(id, at.fh);
+    tell(id, at.fh, request);
     return data.length;
   }
 
   return {
     flushed,
     write: (id, at, data, request) => {
-      tell(id, at.fh);
+      tell(id, at.fh, request);
       if (data.length === 0) return 0;
       return kept === undefined || parts.isSync || (at.openFlags & isThrough) !== 0
         ? through(id, at, data, request)
@@ -166,7 +168,7 @@ export function createWrites(parts: WritesParts): Writes {
     },
     settle: async (id, fh, request) => {
       await flushed(id, request);
-      tell(id, fh);
+      tell(id, fh, request);
     },
     settled: (id, request, range) => waited(request, behind.settled(id, range)),
     end: (id) => behind.end(id),

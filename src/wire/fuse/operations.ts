@@ -103,7 +103,7 @@ export interface Request {
   readonly pid: number;
   /** Where the request lies: a place of the reader's, which stays the request's until it is answered. */
   readonly place: number;
-  /** The kernel has sent it before, to somebody who did not answer. */
+  /** A predecessor received it and may have answered it. In that case the kernel drops the reply of this process. */
   readonly resent: boolean;
   /** Aborted when whoever waits for the answer was interrupted. Made when first asked for. */
   readonly signal: AbortSignal;

@@ -125,7 +125,7 @@ describe('a session', () => {
     session.take(4, message(opcode.interrupt, args, 9));
     await new Promise(setImmediate);
     session.take(4, message(opcode.interrupt, args, 9));
-    session.take(5, message(opcode.statfs, Buffer.alloc(0), 10), true);
+    session.take(5, message(opcode.statfs, Buffer.alloc(0), 10), { isInterrupted: true });
     await new Promise(setImmediate);
     expect([interrupted, said]).toEqual([[3], [3, errno.EINTR, 5, errno.EINTR]]);
   });

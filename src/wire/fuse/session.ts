@@ -29,11 +29,17 @@ export interface SessionOptions {
   readonly onFault?: (operation: string, cause: unknown) => void;
 }
 
+/** A request that a predecessor received and may have answered. */
+export interface Inherited {
+  /** The kernel had told the predecessor that the caller was interrupted. */
+  readonly isInterrupted: boolean;
+}
+
 export interface Session {
-  /** Works on the request that lies at a place of the desk's. Never throws. `isInterrupted`: as a predecessor was told. */
-  take(place: number, message: Message, isInterrupted?: boolean): void;
+  /** Works on the request that lies at a place of the desk's. Never throws. */
+  take(place: number, message: Message, inherited?: Inherited): void;
   /** It is worked on when the function is called that this gives, and counts as pending from now on: it can be interrupted. */
-  hold(place: number, message: Message, isInterrupted: boolean): () => void;
+  hold(place: number, message: Message, inherited: Inherited): () => void;
   /** Nobody works on it: it is answered with an error (EIO, or that of an `Errno`), if it is one to be answered. */
   giveUp(place: number, message: Message, why: Error): void;
   /** The mount is over: whatever has no answer is interrupted. Gives the places of it. */
@@ -83,9 +89,9 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     desk.answer(request.place, head(out, message, end, 0));
   }
 
-  function enter(place: number, message: Message, isInterrupted: boolean): Taken {
-    const request = new Taken(place, message);
-    if (isInterrupted) request.interrupt();
+  function enter(place: number, message: Message, inherited: Inherited | undefined): Taken {
+    const request = new Taken(place, message, inherited !== undefined);
+    if (inherited?.isInterrupted === true) request.interrupt();
     pending.set(request.unique, request);
     return request;
   }
@@ -150,13 +156,13 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
     [opcode.notifyReply]: (place) => desk.finished(place),
   };
 
-  function take(place: number, message: Message, isInterrupted = false): void {
+  function take(place: number, message: Message, inherited?: Inherited): void {
     const code = header.opcode(message);
     const special = own[code];
     const operation = table[code];
     try {
       if (special !== undefined) special(place, message);
-      else if (operation !== undefined) run(operation, message, enter(place, message, isInterrupted));
+      else if (operation !== undefined) run(operation, message, enter(place, message, inherited));
       else refuse(message, place, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
@@ -166,16 +172,16 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
 
   return {
     take,
-    hold: (place, message, isInterrupted) => {
+    hold: (place, message, inherited) => {
       const operation = table[header.opcode(message)];
       if (operation === undefined) return () => take(place, message);
-      const request = enter(place, message, isInterrupted);
+      const request = enter(place, message, inherited);
       return () => run(operation, message, request);
     },
     giveUp: (place, message, why) => {
       const operation = table[header.opcode(message)];
       if (operation === undefined) return take(place, message);
-      fail(operation, message, new Taken(place, message), why);
+      fail(operation, message, new Taken(place, message, true), why);
     },
     end: () => {
       const all = [...pending.values()];
@@ -212,14 +218,14 @@ class Taken implements Request {
   private controller: AbortController | undefined;
   private isInterrupted = false;
 
-  constructor(place: number, message: Message) {
+  constructor(place: number, message: Message, isInherited: boolean) {
     const { view } = message;
     this.uid = header.uid(message);
     this.gid = header.gid(message);
     this.pid = header.pid(message);
     this.place = place;
     this.unique = key(view, 8);
-    this.resent = (view.getUint32(12, true) & resentBit) !== 0;
+    this.resent = isInherited || (view.getUint32(12, true) & resentBit) !== 0;
   }
 
   get signal(): AbortSignal {
