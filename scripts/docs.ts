@@ -1,4 +1,4 @@
-import { glob, mkdir, readFile, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { cliReference } from '#cli/reference.ts';
 import { apiPage } from './docs/api.ts';
@@ -7,21 +7,11 @@ import { errorPage, failuresIn } from './docs/errors.ts';
 import { askController, askServer } from './docs/live.ts';
 import { metricPage } from './docs/metrics.ts';
 import { rightsTable } from './docs/rights.ts';
-import { parse, type Source } from './docs/syntax.ts';
+import { programSources } from './docs/sources.ts';
 
 const repository = dirname(import.meta.dirname);
 const folder = join(repository, 'docs', 'reference');
 const mark = '<!-- Made by `npm run docs` from the sources. Do not edit. -->';
-
-async function programSources(): Promise<readonly Source[]> {
-  const sources: Source[] = [];
-  const exclude = ['src/**/*.test.ts', 'src/testing/**', 'src/**/fixtures/**', 'src/cli/scripted-server.ts'];
-  for await (const path of glob('src/**/*.ts', { cwd: repository, exclude })) {
-    sources.push(parse(path, await readFile(join(repository, path), 'utf8')));
-  }
-  // The order in which a file system lists files must not show in a page.
-  return sources.sort((a, b) => (a.path < b.path ? -1 : 1));
-}
 
 async function pages(): Promise<Readonly<Record<string, string>>> {
   const sources = await programSources();

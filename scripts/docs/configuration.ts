@@ -51,8 +51,8 @@ const variables: Readonly<Record<string, string>> = {
   PATH: 'where programs such as `mkfs.xfs` are looked for, with the usual `sbin` folders added',
 };
 
-/** Set by `bin/stowage`, and by the server, for the program itself. */
-const internal = ['STOWAGE_PROGRAM', 'STOWAGE_VERSION'];
+/** Set by `bin/stowage`, the server or the tests for the program itself. */
+const internal = ['NODE_COMPILE_CACHE', 'STOWAGE_PROGRAM', 'STOWAGE_VERSION'];
 
 function refuseDifference(what: string, found: ReadonlySet<string>, known: readonly string[]): void {
   const unknown = [...found].filter((name) => !known.includes(name));
@@ -100,6 +100,14 @@ function folderRows(): string[][] {
   ];
   return rows.map(([what, key]) => [what, code(root[key]), code(user[key])]);
 }
+
+/** Everything that users can set, each by its name alone. */
+export const configurationNames = (sources: readonly Source[]): readonly string[] => [
+  ...[...topKeysIn(sources)].map((key) => `stowage.yaml: ${key}`),
+  ...Object.keys(policyOptions).map((option) => `every store: ${option}`),
+  ...kinds.flatMap(({ scheme, options }) => Object.keys(options).map((option) => `${scheme}:// stores: ${option}`)),
+  ...[...variablesIn(sources)].map((name) => `environment: ${name}`),
+];
 
 export function configurationPage(sources: readonly Source[]): string {
   refuseDifference('keys of stowage.yaml', topKeysIn(sources), Object.keys(topKeys));

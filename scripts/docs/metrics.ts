@@ -1,6 +1,6 @@
 import { code, table } from './markdown.ts';
 
-interface Metric {
+export interface Metric {
   readonly name: string;
   readonly type: string;
   readonly help: string;
@@ -8,7 +8,7 @@ interface Metric {
 }
 
 /** From the text that Prometheus reads. */
-function metricsIn(text: string): readonly Metric[] {
+export function metricsIn(text: string): readonly Metric[] {
   const metrics = new Map<string, { name: string; type: string; help: string; labels: Set<string> }>();
   for (const line of text.split('\n')) {
     const [, what, name = '', rest = ''] = /^# (HELP|TYPE) (\S+) (.*)$/.exec(line) ?? [];

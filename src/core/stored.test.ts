@@ -1,0 +1,266 @@
+import { mkdirSync } from 'node:fs';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { aCall } from '#testing/calls.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
+import { exportFolder, openNfs } from '#testing/nfs-store.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
+import { noteRepaired, repairedAt } from './mended-mounts.ts';
+import type { Mount, NodeName, Operation, StoreName, Volume } from './model.ts';
+import { newOperationId, newVolumeId } from './names.ts';
+import { noteRepairing, ownSource, repairing } from './staging.ts';
+
+/**
+ * The intents and settings that 0.1 writes into state.db. A later version replays the intents after a crash, so the fixture never changes.
+ * New fields of an intent must be optional.
+ */
+interface Stored {
+  readonly operations: readonly Pick<Operation, 'kind' | 'store' | 'subject' | 'params'>[];
+  readonly settings: Readonly<Record<string, unknown>>;
+}
+const stored = async (): Promise<Stored> =>
+  JSON.parse(await readFile(new URL('fixtures/stored-1.json', import.meta.url), 'utf8'));
+
+let folder: string;
+let exported: string;
+let targets: string;
+let root: string;
+let records: MemoryRecords;
+const target = (name: string): string => join(targets, name);
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'stowage-stored-'));
+  exported = await exportFolder();
+  root = join(folder, 'keep');
+  mkdirSync(root);
+  records = createMemoryRecords();
+  targets = await mkdtemp(join(tmpdir(), 'stowage-targets-'));
+  onTestFinished(async () => {
+    records[Symbol.dispose]();
+    for (const one of [folder, exported, targets]) await rm(one, { recursive: true, force: true });
+  });
+});
+
+async function live<T>(work: (core: TestCore) => Promise<T>): Promise<T> {
+  const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(exported))];
+  await using core = await startCore({ folder, kinds, records });
+  return await work(core);
+}
+
+const create = ({ engine }: TestCore, store: string, name: string, requestId = `make ${name}`): Promise<Volume> => {
+  const want = { store, name, bytes: 2n ** 30n, access: undefined, labels: { team: 'a' } };
+  return engine.volumes.create(want, aCall({ requestId }));
+};
+
+async function addStores({ engine }: TestCore): Promise<void> {
+  await engine.stores.add('keep', `local://${root}?onDelete=archive`, aCall());
+  await engine.stores.add('silver', 'nfs://nas/export?squash=none', aCall());
+}
+
+/** Another host records that it uses a volume. */
+async function useElsewhere(volume: Volume): Promise<void> {
+  const kind = createNfsStoreKind(systemClock(), connectToDisk(exported));
+  const store = await openNfs({ uri: 'nfs://nas/export', kind, instance: 'other', marks: { own: 9, dead: [] } });
+  try {
+    await store.uses?.put(volume, { host: 'other', node: 'other' as NodeName, users: [] }, aCall());
+  } finally {
+    await store.close();
+  }
+}
+
+const how = { readOnly: false, user: undefined };
+
+/** Runs every kind of operation, with all its variants. */
+async function useAll(core: TestCore): Promise<Volume> {
+  const { volumes, deletions, mounts, uses, adoptions, ephemerals } = core.engine;
+  await addStores(core);
+  const { id } = await create(core, 'silver', 'a');
+  await volumes.enforce(id, true, undefined, aCall());
+  await volumes.expand(id, 2n ** 31n, undefined, aCall());
+  await volumes.rename(id, 'b', undefined, aCall());
+  await volumes.label(id, { more: 'x' }, undefined, aCall());
+  await useElsewhere(await core.engine.catalogue.resolve(id, aCall()));
+  await uses.release(id, 'other', aCall());
+  await mounts.publish(id, target('b'), how, aCall());
+  await mounts.unpublish(target('b'), id, aCall());
+  await deletions.delete(id, undefined, aCall(), { discard: true });
+
+  const kept = await create(core, 'keep', 'c');
+  await deletions.delete(kept.id, undefined, aCall());
+  await deletions.restore(kept.id, 'd', () => true, aCall());
+  await deletions.delete(kept.id, undefined, aCall());
+  await deletions.purge(kept.id, () => true, aCall());
+  await adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+  await adoptions.adopt('keep', { dryRun: true, data: false, names: ['e'] }, aCall());
+  const want = { store: 'keep' as StoreName, bytes: 4096n, enforce: false };
+  const user = { kind: 'pod', name: 'default/web', node: 'this-node' as NodeName } as const;
+  await ephemerals.publish('key', want, target('f'), { ...how, user }, aCall());
+  return kept;
+}
+
+const settingsWritten = [
+  ...[
+    'compared keep',
+    'defaultStore',
+    'ephemeral.volumes',
+    'identity of keep',
+    'instance',
+    'place of keep',
+    'place of silver',
+  ],
+  ...['process marks', 'uses.unsaid'],
+];
+
+/** Clients filter events by type. */
+const eventTypes = [
+  ...['mount.mounted', 'mount.unmounted', 'operation.ended', 'operation.started', 'store.added', 'store.removed'],
+  ...['volume.changed', 'volume.created', 'volume.deleted'],
+];
+
+/** Ids, paths and times are replaced by fixed text. */
+function readStored(core: TestCore): Stored {
+  const opened = core.kept.records.open();
+  const ids: string[] = [];
+  const identity = opened.settings.get('identity of keep') ?? '';
+  const plain = (text: string): string =>
+    text
+      .replaceAll(folder, '<folder>')
+      .replaceAll(exported, '<export>')
+      .replaceAll(targets, '<targets>')
+      .replaceAll(core.engine.instance, '<instance>')
+      .replaceAll(identity, '<identity>')
+      .replaceAll(/sv1-[0-9a-f-]{36}/g, (id) => {
+        if (!ids.includes(id)) ids.push(id);
+        return `<volume ${ids.indexOf(id) + 1}>`;
+      })
+      .replaceAll(/"(createdAt|deletedAt|since|retention|uid|gid)":\d+/g, '"$1":0')
+      .replaceAll(/"(root|ledger)":"[^"]+"/g, '"$1":"AA=="')
+      .replaceAll(/"marks":\[[\d,]+\]/g, '"marks":[2]');
+  const json = (text: string): unknown => (/^[[{]/.test(text) ? JSON.parse(text) : text);
+  const operations = opened.operations
+    .page({ limit: 100 })
+    .items.toReversed()
+    .map(({ kind, store, subject, params }) => ({ kind, store, subject, params }));
+  const values = settingsWritten.map((key) => [key, json(plain(opened.settings.get(key) ?? ''))] as const);
+  return { operations: JSON.parse(plain(JSON.stringify(operations))), settings: Object.fromEntries(values) };
+}
+
+test('the use cases write the same intents and settings as 0.1, and publish the same events', async () => {
+  const types = new Set<string>();
+  await live(async (core) => {
+    using _ = core.engine.events.subscribe(({ type }) => types.add(type));
+    await useAll(core);
+    expect(readStored(core)).toEqual(await stored());
+    await core.engine.ephemerals.unpublish('key', target('f'), aCall());
+    await core.engine.stores.remove('silver', aCall());
+  });
+  // Whether a short operation reports progress depends on how long it takes.
+  types.delete('operation.progress');
+  expect([...types].toSorted()).toEqual(eventTypes);
+});
+
+describe('an operation that 0.1 left unfinished', () => {
+  const id = newVolumeId();
+
+  /** Writes the n-th intent, as a crash would leave it. */
+  async function leave(n: number): Promise<Operation> {
+    const { instance } = await live(async ({ engine }) => engine);
+    const text = JSON.stringify((await stored()).operations[n])
+      .replaceAll('<volume 1>', id)
+      .replaceAll('<instance>', instance)
+      .replaceAll('<targets>', targets);
+    const operation: Operation = {
+      ...{ ...JSON.parse(text), id: newOperationId(), state: 'running', startedAt: 1 },
+      ...{ endedAt: undefined, error: undefined },
+    };
+    records.open().operations.begin(operation);
+    return operation;
+  }
+
+  /** Starts again, and expects the operation to be done. */
+  async function takenUp(operation: Operation): Promise<Volume | undefined> {
+    return await live(async ({ engine }) => {
+      const { state, kind } = engine.operations.get(operation.id)?.operation ?? expect.fail();
+      expect([kind, state]).toEqual([operation.kind, 'done']);
+      return engine.records.volumes.byId(id);
+    });
+  }
+
+  test('is finished by the next start', async () => {
+    await live(addStores);
+    const { operations } = await stored();
+    const nth = (kind: string): number => operations.findIndex((one) => one.kind === kind);
+    const finish = async (kind: string): Promise<Volume | undefined> => await takenUp(await leave(nth(kind)));
+
+    const made = await finish('volume.create');
+    expect(made).toMatchObject({
+      id,
+      name: 'a',
+      store: 'silver',
+      bytes: 2n ** 30n,
+      enforce: false,
+      requestId: 'make a',
+    });
+    expect(made).toMatchObject({ access: 'filesystem', labels: { team: 'a' } });
+    expect(await finish('volume.enforce')).toMatchObject({ enforce: true });
+    expect(await finish('volume.expand')).toMatchObject({ bytes: 2n ** 31n });
+    expect(await finish('volume.rename')).toMatchObject({ name: 'b' });
+    expect(await finish('volume.label')).toMatchObject({ labels: { more: 'x', team: 'a' } });
+
+    await useElsewhere(made ?? expect.fail());
+    const whoUses = () => live(({ engine }) => engine.uses.of(made ?? expect.fail(), aCall()));
+    expect(await whoUses()).toMatchObject([{ host: 'other' }]);
+    await finish('volume.release');
+    expect(await whoUses()).toEqual([]);
+
+    await finish('volume.mount');
+    expect(records.open().mounts.list()).toEqual([]);
+    const unmount = await leave(nth('volume.unmount'));
+    records.open().mounts.put(unmount.params['mount'] as Mount);
+    await takenUp(unmount);
+    expect(records.open().mounts.list()).toEqual([]);
+
+    expect(await finish('volume.delete')).toBeUndefined();
+  });
+
+  test('for an ephemeral volume is still known', async () => {
+    const { settings } = await stored();
+    await live(addStores);
+    const text = JSON.stringify(settings['ephemeral.volumes']).replaceAll('<targets>', targets);
+    records.open().settings.set('ephemeral.volumes', text);
+    await live(async (core) => {
+      await create(core, 'keep', 'key', 'ephemeral:key');
+      expect(core.engine.ephemerals.volume('key')).toMatchObject({ store: 'keep', name: 'key' });
+      expect(await core.engine.ephemerals.unpublish('key', target('f'), aCall())).toBe(true);
+      expect(core.engine.ephemerals.volume('key')).toBeUndefined();
+    });
+  });
+});
+
+describe('mounts that 0.1 left', () => {
+  const id = 'sv1-00000000-0000-4000-8000-000000000001' as Volume['id'];
+  const user = { kind: 'path', name: '/mnt/a', node: 'this-node' as NodeName } as const;
+  const source = { kind: 'directory', node: user.node, path: '/srv/a' } as const;
+  const mount: Mount = { volumeId: id, source, target: '/mnt/a', readOnly: false, user, since: 5, madeTarget: false };
+
+  test('are recognised in the mount table of the kernel', () => {
+    expect(ownSource(id, '0a0b0c0d')).toBe(`stowage:${id}.0a0b0c0d`);
+  });
+
+  test('keep the notes about repairs', () => {
+    const { settings, mounts } = records.open();
+    noteRepairing({ settings }, id, true);
+    expect(settings.get('mounts.repairing')).toBe(`["${id}"]`);
+    expect(repairing({ settings })).toEqual([id]);
+    mounts.put(mount);
+    noteRepaired({ settings, mounts }, mount, 7);
+    expect(settings.get('mounts.repaired')).toBe('{"/mnt/a":7}');
+    expect(repairedAt({ settings }, mount)).toBe(7);
+  });
+});
