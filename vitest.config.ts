@@ -2,16 +2,42 @@ import { availableParallelism } from 'node:os';
 import { fileURLToPath } from 'node:url';
 import { defineConfig } from 'vitest/config';
 import { summaryReporter } from './scripts/reporter.ts';
+import { filesThatShareProcesses } from './scripts/shared-process.ts';
 import { TestOrder } from './scripts/test-order.ts';
+
+const cores = availableParallelism();
+const include = ['{src,e2e,scripts,bench}/**/*.test.ts'];
+const shareProcesses = filesThatShareProcesses(import.meta.dirname);
 
 export default defineConfig({
   test: {
     environment: 'node',
-    include: ['{src,e2e,scripts,bench}/**/*.test.ts'],
+    // The quick files run first: they compute all the time, the others mostly wait.
+    projects: [
+      {
+        extends: true,
+        test: {
+          name: 'quick',
+          include: [...shareProcesses],
+          isolate: false,
+          maxWorkers: Math.min(6, cores + 2),
+          sequence: { groupOrder: 0 },
+        },
+      },
+      {
+        extends: true,
+        test: {
+          name: 'own process',
+          include,
+          exclude: [...shareProcesses],
+          // Most of these wait for programs that start and stop, so a few more than there are cores keep them busy.
+          maxWorkers: Math.min(6, cores + 2),
+          sequence: { groupOrder: 1 },
+        },
+      },
+    ],
     // Processes, not threads: tests change the working folder, the environment and signal handlers.
     pool: 'forks',
-    // Most of the long tests wait for programs that start and stop, so one more than there are cores keeps them busy.
-    maxWorkers: Math.min(6, availableParallelism() + 1),
     // Vitest has one of its own for `--sequence.shuffle.files`.
     sequence: process.argv.some((word) => word.startsWith('--sequence.shuffle')) ? {} : { sequencer: TestOrder },
     execArgv: ['--disable-warning=ExperimentalWarning'],

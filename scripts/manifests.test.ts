@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
+import { drivers } from '#core/csi-drivers.ts';
 import { needs, toolPath } from '#testbed/needs.ts';
 import manifest from '../package.json' with { type: 'json' };
 import { chart, chartValues, files, manifestsText } from './manifests.ts';
@@ -36,6 +37,33 @@ describe('the chart', () => {
     expect(top?.about).toBe('First.');
     expect(top?.inside).toEqual([{ path: ['a', 'b'], about: 'Inner, in two lines.', byDefault: 1, inside: [] }]);
     expect(other).toEqual({ path: ['c'], about: 'Last.', byDefault: [], inside: [] });
+  });
+});
+
+describe('the CSI drivers of the chart', () => {
+  // A test below says that these are what the chart gives.
+  const objects = parseAllDocuments(read(files.manifests)).map((document) => document.toJS());
+  const of = (kind: string) => objects.filter((one) => one.kind === kind);
+  const names = drivers.map(({ name }) => name);
+
+  test('are those of the program', () => {
+    const rows = drivers.map((driver) => {
+      const { name, attachRequired, podInfoOnMount, fsGroupPolicy, storageCapacity, volumeLifecycleModes } = driver;
+      return [name, { attachRequired, podInfoOnMount, fsGroupPolicy, storageCapacity, volumeLifecycleModes }];
+    });
+    expect(of('CSIDriver').map(({ metadata, spec }) => [metadata.name, spec])).toEqual(rows);
+  });
+
+  test('are the ones that its roles name', () => {
+    const rules = [...of('ClusterRole'), ...of('Role')].flatMap((role) => role.rules);
+    const ofDrivers = rules.filter(({ resources }) => resources?.includes('csidrivers'));
+    expect(ofDrivers.map(({ resourceNames }) => resourceNames)).toEqual([names]);
+  });
+
+  test('are the ones whose objects its admission policy allows', () => {
+    const variables = of('ValidatingAdmissionPolicy').flatMap(({ spec }) => spec.variables ?? []);
+    const lists = variables.filter(({ name }) => name === 'drivers').map(({ expression }) => expression);
+    expect(lists).toEqual([`[${names.map((name) => `'${name}'`).join(', ')}]`]);
   });
 });
 

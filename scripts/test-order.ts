@@ -57,11 +57,11 @@ function lane(
 
 export class TestOrder extends BaseSequencer {
   override async sort(specifications: TestSpecification[]): Promise<TestSpecification[]> {
-    const { maxWorkers } = this.ctx.config;
-    const pathOf = ({ moduleId }: TestSpecification): string => relative(repository, moduleId);
-    const files = specifications.map((one) => ({ path: pathOf(one), bytes: statSync(one.moduleId).size }));
-    const order = inGoodOrder(files, slowFiles, Number(maxWorkers)).map(({ path }) => path);
-    const rank = new Map(order.map((path, at) => [path, at]));
-    return specifications.toSorted((a, b) => (rank.get(pathOf(a)) ?? 0) - (rank.get(pathOf(b)) ?? 0));
+    const byProject = Map.groupBy(specifications, ({ project }) => project);
+    return [...byProject].flatMap(([{ config }, ofProject]) => {
+      const byPath = new Map(ofProject.map((one) => [relative(repository, one.moduleId), one]));
+      const files = [...byPath].map(([path, { moduleId }]) => ({ path, bytes: statSync(moduleId).size }));
+      return inGoodOrder(files, slowFiles, Number(config.maxWorkers)).flatMap(({ path }) => byPath.get(path) ?? []);
+    });
   }
 }

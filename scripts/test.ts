@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempDisposable, readFile } from 'node:fs/promises';
+import { chmod, mkdir, mkdtempDisposable, readFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { ownMounts } from '#testbed/mount-namespace.ts';
@@ -12,6 +12,21 @@ const repository = dirname(import.meta.dirname);
 
 // Node reads the configuration as it is; otherwise it would be bundled into a file in a checkout that may be read-only.
 const loader = ['--configLoader', 'native'];
+
+/**
+ * Tests start many programs from their sources. With this cache, Node compiles each source once. The folder stays after the run, because
+ * programs that exit late still write to it. Tests start some programs as other users, and Node creates a subfolder for each user.
+ */
+async function compileCache(): Promise<Readonly<Record<string, string>>> {
+  const folder = join(repository, 'node_modules', '.cache', 'compiled');
+  try {
+    await mkdir(folder, { recursive: true });
+    if (process.getuid?.() === 0) await chmod(folder, 0o1777);
+  } catch {
+    return {}; // The checkout may be read-only. The cache only saves time.
+  }
+  return { NODE_COMPILE_CACHE: folder };
+}
 
 /** The file, or nothing where it was never written. */
 async function textOf(file: string): Promise<string> {
@@ -26,7 +41,12 @@ async function main(args: readonly string[], leftMounts: MountCheck): Promise<nu
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-test-run-'));
   const skipsFile = join(folder.path, 'skips');
   const outcomeFile = join(folder.path, 'outcome');
-  const env = { ...process.env, STOWAGE_SKIPS: skipsFile, STOWAGE_OUTCOME: outcomeFile };
+  const env = {
+    ...process.env,
+    STOWAGE_SKIPS: skipsFile,
+    STOWAGE_OUTCOME: outcomeFile,
+    ...(await compileCache()),
+  };
   const vitest = join(repository, 'node_modules', 'vitest', 'vitest.mjs');
   const child = spawn(process.execPath, [vitest, 'run', ...loader, ...args], {
     cwd: repository,

@@ -1,0 +1,31 @@
+import { existsSync, readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { expect, test } from 'vitest';
+import { filesThatShareProcesses, needOwnProcess } from './shared-process.ts';
+
+const repository = dirname(import.meta.dirname);
+
+/** What these do in one file is still there in the next one of the same process, or counts what an earlier one left. */
+const ofTheProcess =
+  /\bvi\.(mock|doMock|stubEnv|stubGlobal|useFakeTimers)\b|\bprocess\.(chdir|umask|memoryUsage)\b|delete process\.env|process\.env(\.\w+|\[[^\]]*\]) = |'\/proc\/self\/fd'/;
+
+test('no test file that shares a process changes or counts what belongs to the process', () => {
+  const shared = filesThatShareProcesses(repository);
+  expect(shared.length).toBeGreaterThan(100);
+  const found = shared.filter((path) => ofTheProcess.test(readFileSync(join(repository, path), 'utf8')));
+  expect(found, 'name these files in scripts/shared-process.ts').toEqual([]);
+});
+
+test.each([
+  "vi.mock(import('./system.ts'))",
+  "vi.stubEnv('NODE_NAME', 'worker-1');",
+  'process.chdir(at);',
+  "process.env['HOME'] = folder;",
+  "readdirSync('/proc/self/fd').length",
+])('such a file is found: %s', (text) => {
+  expect(text).toMatch(ofTheProcess);
+});
+
+test('the files that need a process of their own exist', () => {
+  expect(needOwnProcess.filter((path) => !existsSync(join(repository, path)))).toEqual([]);
+});

@@ -1,0 +1,36 @@
+import { globSync } from 'node:fs';
+import { slowFiles } from './slow-files.ts';
+
+/**
+ * Where tests leave nothing in their process. The other folders have tests that open descriptors, count them, and start programs that hold them.
+ */
+const folders = ['app', 'base', 'cli', 'clients', 'controllers', 'core', 'front', 'records', 'stores', 'wire'];
+
+/** Each changes or measures something that belongs to the whole process, or would see what another file left there. */
+export const needOwnProcess: readonly string[] = [
+  'src/app/agent.test.ts',
+  'src/app/controller.test.ts',
+  'src/app/giving-back.test.ts',
+  'src/base/clock.test.ts',
+  'src/base/linux/watching.test.ts',
+  'src/clients/data-path/out-of-reach.test.ts',
+  'src/clients/mounter/near.test.ts',
+  'src/clients/pod-network.test.ts',
+  'src/core/whole-program.test.ts',
+  'src/stores/local/hostile.test.ts',
+  'src/stores/local/open.test.ts',
+  'src/wire/nfs3/server/descriptors.test.ts',
+  'src/wire/nfs3/server/listing.test.ts',
+  'src/wire/nfs3/server/server.test.ts',
+  'src/wire/rpc/server.test.ts',
+];
+
+/**
+ * The quick test files that run one after another in the same few processes. To start a process for each, and to load the same modules in it,
+ * takes longer than most of them run.
+ */
+export function filesThatShareProcesses(repository: string): readonly string[] {
+  return globSync(`src/{${folders.join(',')}}/**/*.test.ts`, { cwd: repository })
+    .filter((path) => !(path in slowFiles) && !needOwnProcess.includes(path))
+    .toSorted();
+}
