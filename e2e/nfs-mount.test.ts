@@ -9,6 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import { cutNetwork } from '#testing/cut-network.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
+import { suspend } from '#testing/suspend.ts';
 import {
   dataPath,
   follow,
@@ -182,7 +183,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'ganesha'))('volumes of 
     const { pid } = await serving(server);
     const told = follow(socket);
     await expect.poll(told, patience).toContain('hello');
-    for (const keeper of keeperPids(top)) if (keeper !== pid) process.kill(keeper, 'SIGSTOP');
+    for (const keeper of keeperPids(top)) if (keeper !== pid) await suspend(keeper);
     process.kill(pid, 'SIGKILL');
     const waits = run('cat', [join(at, 'file')], { timeout: 60_000 }).catch(({ stderr }) => ({
       stdout: String(stderr),

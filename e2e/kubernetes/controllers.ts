@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
+import { suspend } from '#testing/suspend.ts';
 import { program } from '../stowage.ts';
 
 /** `stowage controller` in a process of its own. */
@@ -14,7 +15,7 @@ export interface RunningController {
   /** At once. */
   kill(): Promise<void>;
   /** As a machine does that suspends its processes. */
-  suspend(): void;
+  suspend(): Promise<void>;
   resume(): void;
   /** Resolves when it has ended by itself, with its exit status. */
   ended(): Promise<number | null>;
@@ -46,7 +47,7 @@ export function startController(cluster: Cluster, folder: string, ...more: reado
       child.kill('SIGKILL');
       await ended;
     },
-    suspend: () => void child.kill('SIGSTOP'),
+    suspend: () => suspend(child.pid ?? 0),
     resume: () => void child.kill('SIGCONT'),
     ended: async () => {
       await ended;

@@ -1,8 +1,9 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, openSync, readdirSync, readFileSync } from 'node:fs';
+import { closeSync, openSync, readFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { setTimeout as delay } from 'node:timers/promises';
+import { isStopped } from '#testing/suspend.ts';
 import { onPath } from './component.ts';
 
 /** Below the two minutes that a hook of a test has. */
@@ -85,7 +86,7 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
     thaw: () => tell('SIGCONT'),
     freeze: async () => {
       tell('SIGSTOP');
-      while (!isOver && !threadsOf(pid).every((state) => state === 'T')) await delay(5);
+      while (!isOver && pid !== undefined && !isStopped(pid)) await delay(5);
     },
     stop: async () => {
       tell('SIGTERM');
@@ -97,19 +98,6 @@ function control(pid: number | undefined, ended: Promise<unknown>): Daemon {
       await late;
     },
   };
-}
-
-/** The state of each, as the kernel writes it: T is stopped. */
-function threadsOf(pid: number | undefined): readonly string[] {
-  try {
-    return readdirSync(`/proc/${pid}/task`).map((thread) => {
-      const stat = readFileSync(`/proc/${pid}/task/${thread}/stat`, 'utf8');
-      return stat.slice(stat.lastIndexOf(')') + 2, stat.lastIndexOf(')') + 3);
-    });
-  } catch {
-    // One of them ended meanwhile: look again.
-    return [''];
-  }
 }
 
 /** One of the sixteen million addresses of loopback: on one that nobody else uses, a free port stays free. */

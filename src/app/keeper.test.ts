@@ -9,6 +9,7 @@ import { errorCodes } from '#core/errors.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { suspend } from '#testing/suspend.ts';
 
 const exec = promisify(execFile);
 const main = join(import.meta.dirname, 'main.ts');
@@ -63,7 +64,7 @@ test.skipIf(needs('linux', 'root'))(
     const zombies = readdirSync('/proc').filter((pid) => readOr(`/proc/${pid}/status`).includes(`PPid:\t${first}\n`));
     for (const pid of zombies) expect(readOr(`/proc/${pid}/status`)).not.toMatch(/^State:\tZ/m);
     // From elsewhere nobody knows whose it is.
-    process.kill(first, 'SIGSTOP');
+    await suspend(first);
     const hanging = await check('alive');
     expect(hanging).toMatchObject({ status: errorCodes.unavailable.exit, said: expect.stringContaining('answer') });
     process.kill(first, 'SIGCONT');

@@ -8,6 +8,7 @@ import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { disturbed, type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
+import { suspend } from '#testing/suspend.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 
 const silenceMs = 20_000;
@@ -252,8 +253,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     const still = [mounts.keeper.pid, active?.pid ?? 0];
     await it.frozen(async () => {
       const children = await waiters(mount);
-      for (const pid of still) process.kill(pid, 'SIGSTOP');
       try {
+        for (const pid of still) await suspend(pid);
         for (const child of children) child.kill('SIGKILL');
         // The kernel waits for the answer to what somebody has taken: else the next lines would prove nothing.
         expect(await endsAlone(children, 2_000)).toBe('waits');

@@ -5,6 +5,7 @@ import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'v
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { suspend } from '#testing/suspend.ts';
 import { connectKeeper, type KeeperClient } from './agent.ts';
 import { type Copies, createCopies } from './copies.ts';
 
@@ -118,7 +119,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
     const pid = active?.pid ?? 0;
     const occupied = { reason: 'occupied' };
     await expect(client.restore(everything(), ground.signal)).rejects.toMatchObject(occupied);
-    process.kill(pid, 'SIGSTOP');
+    await suspend(pid);
     process.kill(keeper.pid, 'SIGKILL');
     await keeper.ended;
     const second = await ground.startKeeper();

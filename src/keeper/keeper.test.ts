@@ -17,6 +17,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptors.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
+import { suspend } from '#testing/suspend.ts';
 import type { KeeperClient } from './agent.ts';
 import { heartbeatOf } from './heartbeat.ts';
 import { encode, type KeeperState } from './protocol.ts';
@@ -48,11 +49,6 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     symlinkSync(testProgram, path);
     return path;
   };
-
-  const threadStates = (pid: number): readonly string[] =>
-    readdirSync(`/proc/${pid}/task`).map((id) =>
-      readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8').replace(/^.*\) (.).*$/s, '$1'),
-    );
 
   describe('a data path that dies', () => {
     test('is followed by the standby, with descriptors, specs and journal', async () => {
@@ -118,7 +114,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       const client = ground.client();
       await ground.adopt(client, 'm');
       const before = await whole(client);
-      process.kill(pidOf(before), 'SIGSTOP');
+      await suspend(pidOf(before));
       expect(await ground.notedAfter('m', 2)).toMatchObject({ pid: before.standby?.pid, as: 'successor' });
       expect(lives(pidOf(before))).toBe(false);
     });
@@ -434,7 +430,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       const client = ground.client();
       await ground.adopt(client, 'm');
       const pid = pidOf(await whole(client));
-      process.kill(pid, 'SIGSTOP');
+      await suspend(pid);
       process.kill(first.pid, 'SIGKILL');
       await first.ended;
       await ground.startKeeper();
@@ -451,12 +447,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       const client = ground.client();
       await ground.adopt(client, 'm');
       const before = await whole(client);
-      process.kill(first.pid, 'SIGSTOP');
-      // A thread that is on its way there could still let somebody in.
-      await eventually(
-        () => threadStates(first.pid),
-        (states) => states.every((state) => state === 'T'),
-      );
+      await suspend(first.pid);
       const knocking: number[] = [];
       const knock = () => {
         while (knocking.length < 100) knocking.push(connectTo(ground.socket));
@@ -496,7 +487,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       await ground.adopt(client, 'm');
       const before = await whole(client);
       // It hears nothing of where it is to go.
-      process.kill(pidOf(before), 'SIGSTOP');
+      await suspend(pidOf(before));
       await ground.startKeeper();
       expect(await first.ended).toBe(0);
       expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', pid: before.standby?.pid });

@@ -20,6 +20,7 @@ import { silentLog } from '#base/log.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { suspend } from '#testing/suspend.ts';
 import type { KeeperClient } from './agent.ts';
 import { openDoor } from './door.ts';
 import type { KeeperState } from './protocol.ts';
@@ -185,7 +186,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     await second.start();
     const next = ground.client();
     await whole(next);
-    process.kill(hanging, 'SIGSTOP');
+    await suspend(hanging);
     await expect(next.upgrade(program, ground.signal)).rejects.toMatchObject({ reason: 'out-of-reach' });
     expect(ground.log()).toContain('restart that container');
     process.kill(hanging, 'SIGCONT');

@@ -87,8 +87,14 @@ export function keeperCommand(
   const [file = process.execPath, ...rest] = [...enter, process.execPath, ...keeperFlags, program, ...args];
   return {
     words: [file, ...rest],
-    env: { LC_ALL: 'C', ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
+    env: { LC_ALL: 'C', ...compileCache(), ...env, UV_THREADPOOL_SIZE: String(threadsOfKeeper), MALLOC_ARENA_MAX: '2' },
   };
+}
+
+/** Node takes four times as long to compile the sources as to read them from its cache. For the bundle it makes no difference. */
+function compileCache(): Readonly<Record<string, string>> {
+  const folder = process.env['NODE_COMPILE_CACHE'];
+  return isSource && folder !== undefined ? { NODE_COMPILE_CACHE: folder } : {};
 }
 
 function notStarted(by: KeeperEnd, log: string): KeeperError {

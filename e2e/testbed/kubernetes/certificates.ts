@@ -13,6 +13,8 @@ export interface Identity {
 /** The cluster's own certificate authority. Nothing of it is of use when the cluster has ended. */
 export interface Authority {
   readonly certificate: string;
+  /** Where the certificate of that name and its key are, or will be once it is issued. */
+  files(name: string): Issued;
   /** Gives the files of a certificate and its key. */
   issue(name: string, identity: Identity): Promise<Issued>;
   /** A file with which the named one, whose certificate is issued, speaks to the API server. */
@@ -41,6 +43,7 @@ export async function makeAuthority(folder: string, run: Run): Promise<Authority
   await request(ca, '/CN=stowage-testbed');
   return {
     certificate: ca.certificate,
+    files,
     issue: async (name, { user, group, names = [] }) => {
       const at = files(name);
       const extensions = ['basicConstraints=CA:FALSE', 'extendedKeyUsage=clientAuth,serverAuth'];

@@ -6,6 +6,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { removeCgroups } from '../own-cgroups.ts';
 import { runner } from '../run.ts';
+import { type ApiGet, createApiGet } from './api-request.ts';
 import { binaries } from './build.ts';
 import { type Authority, makeAuthority } from './certificates.ts';
 import { type ControlPlane, type ControlPlaneArgs, startControlPlane } from './control-plane.ts';
@@ -61,8 +62,13 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   const kubeconfig = await issueAll(authority, forward);
   const common = { count, top, group, bin, folders, network, authority, signal, kubeletArgs: args.kubelet ?? [] };
   const kubectl = client(join(bin, 'kubectl'), kubeconfig, top, signal);
-  const apiReady = (): Promise<void> =>
-    until(signal, async () => (await kubectl(undefined, 'get', '--raw', '/readyz')) === 'ok');
+  const get = await createApiGet({
+    host: forward.host,
+    port: forward.port,
+    authority: authority.certificate,
+    ...authority.files('admin'),
+  });
+  const apiReady = (): Promise<void> => until(signal, async (limit) => (await get('/readyz', limit)) === 'ok');
   const pause = await pauseTar(signal);
   const starting = Array.from({ length: count }, async (_, index) => {
     const node = ground.use(await startNode({ ...common, number: index + 1 }));
@@ -76,10 +82,10 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   const nodes = await Promise.all(starting);
   await Promise.all(nodes.map((node) => node.join()));
   try {
-    await until(signal, async () => {
-      await kubectl(undefined, 'wait', '--for=condition=Ready', 'node', '--all', '--timeout=60s');
+    await until(signal, async (limit) => (await readyNodes(get, limit)) === count);
+    await until(signal, async (limit) => {
       // Without it no pod is admitted.
-      await kubectl(undefined, 'get', 'serviceaccount', 'default');
+      await get('/api/v1/namespaces/default/serviceaccounts/default', limit);
       return true;
     });
   } catch (cause) {
@@ -133,12 +139,25 @@ function client(program: string, kubeconfig: string, home: string, signal: Abort
   };
 }
 
+async function readyNodes(get: ApiGet, signal: AbortSignal): Promise<number> {
+  const { items }: NodeList = JSON.parse(await get('/api/v1/nodes', signal));
+  return items.filter(({ status }) =>
+    status.conditions?.some((condition) => condition.type === 'Ready' && condition.status === 'True'),
+  ).length;
+}
+
+interface NodeList {
+  readonly items: readonly {
+    readonly status: { readonly conditions?: readonly { readonly type: string; readonly status: string }[] };
+  }[];
+}
+
 /** Asks again as long as the answer is no or there is none. */
-async function until(signal: AbortSignal, isSo: () => Promise<boolean>): Promise<void> {
+async function until(signal: AbortSignal, isSo: (limit: AbortSignal) => Promise<boolean>): Promise<void> {
   const limit = AbortSignal.any([signal, AbortSignal.timeout(startDeadline)]);
   for (;;) {
     try {
-      if (await isSo()) return;
+      if (await isSo(limit)) return;
       limit.throwIfAborted();
     } catch (cause) {
       if (limit.aborted) throw new Error('the cluster did not become ready', { cause });

@@ -18,6 +18,7 @@ import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { guard } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createLook } from '../mounter/look.ts';
@@ -122,15 +123,15 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   test('a mount that is there stays, whatever its store says by now', { timeout: 60_000 }, async () => {
     const { client, at, state, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const file = await open(join(at, 'file'), 'r+');
     onTestFinished(() => file.close());
     const { way, ...rest } = source();
     const changed = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await client.stage(changed, at, scope);
-    expect(await client.dead?.([{ source: changed, at }], scope)).toEqual([]);
+    await client.stage(changed, targetAt(at), scope);
+    expect(await client.dead?.([{ source: changed, target: targetAt(at) }], scope)).toEqual([]);
     await file.write('DATA', 0);
-    await client.flush?.(changed, at, scope);
+    await client.flush?.(changed, targetAt(at), scope);
     expect(readFileSync(it.on('file'), 'utf8')).toBe('DATA');
     expect((await state())?.mounts).toBe(1);
   });
@@ -151,16 +152,16 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       await expect(as(166_536, 'echo more >> file')).rejects.toThrow('Permission denied');
       await as(166_536, 'rm -f file');
     };
-    await client.stage(flat, at, scope);
-    await client.stage(source(), usual, scope);
+    await client.stage(flat, targetAt(at), scope);
+    await client.stage(source(), targetAt(usual), scope);
     expect([optionsOf(at), optionsOf(usual)].map((all) => all.includes('default_permissions'))).toEqual([false, true]);
     await isUsed();
     const { active, takeovers } = (await eventually(state, whole)) as KeeperState;
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => (found?.takeovers ?? 0) > takeovers);
     await isUsed();
-    await client.unstage(flat, at, scope, { force: true });
-    await client.stage(flat, at, scope);
+    await client.unstage(flat, targetAt(at), scope, { force: true });
+    await client.stage(flat, targetAt(at), scope);
     await isUsed();
   });
 
@@ -170,7 +171,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     writeFileSync(it.on('file'), 'data');
     // Nobody here knows of this one any more; the keeper does.
     const other = place();
-    for (const each of [at, other]) await client.stage(source(), each, scope);
+    for (const each of [at, other]) await client.stage(source(), targetAt(each), scope);
     const file = await open(join(other, 'file'), 'r');
     onTestFinished(() => file.close().catch(() => undefined));
     await run('umount', ['--lazy', other]);
@@ -180,7 +181,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
     const waits = reader(at);
-    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
+    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
     expect(waits.isWaiting()).toBe(true);
     time.skip(11_000);
     expect(await waits.said).toMatch(/abort|not connected/);
@@ -193,20 +194,20 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(givenUp).toEqual([expect.objectContaining(told)]);
     // It has answered, and ends in a moment.
     await eventually(
-      () => client.dead?.([{ source: source(), at }], scope).catch(() => []),
+      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
     expect(doubted.times).toBeGreaterThan(0);
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     expect((await eventually(state, whole))?.mounts).toBe(1);
-    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
+    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
   });
 
   test('a data path whose keeper was killed serves on, and gets another', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, keeperPid, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
     const file = await open(join(at, 'file'), 'r');
     onTestFinished(() => file.close());
@@ -216,8 +217,8 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       () => doubted.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([]);
-    await client.stage(source(), at, scope);
+    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
+    await client.stage(source(), targetAt(at), scope);
     expect((await file.read({ buffer: Buffer.alloc(4) })).buffer.toString()).toBe('data');
     expect(keeperPid()).not.toBe(before);
     expect((await state())?.active?.pid).toBe(active?.pid);
@@ -226,7 +227,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   test('a keeper that does not answer is killed, and its data path gets another', { timeout: 60_000 }, async () => {
     const { client, at, state, givenUp, keeperPid, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
     const file = await open(join(at, 'file'), 'r');
     onTestFinished(() => file.close());
@@ -242,22 +243,24 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   }, async () => {
     const { client, at, state, doubted, keeperPid, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const { active } = (await eventually(state, whole)) ?? expect.fail();
     stop(keeperPid());
     process.kill(active?.pid ?? 0, 'SIGKILL');
     const waits = reader(at);
     using limit = clock.deadline(10_000, unending);
     const unknown = { reason: 'data-path-unavailable' };
-    await expect(client.flush?.(source(), at, { ...scope, signal: limit.signal })).rejects.toMatchObject(unknown);
+    await expect(client.flush?.(source(), targetAt(at), { ...scope, signal: limit.signal })).rejects.toMatchObject(
+      unknown,
+    );
     expect(doubted.times).toBe(0);
     expect(await waits.said).toMatch(/abort|not connected/);
     await eventually(
       () => doubted.times,
       (times) => times > 0,
     );
-    expect(await client.dead?.([{ source: source(), at }], scope)).toEqual([at]);
-    await client.stage(source(), at, scope);
+    expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([at]);
+    await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
@@ -266,7 +269,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   }, async () => {
     const { client, at, state, keeperPid, folder, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
     // Its data path lives, and its network is gone: it cannot be started again.
     mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
@@ -275,22 +278,22 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     onTestFinished(() => presence[Symbol.dispose]());
     for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await eventually(
-      () => client.dead?.([{ source: source(), at }], scope).catch(() => []),
+      () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
     );
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
   test('mounts of a data path that begins to serve in time are left alone', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
-    await client.stage(source(), at, scope);
+    await client.stage(source(), targetAt(at), scope);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
     await eventually(state, whole);
-    expect([doubted.times, await client.dead?.([{ source: source(), at }], scope)]).toEqual([0, []]);
+    expect([doubted.times, await client.dead?.([{ source: source(), target: targetAt(at) }], scope)]).toEqual([0, []]);
   });
 });

@@ -279,7 +279,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
 const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';
 
 /** Short: a socket's path has little room. */
-function nameOf({ network, privilegedPorts }: KeeperKind): string {
+export function nameOf({ network, privilegedPorts }: KeeperKind): string {
   const where =
     network === undefined ? usualKeeper : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
   return privilegedPorts ? `${where}-low` : where;

@@ -17,6 +17,7 @@ import { type KeeperPod, startKeeperPod } from '#testing/keeper/pod.ts';
 import { createSlowSuccessor } from '#testing/keeper/slow-successor.ts';
 import { connectionOf, disturbed } from '#testing/kept-mount.ts';
 import { sized } from '#testing/sized.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { fioVerified, modelled } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
@@ -153,7 +154,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   }, async () => {
     const here = await node();
     let pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const pauses: number[] = [];
     const kill = async (): Promise<void> => {
@@ -166,14 +167,14 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     };
     await disturbed(sized({ usual: 6, long: 20 }), kill, () => busy(here.at, here.folder));
     expect(Math.max(...pauses)).toBeLessThan(pauseMs);
-    expect(await here.client.dead?.([{ source: source(), at: here.at }], here.scope)).toEqual([]);
+    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([]);
     await run('umount', [here.at]);
   });
 
   test('which is killed after the agent was: that one has copies again', { timeout: 120_000 }, async () => {
     const here = await node();
     let pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const kill = async (): Promise<void> => {
       await here.restartAgent();
@@ -191,15 +192,15 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const here = await node();
     writeFileSync(it.on('file'), 'data');
     const pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     await here.keepers[Symbol.asyncDispose]();
     await pod.kill();
     await expect(run('cat', [join(here.at, 'file')], { timeout: pauseMs })).rejects.toThrow(/not connected|abort/);
     await here.startPod();
     await here.restartAgent();
-    expect(await here.client.dead?.([{ source: source(), at: here.at }], here.scope)).toEqual([here.at]);
-    await here.client.stage(source(), here.at, here.scope);
+    expect(await here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope)).toEqual([here.at]);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     expect((await run('cat', [join(here.at, 'file')], { timeout: pauseMs })).stdout).toBe('data');
     expect(held()).toBe(1);
   });
@@ -208,7 +209,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const here = await node();
     const pod = await here.startPod();
     const other = here.place();
-    for (const at of [here.at, other]) await here.client.stage(source(), at, here.scope);
+    for (const at of [here.at, other]) await here.client.stage(source(), targetAt(at), here.scope);
     await eventually(here.state, whole);
     expect(held()).toBe(2);
     const kernel = join(here.folder, 'kernel');
@@ -217,12 +218,12 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     // The kernel shows those of everybody.
     const [first, second] = [other, here.at].map((at) => join(kernel, connectionOf(at))) as [string, string];
     expect([first, second].map((one) => existsSync(one))).toEqual([true, true]);
-    await here.client.unstage(source(), other, here.scope);
+    await here.client.unstage(source(), targetAt(other), here.scope);
     await eventually(held, (count) => count === 1);
     expect([first, second].map((one) => existsSync(one))).toEqual([false, true]);
     await pod.kill();
     await eventually(here.state, (found) => found === undefined);
-    await here.client.unstage(source(), here.at, here.scope);
+    await here.client.unstage(source(), targetAt(here.at), here.scope);
     expect(existsSync(second)).toBe(false);
     // The next one is given what the kernel has ended, and finds that out.
     await here.startPod();
@@ -236,13 +237,13 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const here = await node(3_000);
     writeFileSync(it.on('file'), 'data');
     const pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     await pod.kill();
     const waits = run('cat', [join(here.at, 'file')], { timeout: pauseMs });
     waits.catch(() => undefined);
     await eventually(here.state, (found) => found === undefined);
-    const staged = [{ source: source(), at: here.at }];
+    const staged = [{ source: source(), target: targetAt(here.at) }];
     await expect(here.client.dead?.(staged, here.scope)).rejects.toMatchObject({ reason: 'data-path-unavailable' });
     expect(await here.keepers.serving('stowage:', unending)).toHaveLength(1);
     expect(here.doubted.times).toBe(0);
@@ -269,7 +270,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   }, async () => {
     const here = await node();
     const pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const child = spawn(process.execPath, ['-e', writer, join(here.at, 'written')], {
       ...{ stdio: ['pipe', 'pipe', 'inherit'], timeout: 50_000, killSignal: 'SIGKILL' },
@@ -300,7 +301,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   }, async () => {
     const here = await node();
     const first = await here.startPod('first');
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const inCharge = (): number => here.log().match(/"this keeper is in charge"/g)?.length ?? 0;
     const roll = async (): Promise<void> => {
@@ -331,12 +332,12 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   test('told to end it stays for as long as it has mounts', { timeout: 60_000 }, async () => {
     const here = await node();
     const pod = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     process.kill(pod.pid, 'SIGTERM');
     await eventually(here.log, (log) => log.includes('told to end'));
     await run('sh', ['-c', `echo data >${join(here.at, 'file')}`], { timeout: pauseMs });
-    await here.client.unstage(source(), here.at, here.scope);
+    await here.client.unstage(source(), targetAt(here.at), here.scope);
     expect(await pod.ended).toEqual([0, null]);
   });
 
@@ -345,7 +346,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   }, async () => {
     const here = await node();
     const first = await here.startPod('first');
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const succeed = async (): Promise<void> => {
       process.kill(first.pid, 'SIGTERM');
@@ -363,33 +364,35 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   }, async () => {
     const here = await node();
     const first = await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     await here.stopAgent();
     process.kill(first.pid, 'SIGTERM');
     await eventually(here.log, (log) => log.includes('told to end'));
     using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
     here.startAgent();
-    const looked = here.client.dead?.([{ source: source(), at: here.at }], here.scope);
+    const looked = here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope);
     await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
   test('that is not there is waited for, and asked for', { timeout: 60_000 }, async () => {
     const here = await node();
-    const staging = here.client.stage(source(), here.at, here.scope);
+    const staging = here.client.stage(source(), targetAt(here.at), here.scope);
     await expect(staging).rejects.toMatchObject({
       reason: 'keeper-pod-missing',
       action: expect.stringContaining('kubectl'),
     });
     const { way, ...rest } = source();
     const elsewhere = { ...rest, way: { ...way, network: 'netns:storage' } };
-    await expect(here.client.stage(elsewhere, here.at, here.scope)).rejects.toMatchObject({
+    await expect(here.client.stage(elsewhere, targetAt(here.at), here.scope)).rejects.toMatchObject({
       reason: 'keeper-pod-network',
     });
     const low = { ...rest, way: { ...way, sourcePorts: 'privileged' as const } };
-    await expect(here.client.stage(low, here.at, here.scope)).rejects.toMatchObject({ reason: 'keeper-pod-ports' });
+    await expect(here.client.stage(low, targetAt(here.at), here.scope)).rejects.toMatchObject({
+      reason: 'keeper-pod-ports',
+    });
     await here.startPod();
-    await here.client.stage(source(), here.at, here.scope);
+    await here.client.stage(source(), targetAt(here.at), here.scope);
     await expect(here.keepers.upgrade(unending)).rejects.toMatchObject({ reason: 'keeper-pod-upgrade' });
     await here.keepers.endIdle(unending);
     expect(await here.state()).toMatchObject({ mounts: 1 });

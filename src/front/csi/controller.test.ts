@@ -4,6 +4,7 @@ import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { formatSize } from '#base/size.ts';
 import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { aCall } from '#testing/calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
@@ -259,7 +260,7 @@ describe('DeleteVolume', () => {
 
   test('of what cannot be looked up is not success', async () => {
     const gate = csi.nfs.close('names', { deaf: true });
-    const marks = csi.nfs.close('marks', { deaf: true });
+    const marks = csi.nfs.close('changedByOthers.marks', { deaf: true });
     const volumeId = 'sv1-00000000-0000-0000-0000-000000000000';
     await expect(file.call(method.deleteVolume, { volumeId })).rejects.toMatchObject({ code: 14 });
     gate.open();
@@ -324,7 +325,7 @@ describe('ListVolumes', () => {
     const one = records.volumes.byId(volumeId as VolumeId) ?? expect.fail('there is none');
     records.transaction(() => {
       for (let n = 1; n <= 3_000; n++) {
-        const id = `${volumeId.slice(0, -4)}${String(n).padStart(4, '0')}` as VolumeId;
+        const id = newVolumeId();
         records.volumes.put({ ...one, id, name: `v${String(n).padStart(4, '0')}` as VolumeName, requestId: id });
       }
     });
