@@ -10,13 +10,14 @@ import { createLook } from '#clients/mounter/look.ts';
 import { createTableReader } from '#clients/mounter/mountinfo.ts';
 import { createNear } from '#clients/mounter/near.ts';
 import { createRun } from '#clients/mounter/run.ts';
+import { createSettling } from '#clients/mounter/settle.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import { createEngine, type Engine } from '#core/engine.ts';
-import type { NodeName, StoreConfig } from '#core/model.ts';
-import type { ProcessMarks, Records, StoreKind } from '#core/ports.ts';
+import type { NodeName } from '#core/model.ts';
+import type { LocalDirectory, ProcessMarks, Records, StoreKind } from '#core/ports.ts';
 import { takeProcessMarks } from './process-marks.ts';
 import { bootId, instanceOf, type StateFolder, stateFolderId } from './state-folder.ts';
-import { localPath } from './store-places.ts';
+import { localDirectoryOf } from './store-places.ts';
 
 export interface Pieces {
   readonly records: Records;
@@ -36,17 +37,19 @@ export interface Pieces {
 export async function assemble(pieces: Pieces): Promise<Engine> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
-  const roots = (only: (config: StoreConfig) => boolean): string[] =>
-    engine.stores.list().flatMap(({ config }) => (only(config) ? localPath(config.uri) : []));
+  const directories = (): readonly LocalDirectory[] =>
+    engine.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
   const readTable = createTableReader();
+  // One for all, since only the first look at the mount table waits.
+  const settled = createSettling(clock, state.path);
   const mounter = await createMounter({
     clock,
     run,
     readTable,
-    owner: state.path,
+    settled,
     // Loop devices on files of other stores are their users' own.
-    storeRoots: () => roots(({ options }) => options['layout'] === 'image'),
-    forbidden: () => [state.path, ...roots(() => true)],
+    storeRoots: () => directories().flatMap(({ path, hasImages }) => (hasImages ? path : [])),
+    forbidden: () => [state.path, ...directories().map(({ path }) => path)],
     published: state.published,
     mounts: state.mounts,
   });
@@ -57,11 +60,17 @@ export async function assemble(pieces: Pieces): Promise<Engine> {
     kinds,
     mounter,
     clients: {
-      directory: createDirectoryClient({ mounter, readTable, near: createNear(state.mounts) }),
-      loop: createLoopClient({ mounter, run, clock }),
+      directory: createDirectoryClient({ mounter, readTable, settled, near: createNear(state.mounts) }),
+      loop: createLoopClient({ mounter, run, clock, settled }),
       nfs: createNfsClient({
-        ...{ mounter, run, clock, keepers, instance },
-        ...{ look: createLook(clock), readTable },
+        mounter,
+        run,
+        clock,
+        keepers,
+        instance,
+        look: createLook(clock),
+        readTable,
+        settled,
       }),
     },
     mountsFolder: state.mounts,

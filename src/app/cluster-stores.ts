@@ -11,7 +11,7 @@ import { stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { isWithin, localPath } from './store-places.ts';
+import { isWithin, localDirectoryOf } from './store-places.ts';
 
 /** The stores that the Store objects of a cluster say, as a node knows them: also while the API server is away, and after a restart. */
 export interface ClusterStores {
@@ -67,7 +67,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     configs: async (kinds) => {
       const { configs, invalid } = configsOf(objects(), kinds);
       for (const [name, { message }] of invalid) complain(name, message);
-      for (const { name, uri } of configs) await makePlace(name, uri);
+      for (const config of configs) await makePlace(config.name, localDirectoryOf(kinds, config)?.path ?? '');
       return configs;
     },
     watch: async (scope) => {
@@ -99,8 +99,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
   }
 
   /** Nowhere else: where a disk is not mounted, what is below its place is not to be filled instead. */
-  async function makePlace(name: string, uri: string): Promise<void> {
-    const [path = ''] = localPath(uri);
+  async function makePlace(name: string, path: string): Promise<void> {
     if (!isWithin(path, places)) return;
     try {
       await makeFolders(path, 0o755);

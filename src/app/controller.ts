@@ -143,7 +143,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   await using api = await startClusterApi({ engine, client, clock, log, signal: scope.signal, agents, nodes });
   late.api = api;
   const base = { client, clock, caches, events, engine, kinds, agents, namespace, cluster: engine.instance };
-  const nodeStores = createNodeStores(agents, clock, caches);
+  const nodeStores = createNodeStores(base);
   const nodeVolumes = createNodeVolumes(base);
   const local = createNodeProvisioner({ ...base, stores: nodeStores, volumes: nodeVolumes });
   const provisioners = new Map([file, local].map((one) => [one.driver, one]));

@@ -5,9 +5,10 @@ import type { Log } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
 import { endsWithin } from '#base/patience.ts';
 import type { UpOptions } from '#cli/io.ts';
+import { drivers } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
-import { type DriverKind, driverNames, type Space } from '#front/csi/driver.ts';
+import type { Space } from '#front/csi/driver.ts';
 import { type CsiOptions, createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';
@@ -58,8 +59,6 @@ export interface CsiParts {
   readonly observed?: CsiOptions['observed'];
 }
 
-const kinds = Object.keys(driverNames) as readonly DriverKind[];
-
 export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Promise<Csi> {
   const servers: GrpcServer[] = [];
   const sockets: string[] = [];
@@ -75,20 +74,20 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
   try {
     // Whoever can call the driver can mount: only root.
     await makeFolders(wish.folder, 0o700);
-    for (const kind of kinds) {
-      const socket = join(wish.folder, `${kind}.sock`);
+    for (const driver of drivers) {
+      const socket = join(wish.folder, `${driver.socket}.sock`);
       await serve(
-        createCsiServer({ ...parts, kind, spaceOf, maxVolumes: wish.maxVolumes, podUsers: wish.podUsers }),
+        createCsiServer({ ...parts, driver, spaceOf, maxVolumes: wish.maxVolumes, podUsers: wish.podUsers }),
         socket,
       );
       sockets.push(socket);
     }
     // Last: a kubelet calls a driver as soon as it knows of it.
-    for (const kind of wish.registry === undefined ? [] : kinds) {
-      const endpoint = join(wish.folder, `${kind}.sock`);
+    for (const driver of wish.registry === undefined ? [] : drivers) {
+      const endpoint = join(wish.folder, `${driver.socket}.sock`);
       await serve(
-        createRegistrationServer({ ...parts, kind, endpoint }),
-        join(wish.registry ?? '', `${driverNames[kind]}-reg.sock`),
+        createRegistrationServer({ ...parts, driver, endpoint }),
+        join(wish.registry ?? '', `${driver.name}-reg.sock`),
       );
     }
   } catch (thrown) {

@@ -4,7 +4,9 @@ import { systemClock } from '#base/clock.ts';
 import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
-import type { Store, StoreKind } from '#core/ports.ts';
+import { isShared, type Placement } from '#core/placement.ts';
+import type { LocalDirectory, Store, StoreKind } from '#core/ports.ts';
+import { schemeOf } from '#core/store-uri.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import type { StateFolder } from './state-folder.ts';
 
@@ -52,7 +54,7 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readon
         const store = await kind.open(config, policy, context, scope);
         place.store = store;
         try {
-          refuseTwin(place, places, store);
+          refuseTwin(place, places, store, kind.placement);
           await refuseNested(place, places);
         } catch (cause) {
           await store.close();
@@ -72,10 +74,10 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readon
 }
 
 /** One place by two names, such as those of one server: what keeps hosts apart would not keep one host's stores apart. */
-function refuseTwin(place: Place, places: Iterable<Place>, { identity, shared }: Store): void {
+function refuseTwin(place: Place, places: Iterable<Place>, { identity }: Store, placement: Placement): void {
   const twin = [...places].find((other) => other !== place && !other.readOnly && other.store?.identity === identity);
   // A local store that has another's identity is a copy of it: one directory is known by its path.
-  if (identity === undefined || place.readOnly || !shared || twin === undefined) return;
+  if (identity === undefined || place.readOnly || !isShared(placement) || twin === undefined) return;
   throw taken(place.name, place.root, twin.name);
 }
 
@@ -105,11 +107,19 @@ function refuseOverlap({ name, on, root, readOnly }: Place, places: Iterable<Pla
   }
 }
 
+/** Undefined: the store is not in a directory of this machine, or its URI cannot be parsed. */
+export const localDirectoryOf = (
+  kinds: ReadonlyMap<string, StoreKind>,
+  config: StoreConfig,
+): LocalDirectory | undefined => kinds.get(schemeOf(config.uri))?.localDirectory?.(config);
+
 /** On this machine. A root that does not exist is refused by the kind itself, in its own words. */
-export const localPlace: PlaceOf = async ({ uri }) => {
-  const [wanted = ''] = localPath(uri);
-  return { on: ['this machine'], root: await realpath(wanted).catch(() => wanted) };
-};
+export const localPlace =
+  (kind: Pick<StoreKind, 'localDirectory'>): PlaceOf =>
+  async (config) => {
+    const { path: wanted = '' } = kind.localDirectory?.(config) ?? {};
+    return { on: ['this machine'], root: await realpath(wanted).catch(() => wanted) };
+  };
 
 /** Not around the state folder, nor in its mounts, nor where the embedded NFS server has its own store's volumes. */
 export function beside(state: StateFolder, exported: string | undefined): Refuse {
@@ -130,16 +140,6 @@ export const nfsPlace: PlaceOf = async ({ uri, options }) => {
   const { hosts, port = 2049, path, network = 'the host' } = parseOptions(uri, options);
   return { on: hosts.map((host) => `${host.toLowerCase()} port ${port} from ${network}`), root: path };
 };
-
-/** None for a store that is elsewhere, or whose URI the store itself refuses. */
-export function localPath(uri: string): string[] {
-  try {
-    const { protocol, pathname } = new URL(uri);
-    return protocol === 'local:' ? [decodeURIComponent(pathname)] : [];
-  } catch {
-    return [];
-  }
-}
 
 function overlaps(name: string, root: string, what: string): StowageError {
   return new StowageError(`store '${name}' at ${root} overlaps ${what}`, {

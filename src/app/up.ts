@@ -254,15 +254,11 @@ interface KindParts {
 function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindParts): readonly StoreKind[] {
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
+  const local = createLocalStoreKind();
   const network = isContained ? withoutHostClient(own) : own;
   return [
     // With keepers in pods this is one, too.
-    keepApart(
-      createLocalStoreKind(),
-      localPlace,
-      beside(state, nfs?.exported),
-      ...(keeperPlace === 'pod' ? [onNode()] : []),
-    ),
+    keepApart(local, localPlace(local), beside(state, nfs?.exported), ...(keeperPlace === 'pod' ? [onNode()] : [])),
     keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
   ];
 }

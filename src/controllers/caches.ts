@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
+import { driverNamed, drivers } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, nodes, persistentVolumes, storageClasses } from '#wire/kube/resources.ts';
 import type { Node, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { type Cache, createCache, identityOf } from './engine/cache.ts';
-import { classNameOf, drivers, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
+import { classNameOf, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
 import { type StoreObject, storeObjects } from './store-object.ts';
 
 /** What the controllers look at, each kind once. */
@@ -93,7 +94,7 @@ function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): Persisten
   };
 }
 
-const ours: ReadonlySet<string> = new Set(Object.values(drivers));
+const ours: ReadonlySet<string> = new Set(drivers.map(({ name }) => name));
 
 function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
   const { metadata, spec, status } = full;
@@ -111,7 +112,7 @@ function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
     spec: {
       ...{ ...about, csi: { driver, volumeHandle, volumeAttributes } },
       // Says which node it is on.
-      ...(driver === drivers.node ? picked(spec, 'nodeAffinity') : {}),
+      ...(driverNamed(driver)?.topology === 'node' ? picked(spec, 'nodeAffinity') : {}),
     },
     status: picked(status ?? {}, 'phase'),
   };

@@ -35,7 +35,7 @@ function begin(): CapacityController & { readonly clock: ReturnType<typeof creat
   it.api.put(paths.stores, { metadata: { name: 'disks' }, spec: { uri: 'local:///disks' } });
   for (const name of ['local.stowage.dev', 'file.stowage.dev'])
     it.api.put(drivers, { metadata: { name, uid: `uid-of-${name}` }, spec: {} });
-  const stores = createNodeStores(it.agents, it.parts.clock, it.caches);
+  const stores = createNodeStores(it.parts);
   const capacity = createCapacity({ ...it.parts, clock, stores });
   it.start(() => capacity);
   it.start(() => stores);

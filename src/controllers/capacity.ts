@@ -2,19 +2,22 @@ import { createHash } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
+import { type CsiDriver, driverFor, driverNamed, localDriver } from '#core/csi-drivers.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { schemeOf } from '#core/store-uri.ts';
+import { placementOf } from '#core/placement.ts';
+import type { StoreKind } from '#core/ports.ts';
 import { csiDrivers, csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { CsiStorageCapacity, Node, OwnerReference, StorageClass } from '#wire/kube/types.ts';
 import { type Cache, createCache, identityOf } from './engine/cache.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { drivers } from './names.ts';
 import type { NodeStores } from './node-stores.ts';
 import { type ControllerParts, found } from './parts.ts';
+import type { StoreObject } from './store-object.ts';
 
 export interface CapacityOptions extends Omit<ControllerParts, 'provisioners' | 'events'> {
   readonly stores: NodeStores;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
   /** Where the objects are: Stowage's own. */
   readonly namespace: string;
 }
@@ -47,15 +50,17 @@ const classLabel = 'stowage.dev/storage-class';
  * Says for each class of ours how much a new volume may have, and where: the scheduler sends a pod whose claim has no volume yet only to a
  * node that has room for it. The objects belong to the CSIDriver: they go when that does.
  */
-export function createCapacity({ client, clock, caches, stores, namespace }: CapacityOptions): CapacityController {
+export function createCapacity(options: CapacityOptions): CapacityController {
+  const { client, clock, caches, stores, kinds, namespace } = options;
   const cache = createCapacityCache(client, clock, namespace);
   const began = clock.elapsed();
   const written = new Map<string, { readonly capacity: string; readonly at: number }>();
   const seenAt = new Map<string, number>();
 
+  const driverOf = ({ uri }: StoreObject['spec']): CsiDriver => driverFor(placementOf(kinds, uri));
+
   function storeOf({ parameters = {}, provisioner }: StorageClass): string | undefined {
-    const isLocal = provisioner === drivers.node;
-    const all = [...caches.stores.all()].filter(({ spec }) => (schemeOf(spec.uri) === 'local') === isLocal);
+    const all = [...caches.stores.all()].filter(({ spec }) => driverOf(spec).name === provisioner);
     const wanted = parameters['store'] ?? (all.length === 1 ? all[0]?.metadata.name : undefined);
     return all.some(({ metadata }) => metadata.name === wanted) ? wanted : undefined;
   }
@@ -63,7 +68,7 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
   function roomFor(kind: StorageClass): readonly Room[] {
     const store = storeOf(kind);
     if (store === undefined) return [];
-    if (kind.provisioner === drivers.node)
+    if (driverNamed(kind.provisioner)?.topology === 'node')
       return [...stores.all()].flatMap(({ node, stores: those }) => {
         const topology = caches.nodes.get(node)?.metadata.labels?.[nodeTopologyKey];
         const seen = those.get(store);
@@ -76,7 +81,7 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
 
   async function reconcile(name: string, scope: Scope): Promise<Done | Again> {
     const kind = caches.classes.get(name);
-    const isOurs = kind !== undefined && (kind.provisioner === drivers.node || kind.provisioner === drivers.anywhere);
+    const isOurs = kind !== undefined && driverNamed(kind.provisioner) !== undefined;
     const rooms = isOurs ? roomFor(kind) : [];
     const wanted = new Set(rooms.map(({ node }) => objectName(name, node)));
     for (const own of wanted) seenAt.set(own, clock.elapsed());
@@ -144,12 +149,10 @@ export function createCapacity({ client, clock, caches, stores, namespace }: Cap
       provisioner === driver ? (metadata.name ?? []) : [],
     );
   controller.follow(caches.classes);
-  controller.follow(caches.stores, ({ spec }) =>
-    ofDriver(schemeOf(spec.uri) === 'local' ? drivers.node : drivers.anywhere),
-  );
+  controller.follow(caches.stores, ({ spec }) => ofDriver(driverOf(spec).name));
   controller.follow(caches.nodes, () => []);
   const lookAtLocal = (): void => {
-    for (const name of ofDriver(drivers.node)) controller.add(name);
+    for (const name of ofDriver(localDriver.name)) controller.add(name);
   };
   const topologyOf = ({ metadata }: Node): string | undefined => metadata.labels?.[nodeTopologyKey];
   caches.nodes.on({

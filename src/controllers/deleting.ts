@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { driverNamed } from '#core/csi-drivers.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { StoreName, VolumeName } from '#core/model.ts';
 import { qualified } from '#core/names.ts';
@@ -7,7 +8,7 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, type Done, done } from './engine/outcome.ts';
 import { heldBy, topologiesOf } from './handles.ts';
-import { drivers, provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
+import { provisionedBy, volumeFinalizer, volumeReference } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';
 import { reportFailure } from './reporting.ts';
@@ -126,7 +127,7 @@ export function createDeleting(parts: ControllerParts): Controller {
 /** A name on a node's store is only that node's. One that does not say which node it means may mean this one. */
 function mayBeOnSame(one: PersistentVolume, other: PersistentVolume): boolean {
   const [mine, theirs] = [topologiesOf(one), topologiesOf(other)];
-  const isOnNodes = one.spec.csi?.driver === drivers.node && mine.length > 0 && theirs.length > 0;
+  const isOnNodes = driverNamed(one.spec.csi?.driver)?.topology === 'node' && mine.length > 0 && theirs.length > 0;
   return !isOnNodes || mine.some((node) => theirs.includes(node));
 }
 

@@ -1,8 +1,5 @@
 import type { ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-/** The drivers, by where their stores can be worked on. */
-export const drivers = { anywhere: 'file.stowage.dev', node: 'local.stowage.dev' } as const;
-
 /** Put on a node by whoever knows that it is off, and that nothing of it still writes. */
 export const outOfService = 'node.kubernetes.io/out-of-service';
 

@@ -265,7 +265,7 @@ describe('a claim that does not wait for a pod', () => {
   ])('is made on another node than one whose %s is silent for long, which keeps nothing of it', async (_, looked) => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     const clock = createFakeClock();
-    const stores = it.start(() => createNodeStores(it.agents, clock, it.caches));
+    const stores = it.start(() => createNodeStores({ ...it.parts, clock }));
     const found = it.start(createNodeVolumes);
     const local = createNodeProvisioner({ ...it.parts, clock, stores, volumes: found });
     it.start(createProvisioning, { clock, provisioners: new Map([[local.driver, local]]) });

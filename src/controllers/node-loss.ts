@@ -1,16 +1,18 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, SeenUse, StoreName, Volume, VolumeId } from '#core/model.ts';
+import { isShared } from '#core/placement.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { recordedAs } from './handles.ts';
-import { drivers, nodeReference, outOfService } from './names.ts';
+import { nodeReference, outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
 import { claimLabels } from './provisioner.ts';
@@ -133,7 +135,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   function handles(): Iterable<Pick<Volume, 'id' | 'store'>> {
     const own = new Map<string, Pick<Volume, 'id' | 'store'>>();
     for (const { spec } of caches.volumes.all()) {
-      if (spec.csi?.driver !== drivers.anywhere) continue;
+      if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
       const { id = handle as VolumeId, store = '' as StoreName } = recordedAs(handle, engine.records) ?? {};
       own.set(id, { id, store });
@@ -213,7 +215,7 @@ async function bounded<T extends Pick<Volume, 'store'>>(
 
 /** On stores that are shared, as far as it is known. */
 function* volumesWith({ stores, records }: Engine, labels: Labels): Generator<Volume, void, undefined> {
-  const shared = stores.list().flatMap(({ shared: isShared, config }) => (isShared ? config.name : []));
+  const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: inPage };
   for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
     const page = records.volumes.page({ ...query, after });

@@ -1,9 +1,10 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
+import { localDriver } from '#core/csi-drivers.ts';
 import { errorCodes, stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
+import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
-import { schemeOf } from '#core/store-uri.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
@@ -12,7 +13,6 @@ import type { Agents } from './agents.ts';
 import { type Again, again } from './engine/outcome.ts';
 import { heldBy, topologiesOf } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
-import { drivers } from './names.ts';
 import { createChoosing, lookMs } from './node-choosing.ts';
 import { nodeOfVolumeGone, nodeOfVolumeUnknown, nodeUnknown, notRegistered } from './node-errors.ts';
 import { isBetter, type NodeStores } from './node-stores.ts';
@@ -78,7 +78,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   });
 
   function storeFor(wanted: string | undefined): string {
-    const all = [...caches.stores.all()].filter(({ spec }) => schemeOf(spec.uri) === 'local');
+    const all = [...caches.stores.all()].filter(({ spec }) => isOnNode(placementOf(kinds, spec.uri)));
     const names = all.map(({ metadata: { name = '' } }) => name);
     const [only] = names;
     if (wanted === undefined && only !== undefined && names.length === 1) return only;
@@ -184,7 +184,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
   }
 
   return {
-    driver: drivers.node,
+    driver: localDriver.name,
     create,
     isForAnother,
     follow: (changed) => {

@@ -3,7 +3,8 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
-import { schemeOf } from '#core/store-uri.ts';
+import { isOnNode, placementOf } from '#core/placement.ts';
+import type { StoreKind } from '#core/ports.ts';
 import { type ListedStore, type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
@@ -44,7 +45,14 @@ const checksAtOnce = 4;
 /** For an agent to have a store that is new, or changed; the next time twice as long. */
 const firstMs = 250;
 
-export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Caches, 'stores'>): NodeStores {
+export interface NodeStoresOptions {
+  readonly agents: Agents;
+  readonly clock: Clock;
+  readonly caches: Pick<Caches, 'stores'>;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+}
+
+export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOptions): NodeStores {
   const views = new Map<string, NodeView>();
   const taken = new Map<string, Map<string, bigint>>();
   const openUntil = new Map<string, Map<string, number>>();
@@ -99,7 +107,7 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
   /** Agents learn of stores when we do. Undefined: it knows them all as they are, or does not want to. */
   function soonFor(node: string, stores: ReadonlyMap<string, NodeStore>): number | undefined {
     const isMissing = [...caches.stores.all()].some(
-      ({ metadata, spec }) => schemeOf(spec.uri) === 'local' && !stores.has(metadata.name ?? ''),
+      ({ metadata, spec }) => isOnNode(placementOf(kinds, spec.uri)) && !stores.has(metadata.name ?? ''),
     );
     const isSoon = isMissing || behind.has(node);
     const ms = isSoon ? 2 * (waited.get(node) ?? firstMs / 2) : wellMs;
@@ -112,8 +120,8 @@ export function createNodeStores(agents: Agents, clock: Clock, caches: Pick<Cach
 
   async function ask(node: string, scope: Scope): Promise<readonly NodeStore[]> {
     const answer = await agents.call(node, { method: 'GET', path: '/v1/stores', deadlineMs: askMs }, scope);
-    const isOwn = (name: string): boolean => schemeOf(caches.stores.get(name)?.spec.uri ?? '') === 'local';
-    const own = storesFrom(answer, isOwn).filter(({ kind }) => kind === 'local');
+    const isOwn = (name: string): boolean => isOnNode(placementOf(kinds, caches.stores.get(name)?.spec.uri ?? ''));
+    const own = storesFrom(answer, isOwn).filter(({ kind }) => isOnNode(kinds.get(kind)?.placement));
     const seen = new Map<string, NodeStore>();
     await eachBounded(own, checksAtOnce, async (store) => void seen.set(store.name, await check(node, store, scope)));
     // As they were listed, whichever has answered first.

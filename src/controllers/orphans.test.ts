@@ -120,7 +120,7 @@ test('one that a PersistentVolume which only the API server knows calls by store
 
 test('one of a store that does not answer stays', async () => {
   await make('orphan');
-  it.nfs.close('marks', { store: 'silver' });
+  it.nfs.close('changedByOthers.marks', { store: 'silver' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
   const controller = it.start(createOrphans, { clock: later() });
   await eventually(() => controller.counts().again).toBeGreaterThan(0);

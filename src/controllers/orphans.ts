@@ -2,7 +2,8 @@ import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { schemeOf } from '#core/store-uri.ts';
+import { isOnNode, placementOf } from '#core/placement.ts';
+import type { StoreKind } from '#core/ports.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
@@ -14,6 +15,7 @@ import { storeReference } from './store-object.ts';
 
 export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly engine: Engine;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
 /** Whoever made it has had the time to write its PersistentVolume. */
@@ -29,12 +31,13 @@ const shown = 5;
  * that has files had a PersistentVolume once, which somebody took away without us, or which a cluster that was restored from a backup
  * does not know: it is reported, and left alone.
  */
-export function createOrphans({ client, clock, caches, events, engine }: OrphansOptions): Controller {
+export function createOrphans({ client, clock, caches, events, engine, kinds }: OrphansOptions): Controller {
   async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
     const object = caches.stores.get(store);
     const view = engine.stores.list().find(({ config }) => config.name === store);
-    // Those of nodes are looked through by `node-volumes.ts`.
-    if (object === undefined || schemeOf(object.spec.uri) === 'local' || view?.shared === false) return done;
+    if (object === undefined) return done;
+    // The controller `node-volumes.ts` looks for orphans on nodes.
+    if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
     // The core is told of it by another controller, which may be slower, and nobody tells us when it has opened it.
     if (view?.store === undefined) return again(unopenedMs);
     const suspects = new Map<string, Volume>();

@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { driverFor, fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
@@ -11,7 +12,7 @@ import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/ty
 import type { Again } from './engine/outcome.ts';
 import { heldBy, type IsHad } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
-import { drivers, storeIdentity } from './names.ts';
+import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 
 /** A volume for a claim. */
@@ -45,8 +46,8 @@ export interface Grown {
 }
 
 /**
- * Makes and ends the volumes of one driver. Which one it is follows from where its stores can be worked on: `anywhere` here, by the
- * core of this process; `node` by the agents.
+ * Makes and ends the volumes of one driver: the core of this process those of `file.stowage.dev`, the agents of nodes those of
+ * `local.stowage.dev`.
  */
 export interface Provisioner {
   readonly driver: string;
@@ -90,7 +91,8 @@ export type WhyNotOpen = (store: string) => StowageError | undefined;
 
 /** Of stores that can be worked on from here. */
 export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): Provisioner {
-  const shared = (): readonly StoreView[] => engine.stores.list().filter((view) => view.shared);
+  const shared = (): readonly StoreView[] =>
+    engine.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
   const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
 
   function storeFor(wanted: string | undefined): StoreView {
@@ -129,7 +131,7 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
   }
 
   return {
-    driver: drivers.anywhere,
+    driver: fileDriver.name,
     create: async (want, scope) => {
       const known = madeFor(want.claim.uid);
       // A leader may have been killed between its record and its data.

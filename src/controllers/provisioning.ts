@@ -1,5 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
+import { driverNamed } from '#core/csi-drivers.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
@@ -11,7 +12,6 @@ import { type Again, again, type Done, done } from './engine/outcome.ts';
 import {
   claimReference,
   classNameOf,
-  drivers,
   provisionedBy,
   selectedNode,
   storeIdentity,
@@ -209,11 +209,13 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   const access: Access = spec.volumeMode === 'Block' ? 'block' : 'filesystem';
   // What no kubelet could mount: better no volume than one whose pods wait for ever.
   const onMany =
-    kind.provisioner === drivers.node ? spec.accessModes?.find((mode) => mode.endsWith('Many')) : undefined;
+    driverNamed(kind.provisioner)?.multiNode === false
+      ? spec.accessModes?.find((mode) => mode.endsWith('Many'))
+      : undefined;
   if (onMany !== undefined)
     throw unsupported(
       `asks for ${onMany}, and volumes of its class can be used on one node only`,
-      `Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of ${drivers.anywhere}, whose stores all nodes reach.`,
+      'Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of file.stowage.dev, whose stores all nodes reach.',
     );
   if (access === 'filesystem') refuseMountOptions(kind);
   return {

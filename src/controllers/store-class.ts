@@ -1,10 +1,13 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
+import { driverFor } from '#core/csi-drivers.ts';
+import { type Placement, placementOf } from '#core/placement.ts';
+import type { StoreKind } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { StorageClass } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { drivers, storeLabel } from './names.ts';
+import { storeLabel } from './names.ts';
 import { found } from './parts.ts';
 import type { StoreObject } from './store-object.ts';
 
@@ -14,11 +17,11 @@ const managedBy = 'app.kubernetes.io/managed-by';
 const madeAs = 'stowage.dev/made-as';
 
 /** The class that goes with a store, as its object wants it. Undefined: none. */
-function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
+function classFor({ metadata, spec }: StoreObject, placement: Placement | undefined): StorageClass | undefined {
   const wish = spec.storageClass;
   if (wish === undefined) return undefined;
   const { name = '', uid = '' } = metadata;
-  const isOnNodes = spec.uri.startsWith('local:');
+  const driver = driverFor(placement);
   const { nameTemplate, enforce = false } = wish;
   const own = wish.name ?? name;
   return {
@@ -29,15 +32,14 @@ function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
       // It goes with its store.
       ownerReferences: [{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid }],
     },
-    provisioner: isOnNodes ? drivers.node : drivers.anywhere,
+    provisioner: driver.name,
     parameters: {
       store: name,
       ...(nameTemplate === undefined ? {} : { nameTemplate }),
       ...(enforce ? { enforce: 'true' } : {}),
     },
     reclaimPolicy: wish.reclaimPolicy ?? 'Delete',
-    // What is on one node has to wait until it is known which one.
-    volumeBindingMode: wish.volumeBindingMode ?? (isOnNodes ? 'WaitForFirstConsumer' : 'Immediate'),
+    volumeBindingMode: wish.volumeBindingMode ?? driver.volumeBindingMode,
     allowVolumeExpansion: wish.allowVolumeExpansion ?? true,
   };
 }
@@ -45,14 +47,19 @@ function classFor({ metadata, spec }: StoreObject): StorageClass | undefined {
 /** Whether it has the one it wants; the name of the one that is somebody else's. Undefined: it wants none. */
 export type ClassState = { readonly ready: true } | { readonly ready: false; readonly taken: string } | undefined;
 
+interface ClassParts {
+  readonly client: KubeClient;
+  readonly caches: Pick<Caches, 'classes'>;
+  readonly kinds: ReadonlyMap<string, StoreKind>;
+}
+
 /** Most fields of a class cannot be changed: another one takes its place. Claims that have their volume do not notice. */
 export async function keepClass(
-  client: KubeClient,
-  caches: Pick<Caches, 'classes'>,
+  { client, caches, kinds }: ClassParts,
   store: StoreObject,
   { signal }: Scope,
 ): Promise<ClassState> {
-  const wanted = classFor(store);
+  const wanted = classFor(store, placementOf(kinds, store.spec.uri));
   const owned = caches.classes
     .by('store', store.metadata.name ?? '')
     .filter(({ metadata }) => metadata.annotations?.[madeAs] === metadata.name);

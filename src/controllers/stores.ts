@@ -4,6 +4,7 @@ import { bytesOf, quantityOf } from '#base/quantity.ts';
 import type { Engine } from '#core/engine.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreConfig } from '#core/model.ts';
+import { opensInController, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { isAccessDenied } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
@@ -44,7 +45,7 @@ export function createStoresController(options: StoresOptions): StoresController
   let told: { readonly text: string; readonly work: Promise<void> } | undefined;
   let invalid: ReadonlyMap<string, StowageError> = new Map();
 
-  const isShared = (uri: string): boolean => kinds.get(schemeOf(uri))?.shared === true;
+  const opensHere = (uri: string): boolean => opensInController(placementOf(kinds, uri));
 
   /** All of them at once: a directory may go from one to another. */
   async function configure(scope: Scope): Promise<void> {
@@ -64,8 +65,8 @@ export function createStoresController(options: StoresOptions): StoresController
     const found = configsOf(objects, kinds);
     ({ invalid } = found);
     // The others are worked on by the agents of their nodes.
-    const shared = found.configs.filter(({ uri }) => isShared(uri));
-    await engine.stores.configure(shared, undefined, scope);
+    const own = found.configs.filter(({ uri }) => opensHere(uri));
+    await engine.stores.configure(own, undefined, scope);
     first.resolve();
   }
 
@@ -73,7 +74,7 @@ export function createStoresController(options: StoresOptions): StoresController
     const { name = '' } = object.metadata;
     const wrong = invalid.get(name);
     if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
-    if (!isShared(object.spec.uri)) return seenOnNodes(name, nodeStores);
+    if (!opensHere(object.spec.uri)) return seenOnNodes(name, nodeStores);
     const check = await engine.stores.check(name, scope);
     const { store, problem, pending } = engine.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
@@ -93,7 +94,7 @@ export function createStoresController(options: StoresOptions): StoresController
     const object = caches.stores.get(key);
     if (object === undefined || object.metadata.deletionTimestamp !== undefined) return done;
     const seen = await look(object, scope);
-    const kept = await keepClass(client, caches, object, scope);
+    const kept = await keepClass(options, object, scope);
     const status = statusOf(object, seen, mountsOf?.of(key, object.status), kept, clock.now());
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(

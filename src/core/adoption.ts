@@ -71,7 +71,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
       // To rebuild the catalogue from what lies there is to say that it is the store.
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
-        if (store.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw readOnly(store.name);
         using _ = await operations.lock([adoptKey(store.name)], call.signal);
         const params = { ...how };
         const about = { kind: 'store.adopt', store: store.name, subject: store.name };
@@ -124,7 +124,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     for await (const seen of store.list(scope)) {
       if (isKnown(seen) || !wanted(seen.name)) continue;
       // Of a shared store they are seen anyway; which of them belong to a host that is gone, only a person knows.
-      if (store.shared && !isByName) continue;
+      if (store.changedByOthers !== undefined && !isByName) continue;
       const home = homeElsewhere(seen);
       if (home !== undefined) {
         skipped.push({ name: seen.name, reason: 'it is a copy of a volume of another store, and has the same id' });

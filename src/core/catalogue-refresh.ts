@@ -43,7 +43,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
   }
 
   function takeOurs(store: Store, found: Volume): void {
-    if (!isElsewhere(found) && (store.shared || found.instance === instance)) take(store, found);
+    if (!isElsewhere(found) && (store.changedByOthers !== undefined || found.instance === instance)) take(store, found);
   }
 
   /** Of each store: what kept records of it from being read, when that was last tried. */
@@ -78,7 +78,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
   /** Those that are there, each with whether our record of it is as good as the store's. */
   async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
     const before = marks.get(store);
-    const now = await store.marks?.(scope);
+    const now = await store.changedByOthers?.marks?.(scope);
     if (now === undefined) return new Map((await store.names(scope)).map((name) => [name, true]));
     marks.set(store, now);
     return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));

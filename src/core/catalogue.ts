@@ -88,7 +88,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     for (const store of stores) {
       const open = parts.stores().view(store).store;
       // What only we change was read when it was opened; the others just now.
-      if (open?.shared === false && refresh.unreadable(open).size > 0)
+      if (open !== undefined && open.changedByOthers === undefined && refresh.unreadable(open).size > 0)
         await parts.stores().use(store, (now) => refresh.readAgain(now, scope));
       for (const [name, failure] of open === undefined ? [] : refresh.unreadable(open))
         if (wanted === undefined || name === wanted) all.push({ store, name, failure });
@@ -116,7 +116,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       };
       const cached = recorded();
       // Another host may have renamed or deleted it.
-      if (cached !== undefined && parts.stores().view(cached.store).store?.shared === true)
+      if (cached !== undefined && parts.stores().view(cached.store).store?.changedByOthers !== undefined)
         await refreshOne(cached.store, cached.name, scope);
       const still = recorded();
       if (still !== undefined) return still;

@@ -5,6 +5,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import { StowageError } from './errors.ts';
 import type { Volume } from './model.ts';
@@ -105,7 +106,7 @@ describe('delete', () => {
           await beforeDelete?.();
           await store.delete(...asked);
         };
-        return { ...store, delete: remove };
+        return replaceVerbs(store, { delete: remove });
       };
       return { ...kind, open };
     };
@@ -283,7 +284,7 @@ describe('the trash', () => {
           if (!stuck.has(id)) return opened.trash.purgeExpired(id, scope);
           throw new StowageError('it is stuck', { code: 'conflict', reason: 'stuck', action: 'None.' });
         };
-        return { ...opened, trash: { ...opened.trash, purgeExpired } };
+        return replaceVerbs(opened, { 'trash.purgeExpired': purgeExpired });
       },
     };
     await server[Symbol.asyncDispose]();

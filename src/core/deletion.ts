@@ -72,7 +72,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
     const before = await catalogue.resolve(ref, call);
     await holds.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
-      if (store.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw readOnly(store.name);
       // Only to refuse early, before anything is locked, recorded or unmounted. The store decides when it deletes.
       if (how?.discard === true) await refuseFull(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];

@@ -4,6 +4,7 @@ import { type PluginName, pluginNames } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId } from './model.ts';
 import { isVolumeName, partsOfQualified, qualified, quoted } from './names.ts';
+import { isShared, type Placement } from './placement.ts';
 import type { Records } from './ports.ts';
 import { unknownStore } from './store-errors.ts';
 import type { Stores } from './stores.ts';
@@ -47,9 +48,9 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
   const isIn =
     (plugin: PluginName) =>
     (store: string): boolean =>
-      stores.list().some((view) => view.config.name === store && pluginOf(view.shared) === plugin);
+      stores.list().some((view) => view.config.name === store && pluginOf(view.placement) === plugin);
   const storesOf = (plugin: PluginName): readonly StoreName[] =>
-    stores.list().flatMap(({ config, shared }) => (pluginOf(shared) === plugin ? [config.name] : []));
+    stores.list().flatMap(({ config, placement }) => (pluginOf(placement) === plugin ? [config.name] : []));
 
   async function meant(plugin: PluginName, name: string, scope: Scope): Promise<Volume | undefined> {
     const id = records.engineNames.get(plugin, name);
@@ -139,14 +140,14 @@ export function createEngineNames(parts: EngineNamesParts): EngineNames {
       const store = parts?.store ?? wanted ?? usual(plugin, storesOf(plugin), stores.defaultName);
       const view = stores.list().find(({ config }) => config.name === store);
       if (view === undefined) throw noStore(store, storesOf(plugin));
-      const { config, shared } = view;
-      if (pluginOf(shared) !== plugin) throw otherScope(`store '${config.name}'`, config.name, plugin);
+      const { config, placement } = view;
+      if (pluginOf(placement) !== plugin) throw otherScope(`store '${config.name}'`, config.name, plugin);
       return { store: config.name, name: parts?.name ?? name };
     },
   };
 }
 
-const pluginOf = (shared: boolean): PluginName => (shared ? 'stowage' : 'stowage-local');
+const pluginOf = (placement: Placement): PluginName => (isShared(placement) ? 'stowage' : 'stowage-local');
 
 const otherThan = (plugin: PluginName): PluginName => pluginNames.find((name) => name !== plugin) ?? plugin;
 

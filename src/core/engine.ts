@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { type Adoptions, createAdoptions } from './adoption.ts';
 import { type Catalogue, createCatalogue } from './catalogue.ts';
+import { type ClientTable, createClients } from './clients.ts';
 import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
 import { createEngineAsks, type EngineAsks } from './engine-asks.ts';
@@ -12,11 +13,12 @@ import { createEvents, type Events } from './events.ts';
 import { createHolds, type Holds } from './holds.ts';
 import { createLimits } from './limits.ts';
 import type { MaintenanceTask } from './maintenance.ts';
-import type { NodeName, Source, VolumeId } from './model.ts';
+import type { NodeName, VolumeId } from './model.ts';
 import { createMountHealth, type LookAtMounts } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
-import type { Client, Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
+import { isShared as isSharedPlacement } from './placement.ts';
+import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import { createReferences, type References } from './references.ts';
@@ -73,7 +75,7 @@ export interface EngineParts {
   readonly records: Records;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly mounter: Mounter;
-  readonly clients: { readonly [K in Source['kind']]: Client<K> };
+  readonly clients: ClientTable;
   readonly mountsFolder: string;
   /** Where container engines find volumes. */
   readonly publishedFolder: string;
@@ -92,6 +94,7 @@ export interface EngineParts {
 export function createEngine(parts: EngineParts): Engine {
   const { records, mounter, instance, node, clock, log } = parts;
   const events = createEvents(parts.epoch, clock);
+  const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
   // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
   const late: { stores?: Stores; reclaim?: Reclaim; references?: References } = {};
@@ -105,13 +108,14 @@ export function createEngine(parts: EngineParts): Engine {
   };
   const answers = createStoreAnswers({ clock, stores: laterStores });
   const catalogue = createCatalogue({ records, answers, stores: laterStores, instance });
+  const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const holds: Holds = createHolds({
     ...{ records, mounter, operations, clock, log, node, folder: parts.publishedFolder },
-    ...{ mounts: () => mounts, references: laterReferences, stageOf: (id) => `${parts.mountsFolder}/${id}` },
-    remapped: createRemappedUsers({ engines: parts.engines, stores: laterStores, clock }),
+    ...{ mounts: () => mounts, references: laterReferences, stageOf },
+    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: laterStores, clock }),
   });
   const mounts: Mounts = createMounts({
-    ...{ ...parts, stores: laterStores, catalogue, operations, events },
+    ...{ ...parts, clients, stores: laterStores, catalogue, operations, events },
     ...{ holds: () => holds, references: laterReferences },
   });
   const steps: Record<string, Step> = {};
@@ -138,7 +142,7 @@ export function createEngine(parts: EngineParts): Engine {
   });
   const isShared = (id: VolumeId): boolean => {
     const store = records.volumes.byId(id)?.store;
-    return stores.list().some((view) => view.shared && view.config.name === store);
+    return stores.list().some(({ placement, config }) => isSharedPlacement(placement) && config.name === store);
   };
   late.references = references;
   const limits = createLimits(records);
@@ -154,7 +158,8 @@ export function createEngine(parts: EngineParts): Engine {
   const mountHealth = createMountHealth({
     records,
     mounts,
-    clients: parts.clients,
+    clients,
+    stageOf,
     stores: laterStores,
     answers,
     clock,

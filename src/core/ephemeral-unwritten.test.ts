@@ -3,6 +3,7 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { aCall } from '#testing/calls.ts';
+import { type ClientTable, createClients } from './clients.ts';
 import { createEphemerals, type EphemeralParts, type Ephemerals } from './ephemeral.ts';
 import { StowageError } from './errors.ts';
 import { createEvents } from './events.ts';
@@ -11,7 +12,7 @@ import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
 import type { OwnUses } from './own-uses.ts';
-import type { Client, Mounter, MountPoint, Records } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
 import { createBinding, createUnpublish } from './publishing.ts';
 import { createStaging, ownSource } from './staging.ts';
 
@@ -56,8 +57,10 @@ const mounter = {
 
 const nfs = {
   kind: 'nfs',
+  nodeLocal: false,
+  outlivesMount: false,
   flush: async () => unwritten(),
-  unstage: async (_source: Source, at: string, _scope: unknown, how?: { readonly force: boolean }) => {
+  unstage: async (_source: Source, { path: at }: StagingTarget, _scope: unknown, how?: { readonly force: boolean }) => {
     if (how?.force !== true) unwritten();
     table.delete(at);
   },
@@ -74,7 +77,7 @@ beforeEach(async () => {
     ...{
       records,
       mounter,
-      clients: { nfs },
+      clients: createClients({ nfs } as unknown as ClientTable),
       mountsFolder: '/s',
       operations,
       events,
@@ -93,7 +96,7 @@ beforeEach(async () => {
   };
   ephemerals = createEphemerals({
     ...{ records, operations, clock, log, mounts: { publish, unpublish } },
-    stores: { view: () => ({ config: { policy: {} }, shared: false }) },
+    stores: { view: () => ({ config: { policy: {} }, placement: 'node' }) },
     volumes: {
       create: async () => {
         records.volumes.put(volume);

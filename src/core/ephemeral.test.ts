@@ -7,6 +7,7 @@ import { aCall, inTime, runMaintenance } from '#testing/calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { createSkippingClock, type SkippingClock } from '#testing/fakes/skipping-clock.ts';
+import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
@@ -32,25 +33,25 @@ function unheard(inner: StoreKind): StoreKind {
     if (!isDeaf) return made;
     throw noAnswer();
   };
-  const wrap = (store: Store): Store => ({
-    ...store,
-    create: async (spec, scope) => {
-      if (owed === undefined) return await answer(await store.create(spec, scope));
-      owed.push(() => store.create(spec, aCall()));
-      throw noAnswer();
-    },
-    get: async (name, scope) => {
-      asked.push(name);
-      if (isDeaf) clock.skip(2_000);
-      return await answer(await store.get(name, scope));
-    },
-  });
+  const wrap = (store: Store): Store =>
+    replaceVerbs(store, {
+      create: async (spec, scope) => {
+        if (owed === undefined) return await answer(await store.create(spec, scope));
+        owed.push(() => store.create(spec, aCall()));
+        throw noAnswer();
+      },
+      get: async (name, scope) => {
+        asked.push(name);
+        if (isDeaf) clock.skip(2_000);
+        return await answer(await store.get(name, scope));
+      },
+    });
   return { ...inner, open: async (...args) => wrap(await inner.open(...args)) };
 }
 
 /** Directories, said to be reached by other hosts too. */
 const far: StoreKind = {
-  ...{ ...createLocalStoreKind(), scheme: 'far', shared: true },
+  ...{ ...createLocalStoreKind(), scheme: 'far', placement: 'anywhere' },
   refuse: () => undefined,
   open: ({ uri, ...config }, ...rest) =>
     createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),

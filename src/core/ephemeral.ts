@@ -9,6 +9,7 @@ import type { Mounts, Publishing } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import { createPasses, type Passes } from './passes.ts';
+import { isShared } from './placement.ts';
 import type { Records } from './ports.ts';
 import type { Stores, StoreView } from './stores.ts';
 import { requestDiffers } from './volume-errors.ts';
@@ -236,8 +237,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
 const isSame = (one: Asked, other: Asked): boolean => one.bytes === other.bytes && one.enforce === other.enforce;
 
 /** No class, quota or right stands between whoever may make a pod and the store, so sharing one is not reason enough. */
-function refuseInline({ config, shared }: StoreView): void {
-  if (config.policy.inline ?? !shared) return;
+function refuseInline({ config, placement }: StoreView): void {
+  if (config.policy.inline ?? !isShared(placement)) return;
   throw new StowageError(`store '${config.name}' does not allow inline volumes`, {
     code: 'denied',
     reason: 'inline-not-allowed',

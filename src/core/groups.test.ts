@@ -1,12 +1,22 @@
 import { beforeEach, describe, expect, test } from 'vitest';
+import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds/directory.ts';
+import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
+import { type ClientTable, createClients } from './clients.ts';
+import { createRegrouping, giveToGroup } from './groups.ts';
 import type { Mount, NfsWay, Source, Volume, VolumeId } from './model.ts';
 import type { Mounter, Store } from './ports.ts';
 
 const nfs = (way: Partial<NfsWay>): Source =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way }) as unknown as Source;
 const volume = { id: 'sv1-a' as VolumeId, store: 'silver', name: 'a', access: 'filesystem' } as Volume;
+
+const clients = createClients({
+  directory: createDirectoryClient({} as DirectoryClientParts),
+  nfs: createNfsClient({} as NfsClientParts),
+} as unknown as ClientTable);
+const mountedFor = (source: Source, group: number | undefined): Source =>
+  clients.withMountOptions(source, { readOnly: false, group });
 
 test('it is known for which group a volume is mounted', () => {
   expect(mountedFor(nfs({ squash: 'all' }), 2000)).toEqual(nfs({ squash: 'all', group: 2000 }));
@@ -57,6 +67,7 @@ describe('a volume that is mounted as the group of a pod before', () => {
   const regrouping = () =>
     createRegrouping(
       {
+        clients,
         records: {
           mounts: {
             of: () => [...mounts.values()],

@@ -1,15 +1,9 @@
 import type { Scope } from '#base/log.ts';
+import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, Source, Volume } from './model.ts';
 import type { Mounter, Records, Store } from './ports.ts';
 import type { Staging } from './staging.ts';
-
-/**
- * A group that shall be able to use a volume. Where everybody is one user on the server, whoever comes may do what that one may,
- * and files are only shown to be the group's. Elsewhere they have to be, on the store.
- */
-export const mountedFor = (source: Source, group: number | undefined): Source =>
-  group !== undefined && source.kind === 'nfs' ? { ...source, way: { ...source.way, group } } : source;
 
 /** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
 export async function giveToGroup(
@@ -22,8 +16,6 @@ export async function giveToGroup(
   if (group !== undefined && !readOnly && access !== 'block') await store.give?.(source, group, scope);
 }
 
-const groupOf = (source: Source): number | undefined => (source.kind === 'nfs' ? source.way.group : undefined);
-
 export interface Regrouping {
   /**
    * Where nobody has the volume but the kubelet, which keeps it for the next pod, and that one's group is another: what is mounted
@@ -34,8 +26,14 @@ export interface Regrouping {
   after(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
 }
 
+interface RegroupingParts {
+  readonly records: Pick<Records, 'mounts'>;
+  readonly mounter: Mounter;
+  readonly clients: Pick<Clients, 'groupOf'>;
+}
+
 export function createRegrouping(
-  { records, mounter }: { readonly records: Pick<Records, 'mounts'>; readonly mounter: Mounter },
+  { records, mounter, clients }: RegroupingParts,
   staging: Pick<Staging, 'path'>,
   binding: { takeDown(mount: Mount, scope: Scope): Promise<void> },
 ): Regrouping {
@@ -43,7 +41,7 @@ export function createRegrouping(
     before: async (volume, wanted, scope) => {
       const mounts = records.mounts.of(volume.id);
       const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
-      if (!isIdle || mounts.every(({ source }) => groupOf(source) === groupOf(wanted))) return [];
+      if (!isIdle || mounts.every(({ source }) => clients.groupOf(source) === clients.groupOf(wanted))) return [];
       const taken: Mount[] = [];
       for (const mount of mounts) {
         try {

@@ -41,8 +41,8 @@ export interface Holds {
 
 export interface HoldsParts {
   readonly records: Records;
-  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead'>;
-  readonly mounter: Pick<Mounter, 'usersOf' | 'openShared' | 'closeShared' | 'unable'>;
+  readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead' | 'mountsOf'>;
+  readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
   readonly references: () => Pick<References, 'of' | 'known' | 'isLive' | 'lookAll' | 'foundAt'>;
   readonly remapped: RemappedUsers;
@@ -121,8 +121,9 @@ export function createHolds(parts: HoldsParts): Holds {
     const mount = records.mounts.at(targetOf(id));
     if (mount === undefined) return false;
     const ours = new Set([parts.stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
-    const seen = await parts.mounter.usersOf(mount.source, parts.stageOf(id), scope);
-    return seen.some((at) => !ours.has(at));
+    const seen = await parts.mounts().mountsOf(mount.source, id, scope);
+    // Keep the mount if its source kind is unknown: no client can tell where it is bound.
+    return seen === undefined || seen.some((at) => !ours.has(at));
   }
 
   async function settleOne(id: VolumeId, scope: Scope): Promise<void> {

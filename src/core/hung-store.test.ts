@@ -7,6 +7,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall, runMaintenance } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';
 import { type Answer, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
 
 let folder: string;
@@ -249,7 +250,7 @@ describe('what one store lacks does not keep others from theirs', () => {
     await add(server, 'b');
     const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     await server.admin.delete('/v1/volumes/a..x');
-    const gate = kind.close('trash', { deaf: true, store: 'b' });
+    const gate = kind.close('trash.list', { deaf: true, store: 'b' });
     expect((await server.admin.post(`/v1/trash/${body.id}/restore`)).status).toBe(200);
     gate.open();
   });
@@ -261,7 +262,7 @@ describe('what one store lacks does not keep others from theirs', () => {
     const { body } = await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
     await server.admin.delete('/v1/volumes/a..x');
     expect((await server.admin.get('/v1/trash')).body).toMatchObject({ items: [{ id: body.id }], unanswered: [] });
-    const gate = kind.close('trash', { deaf: true, store: 'b' });
+    const gate = kind.close('trash.list', { deaf: true, store: 'b' });
     /** Time goes on as soon as the silent store has been asked once more. */
     const answered = async (asked: Promise<Answer>): Promise<Answer> => {
       const before = gate.waiting();
@@ -345,7 +346,7 @@ describe('closing a store on a disk that does not answer', () => {
       ...kind,
       open: async (config, ...rest) => {
         const store = await kind.open(config, ...rest);
-        return config.name === 'a' ? { ...store, close: () => new Promise(() => undefined) } : store;
+        return config.name === 'a' ? replaceVerbs(store, { close: () => new Promise(() => undefined) }) : store;
       },
     };
     const server = await started({ kinds: [never] });

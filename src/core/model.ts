@@ -83,6 +83,9 @@ export type Source =
       readonly way: NfsWay;
     };
 
+export type SourceKind = Source['kind'];
+export type SourceOf<K extends SourceKind> = Extract<Source, { readonly kind: K }>;
+
 /** How a volume on an NFS server is reached, by the store's options: no secrets, only where they are. */
 export interface NfsWay {
   /** built-in: our own data path. host: the system's NFS client. */

@@ -1,7 +1,10 @@
 import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import type { KeeperKind } from '#clients/data-path/starting.ts';
+import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type ClientTable, createClients } from './clients.ts';
 import { StowageError } from './errors.ts';
 import { noteRepaired, repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
@@ -27,20 +30,25 @@ beforeEach(() => {
   [mounts, asked] = [[], []];
 });
 
-function mounted(target: string, { store = 'silver', network = 'one', since = 1 } = {}): VolumeId {
+function mounted(target: string, { store = 'silver', network = 'one', client = 'built-in', since = 1 } = {}): VolumeId {
   const id = newVolumeId();
   const volume = { id, name: target.slice(1) as VolumeName, store: store as StoreName, labels: {}, revision: 1 };
   records.volumes.put({
     ...{ ...volume, bytes: undefined, enforce: false, access: 'filesystem', requestId: target, createdAt: 1 },
     instance: 'i',
   } satisfies Volume);
-  const source = { kind: 'nfs', hosts: ['filer'], path: target, way: { network } } as unknown as Source;
+  const source = { kind: 'nfs', hosts: ['filer'], path: target, way: { network, client } } as unknown as Source;
   const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;
   const mount: Mount = { volumeId: id, source, target, readOnly: false, user, since, madeTarget: false };
   records.mounts.put(mount);
   mounts.push({ ...mount, mounted: true });
   return id;
 }
+
+/** A client that reports, for each network, the trouble of the keeper that serves it. */
+const nfsParts = {
+  keepers: { trouble: async ({ network = '' }: KeeperKind) => troubles.get(network) },
+} as unknown as NfsClientParts;
 
 async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
   const parts = {
@@ -54,9 +62,8 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
         return dead.has(id);
       },
     },
-    clients: {
-      nfs: { trouble: async (source: { way: { network: string } }) => troubles.get(source.way.network) },
-    },
+    stageOf: (id: VolumeId) => `/s/${id}`,
+    clients: createClients({ nfs: createNfsClient(nfsParts) } as unknown as ClientTable),
     stores: () => ({
       view: (name: string) => {
         if (name === 'gone')
@@ -102,6 +109,18 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
       "store 'closed' is not open: the store cannot be used at the moment: it is the network, the server or the disk",
     ],
     '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
+  });
+});
+
+test("a failing data path says nothing about mounts of the system's client on the same network", async () => {
+  mounted('/a', { network: 'two', client: 'host' });
+  mounted('/b', { network: 'two' });
+  mounted('/c', { network: 'two', client: 'host' });
+  troubles.set('two', 'it dies again and again');
+  expect(await look()).toEqual({
+    '/a': ['ok', undefined],
+    '/b': ['client-failing', 'it dies again and again'],
+    '/c': ['ok', undefined],
   });
 });
 

@@ -1,11 +1,12 @@
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
+import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import { repairedAt } from './mended-mounts.ts';
-import type { Source, StoreName, VolumeId } from './model.ts';
+import type { Mount, StoreName, VolumeId } from './model.ts';
 import type { LiveMount, Mounts } from './mounts.ts';
-import type { Client, Records } from './ports.ts';
+import type { Records } from './ports.ts';
 import type { StoreAnswers } from './store-answers.ts';
 import { notAnswering } from './store-errors.ts';
 import type { Stores } from './stores.ts';
@@ -27,10 +28,18 @@ export interface MountHealth {
 
 export type WatchedMount = LiveMount & { readonly health: MountHealth };
 
+interface Daemon {
+  /** Unique among the processes of all clients. */
+  readonly key: string;
+  trouble(scope: Scope): Promise<string | undefined>;
+}
+
 export interface MountHealthParts {
   readonly records: Records;
   readonly mounts: Pick<Mounts, 'list' | 'of' | 'isDead'>;
-  readonly clients: { readonly [K in Source['kind']]: Client<K> };
+  readonly clients: Clients;
+  /** Where a volume is staged. */
+  readonly stageOf: (id: VolumeId) => string;
   readonly stores: () => Pick<Stores, 'view'>;
   readonly answers: Pick<StoreAnswers, 'silent' | 'refusal'>;
   readonly clock: Clock;
@@ -51,7 +60,7 @@ export type LookAtMounts = (scope: Scope, volume?: VolumeId) => Promise<readonly
 
 /** How every mount of this machine is. Nothing is looked for in the mounts themselves: whoever does may wait for ever. */
 export function createMountHealth(parts: MountHealthParts): LookAtMounts {
-  const { records, mounts, clients, stores, answers, clock } = parts;
+  const { records, mounts, clients, stageOf, stores, answers, clock } = parts;
 
   async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
     const found = new Map<VolumeId, string>();
@@ -65,17 +74,29 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     return found;
   }
 
-  /** What is wrong with whatever serves such mounts; for each kind of them once. */
-  async function failures(all: readonly LiveMount[], scope: Scope): Promise<(source: Source) => string | undefined> {
-    const { trouble } = clients.nfs;
-    const nfs = all.flatMap(({ source }) => (source.kind === 'nfs' ? [source] : []));
-    const byKey = new Map(nfs.map((source) => [keyOf(source), source]));
-    // At once: keepers that do not answer each take their time.
-    const asked = Array.from(byKey, async ([key, source]) => {
-      return [key, await trouble?.(source, scope).catch(() => words.mute)] as const;
+  /** The process of ours that serves the mount. Undefined: no process of ours serves it. */
+  function daemonOf({ source, volumeId }: Mount): Daemon | undefined {
+    const client = clients.find(source);
+    const daemon = client?.daemon;
+    if (client === undefined || daemon === undefined) return undefined;
+    const target = { volumeId, path: stageOf(volumeId) };
+    const key = JSON.stringify([client.kind, daemon.key(source, target)]);
+    return { key, trouble: (scope) => daemon.trouble(source, target, scope) };
+  }
+
+  /** What is wrong with the processes that serve the mounts. Asks each process once. */
+  async function failures(all: readonly LiveMount[], scope: Scope): Promise<(mount: Mount) => string | undefined> {
+    const served = all.flatMap((mount) => daemonOf(mount) ?? []);
+    const byKey = new Map(served.map((daemon) => [daemon.key, daemon]));
+    // Ask all processes at the same time: each one that does not answer takes its whole deadline.
+    const asked = Array.from(byKey, async ([key, { trouble }]) => {
+      return [key, await trouble(scope).catch(() => words.mute)] as const;
     });
-    const kinds = new Map(await Promise.all(asked));
-    return (source) => (source.kind === 'nfs' ? kinds.get(keyOf(source)) : undefined);
+    const troubles = new Map(await Promise.all(asked));
+    return (mount) => {
+      const daemon = daemonOf(mount);
+      return daemon && troubles.get(daemon.key);
+    };
   }
 
   /** Of stores that are configured: of others nothing is known. */
@@ -119,7 +140,7 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
       // A store that does not answer is the reason for much else, but not for these.
       if (death === words.dead) return { state: 'dead', detail: death };
       if (!mount.mounted) return { state: 'unmounted', detail: words.unmounted };
-      const failure = death ?? failing(mount.source);
+      const failure = death ?? failing(mount);
       if (failure !== undefined) return { state: 'client-failing', detail: failure };
       const silence = silent.get(storeOf(mount) ?? '');
       return silence === undefined ? { state: 'ok', detail: undefined } : { state: 'store-silent', detail: silence };
@@ -130,6 +151,3 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     }));
   };
 }
-
-const keyOf = ({ way: { network, sourcePorts } }: Extract<Source, { kind: 'nfs' }>): string =>
-  JSON.stringify([network, sourcePorts]);

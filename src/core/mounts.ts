@@ -9,7 +9,7 @@ import { createLocate } from './locate.ts';
 import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
 import { engineSilent, inUse, servedOn } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
-import { createOwnUses, isShared, type OwnUses } from './own-uses.ts';
+import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
 import { createReconcile } from './reconcile-mounts.ts';
@@ -58,6 +58,10 @@ export interface Mounts {
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
+  /** Every path of this node where the source of the volume, or a part of it, is mounted: ours and others', hidden ones too. */
+  mountsOf(source: Source, volume: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
+  /** The file system of a volume that has one of its own. Undefined: it has none. */
+  filesystemOf(source: Source): string | undefined;
   /** The kernel shows it, and nobody serves it any more. */
   isDead(volume: VolumeId, scope: Scope): Promise<boolean>;
   /** Throws 'in-use', naming who uses it on this node. What other hosts use the store itself refuses to touch. */
@@ -114,6 +118,8 @@ export function createMounts(parts: MountParts): Mounts {
     list: (scope) => staging.live(records.mounts.list(), scope),
     of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
     staged: staging.isStaged,
+    mountsOf: staging.mountsOf,
+    filesystemOf: parts.clients.filesystemOf,
     isDead: async (volume, scope) => (await staging.dead(records.mounts.of(volume), scope)).length > 0,
     refuseInUse: async (volume, store, verb, scope) => {
       const recorded = (await staging.live(records.mounts.of(volume.id), scope)).filter((mount) => mount.mounted);
@@ -121,7 +127,7 @@ export function createMounts(parts: MountParts): Mounts {
       // The kernel knows of more than our records: binds of a target, mounts made by hand, hidden ones. Data that are
       // gone have no source, and no users but those we mounted it for.
       const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
-      const seen = source === undefined ? [] : await parts.mounter.usersOf(source, staging.path(volume.id), scope);
+      const seen = (source && (await staging.mountsOf(source, volume.id, scope))) ?? [];
       const others = seen.filter((at) => !ours.has(at));
       // Containers, asked now: one that is stopped has nothing mounted.
       const { references, silent } = await parts.references().of(volume, scope);
@@ -131,7 +137,7 @@ export function createMounts(parts: MountParts): Mounts {
       ];
       if (users.length > 0) throw inUse(volume, verb, users);
       if (silent.length > 0) throw engineSilent(volume, verb, silent);
-      if (source?.kind === 'nfs' && (await parts.clients.nfs.elsewhere?.(staging.path(volume.id), scope)) === true)
+      if (source !== undefined && (await staging.isServedElsewhere(source, volume.id, scope)))
         throw servedOn(volume, verb);
       // Of a use that ended and could not be taken back then, the store must not hear of it now.
       await uses.end(volume, store, scope);
@@ -163,25 +169,25 @@ function createVolumeChanges(
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
       const isStaged = recorded || (await staging.isStaged(volume.id, scope));
-      // A loop device can be attached with nothing mounted and nothing on record. Only stores of a node have images.
-      if (!isStaged && store.reach !== 'node') return;
+      // A device can be attached with nothing mounted and nothing on record.
+      if (!isStaged && !store.sources.some((kind) => clients.ofKind(kind).outlivesMount)) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
       const mounts = records.mounts.of(volume.id);
       const asked = (): Promise<Source | undefined> =>
         isStaged ? store.source(volume, scope) : sourceLeft(volume, store, scope);
       // As it was mounted: the store may no longer have the data.
       const source = mounts[0]?.source ?? (await asked());
-      if (source === undefined || (!isStaged && source.kind !== 'loop')) return;
+      if (source === undefined || (!isStaged && !clients.outlivesMount(source))) return;
       await staging.unstage(source, volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
       // Through a store that recovery has not opened yet nothing can be said: this would wait.
-      if (isShared(source)) await uses.settle(volume.id, scope);
+      if (!clients.isNodeLocal(source)) await uses.settle(volume.id, scope);
     },
     finishUnmounts: async (id, scope) => {
       if (mounter.unable !== undefined) return;
       using _ = await operations.lock([stageKey(id)], scope.signal);
       for (const mount of await staging.live(records.mounts.of(id), scope)) {
-        if (mount.mounted || mount.source.kind !== 'loop') continue;
+        if (mount.mounted || !clients.outlivesMount(mount.source)) continue;
         await staging.unstageIfIdle(mount, scope);
         records.mounts.remove(mount.target);
       }
@@ -190,7 +196,7 @@ function createVolumeChanges(
       if (mounter.unable !== undefined || !(await staging.isStaged(volume.id, scope))) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
       const source = await store.source(volume, scope);
-      if (source.kind === 'loop') await clients.loop.grow(source, staging.path(volume.id), scope);
+      await staging.grow(source, volume.id, scope);
     },
   };
 }

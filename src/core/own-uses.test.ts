@@ -43,6 +43,7 @@ const uses: Uses = {
   },
   dropWriter: async () => undefined,
 };
+const clients = { isNodeLocal: () => false };
 const store = { name: 'silver' as StoreName, uses } as unknown as Store;
 
 beforeEach(() => {
@@ -67,7 +68,7 @@ function started(clock = systemClock()): OwnUses {
     },
   };
   return createOwnUses({
-    ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+    ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
     stores: () => stores as unknown as Stores,
   });
 }
@@ -289,7 +290,7 @@ describe('renewal on several stores', () => {
         records.mounts.put({ ...mountAt(`/${name}/${n}`), volumeId: one.id });
       }
     const own = createOwnUses({
-      ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+      ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
       stores: () => stores as unknown as Stores,
     });
     return { own, renewed };
@@ -327,7 +328,7 @@ describe('renewal on several stores', () => {
       records.mounts.put({ ...mountAt(`/v/${n}`), volumeId: one.id });
     }
     const own = createOwnUses({
-      ...{ records, clock, log: silentLog(), instance: 'host-1', node },
+      ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
       stores: () => stores as unknown as Stores,
     });
     for (let round = 0; round < 2; round++) {

@@ -2,9 +2,11 @@ import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
+import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
-import type { NodeName, Source, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
+import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
 import { createPasses, type Passes } from './passes.ts';
+import { isShared } from './placement.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
 import { usersOnRecord } from './users.ts';
@@ -28,15 +30,13 @@ export interface OwnUses {
 
 export interface OwnUsesParts {
   readonly records: Records;
+  readonly clients: Pick<Clients, 'isNodeLocal'>;
   readonly stores: () => Stores;
   readonly clock: Clock;
   readonly log: Log;
   readonly instance: string;
   readonly node: NodeName;
 }
-
-/** Other hosts can use it too. */
-export const isShared = (source: Source): boolean => !('node' in source);
 
 /** A volume on whose store there may be a record of this host. */
 interface Told {
@@ -54,7 +54,7 @@ const renewMs = 20_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
-export function createOwnUses({ records, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
+export function createOwnUses({ records, clients, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
   const { settings, mounts, references } = records;
   const listed = createList(settings);
   /** What this process last said of a volume and knows to be on its store: its users, as JSON. */
@@ -112,7 +112,7 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
     const store = records.volumes.byId(volumeId)?.store;
     return stores()
       .list()
-      .some((view) => view.shared && view.config.name === store);
+      .some(({ placement, config }) => isShared(placement) && config.name === store);
   };
 
   async function sayTo(what: Told, scope: Scope, again: boolean): Promise<void> {
@@ -176,7 +176,7 @@ export function createOwnUses({ records, stores, clock, log, instance, node }: O
       await say(ref, store, scope, false);
     },
     renew: async (scope) => {
-      const shared = mounts.list().filter(({ source }) => isShared(source));
+      const shared = mounts.list().filter(({ source }) => !clients.isNodeLocal(source));
       const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
       const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;

@@ -1,4 +1,4 @@
-import type { Scope } from '#base/log.ts';
+import type { Log, Scope } from '#base/log.ts';
 import type { ContainerRecords } from './containers.ts';
 import type {
   Access,
@@ -13,6 +13,8 @@ import type {
   Room,
   SeenUse,
   Source,
+  SourceKind,
+  SourceOf,
   StoreCheck,
   StoreConfig,
   StoreName,
@@ -27,6 +29,7 @@ import type {
   VolumeRef,
   VolumeSpec,
 } from './model.ts';
+import type { Placement } from './placement.ts';
 
 /**
  * A place volumes come from. Every call may be repeated, also after a crash in the middle of the first one; a second
@@ -34,16 +37,9 @@ import type {
  */
 export interface Store {
   readonly name: StoreName;
-  readonly kind: string;
-  readonly reach: 'anywhere' | 'node' | 'client';
-  /** Capacity is a promise the store keeps, not a label. */
-  readonly enforcesCapacity: boolean;
-  readonly readOnly: boolean;
-  /** Others can add and remove volumes behind our back, so a listing asks the store first. */
-  readonly shared: boolean;
   readonly access: readonly Access[];
-  /** A create needs a size. */
-  readonly needsSize: boolean;
+  /** The source kinds that `source()` can return. */
+  readonly sources: readonly SourceKind[];
   /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
   filesystemFor?(bytes: bigint): string;
   /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
@@ -57,8 +53,10 @@ export interface Store {
   list(scope: Scope): AsyncIterable<Volume>;
   /** Just the names of what `list` would yield: cheap, to compare with a catalogue. */
   names(scope: Scope): Promise<readonly VolumeName[]>;
-  /** Present where others can change volumes: the same names, each with a mark that is another one after a change. */
-  marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
+  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
+  readonly enforcement?: Enforcement;
+  /** Present where others can add, change and remove volumes. A listing asks the store first. */
+  readonly changedByOthers?: ChangedByOthers;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
   /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
@@ -66,8 +64,6 @@ export interface Store {
   /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
   rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
-  /** Present where a volume can be held to its size when asked to be, or always is. Already so is success. */
-  enforce?(volume: VolumeRef, scope: Scope): Promise<Volume>;
   /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
   expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
@@ -113,6 +109,21 @@ export interface Store {
   /** Frees the space of deleted volumes. Safe at any time; stops at the signal and goes on at the next call. */
   reclaim(scope: Scope): Promise<void>;
   close(): Promise<void>;
+}
+
+export interface ChangedByOthers {
+  /**
+   * The names that `names` gives, each with a mark that differs after a change. Absent: a listing sees
+   * which names came and went, but no changes of volumes that are on record.
+   */
+  marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
+}
+
+export interface Enforcement {
+  /** The store holds every volume to its size, so `create` needs one. */
+  readonly always: boolean;
+  /** Holds the volume to its size from now on. Idempotent: returns success if already done. Absent: the store is read-only. */
+  enforce?(volume: VolumeRef, scope: Scope): Promise<Volume>;
 }
 
 export interface DeletionMode {
@@ -175,8 +186,11 @@ export interface Uses {
 /** Knows a scheme of store URIs. */
 export interface StoreKind {
   readonly scheme: string;
-  /** Other hosts can use its stores, whether or not they can be reached at the moment. */
-  readonly shared: boolean;
+  readonly placement: Placement;
+  /** Present where volumes lie in a directory of this machine. Undefined for a URI that cannot be parsed. */
+  localDirectory?(config: StoreConfig): LocalDirectory | undefined;
+  /** The client's name in what users see (`bind`, `loop`, …). Known while the store is closed. */
+  clientName(config: StoreConfig): string;
   /** The kind's own option names, for the error that lists what is allowed, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
   /** Throws a StowageError for options, or a place, that can never be right. */
@@ -188,6 +202,12 @@ export interface StoreKind {
    * start, instead of where the store's own traffic does.
    */
   probe?(config: StoreConfig, policy: StorePolicy, scope: Scope, from?: string): Promise<StoreCheck>;
+}
+
+export interface LocalDirectory {
+  readonly path: string;
+  /** It holds images, which loop devices are attached to. */
+  readonly hasImages: boolean;
 }
 
 export interface StoreContext {
@@ -207,37 +227,82 @@ export interface ProcessMarks {
   readonly dead: readonly number[];
 }
 
+/** Where a volume is staged: one mount per volume and node. */
+export interface StagingTarget {
+  readonly volumeId: VolumeId;
+  /** `<mounts folder>/<volume id>` */
+  readonly path: string;
+}
+
 /** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */
-export interface Client<K extends Source['kind'] = Source['kind']> {
+export interface Client<K extends SourceKind = SourceKind> {
   readonly kind: K;
+  /** The data are on this node: no other host can use them, and no store has use records of them. */
+  readonly nodeLocal: boolean;
+  /**
+   * Staging sets up something that the mount table does not show and that can stay when the mount is gone, such as a loop device.
+   * Core keeps the record of a mount until `unstage` has succeeded, and calls `unstage` again before it renames or deletes the
+   * volume or forgets the mount.
+   */
+  readonly outlivesMount: boolean;
+  /** Core uses the recorded source for further mounts of a staged volume, and does not ask the store. */
+  readonly sourceFixedWhileStaged: boolean;
   /** Throws for a source that cannot be staged whatever this process may do. */
-  refuse?(source: Extract<Source, { kind: K }>): void;
+  refuse?(source: SourceOf<K>): void;
   /**
    * Already so is success. Also completes a growth that could not happen while unmounted. Unanswered: without making sure
    * that its server answers; who uses it waits.
    */
-  stage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Staged): Promise<void>;
+  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Staged): Promise<void>;
   /** Not staged is success. Forced: whoever uses it gets errors from then on, and no server is waited for. */
-  unstage(source: Extract<Source, { kind: K }>, at: string, scope: Scope, how?: Unstaging): Promise<void>;
-  /** After the store enlarged the volume while it was staged. */
-  grow(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Unstaging): Promise<void>;
+  /** Every path of this node where the source, or a part of it, is mounted: ours and others', hidden ones too. */
+  mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
+  /** Present where the node must do something after the store enlarged a volume that is staged. */
+  grow?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
   /** Present where what was written may lie in memory of ours: throws when the server does not take it within seconds. */
-  flush?(source: Extract<Source, { kind: K }>, at: string, scope: Scope): Promise<void>;
+  flush?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
   /**
    * Present where it can be known: whether something of the volume is still served that is mounted nowhere here, such as in
    * the mount namespace of a container. What has just been unmounted is given a moment to end.
    */
-  elsewhere?(at: string, scope: Scope): Promise<boolean>;
+  elsewhere?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<boolean>;
   /**
-   * Present where a mount can die while the kernel still shows it: which of these have. Never looks into them, and throws
-   * where that cannot be known.
+   * Present where a mount can die while the kernel still shows it: the paths of those that have. Never looks into them, and
+   * throws where that cannot be known.
    */
   dead?(
-    staged: readonly { readonly source: Extract<Source, { kind: K }>; readonly at: string }[],
+    staged: readonly { readonly source: SourceOf<K>; readonly target: StagingTarget }[],
     scope: Scope,
   ): Promise<readonly string[]>;
-  /** Present where something serves mounts: what is wrong with what serves such ones. Undefined: nothing. */
-  trouble?(source: Extract<Source, { kind: K }>, scope: Scope): Promise<string | undefined>;
+  /** Present where a process of ours serves the mounts. */
+  readonly daemon?: {
+    /** Sources with equal keys are served by the same process. Core asks for its trouble once. */
+    key(source: SourceOf<K>, target: StagingTarget): string;
+    /** What is wrong with the process. Undefined: nothing. */
+    trouble(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<string | undefined>;
+  };
+  /** Present where all mounts of a volume on a node share the options of the first one. Pure functions. */
+  readonly sharing?: {
+    /** The source for one more mount. Logs options that differ; throws 'conflict' where sharing would break a promise. */
+    join(volume: Pick<Volume, 'store' | 'name'>, wanted: SourceOf<K>, staged: SourceOf<K>, log: Log): SourceOf<K>;
+    /** The source that replaces a dead mount: with its options, at the address that the store knows now. */
+    replace(staged: SourceOf<K>, now: SourceOf<K>): SourceOf<K>;
+    /** The group it is mounted for. Core remounts an idle volume for another group. */
+    groupOf(source: SourceOf<K>): number | undefined;
+  };
+  /** The source as it is recorded and staged for this use. For the same use twice it gives an equal source. */
+  withMountOptions?(source: SourceOf<K>, use: MountUse): SourceOf<K>;
+  /** Present where volumes have file systems of their own. Undefined: a raw block device. */
+  filesystemOf?(source: SourceOf<K>): string | undefined;
+  /** Every caller has the same rights on the files, so the user that a container runs as does not matter. Absent: false. */
+  isSingleUser?(source: SourceOf<K>): boolean;
+}
+
+export interface MountUse {
+  readonly readOnly: boolean;
+  /** The members of this group must be able to use the volume. */
+  readonly group: number | undefined;
 }
 
 export interface Staged {
@@ -284,8 +349,6 @@ export interface Mounter {
   list(scope: Scope): Promise<readonly MountPoint[]>;
   /** For stages: cheap where there is nothing at all. */
   isMounted(at: string, scope: Scope): Promise<boolean>;
-  /** Every place of this node where the source staged there, or a part of it, is mounted: ours and others', also hidden ones. */
-  usersOf(source: Source, stage: string, scope: Scope): Promise<readonly string[]>;
   /** Refuses a target that would hide data or is not for mounting. Gives the path with symbolic links resolved; makes nothing. */
   inspectTarget(
     target: string,

@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { createClear } from './clear-target.ts';
 import { stowageError } from './errors.ts';
-import { createRegrouping, giveToGroup, mountedFor } from './groups.ts';
+import { createRegrouping, giveToGroup } from './groups.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
@@ -10,9 +10,8 @@ import { held, otherThere, requireAlone, requireMounting, requireSame, unfinishe
 import type { LiveMount, MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
-import { isShared, type OwnUses } from './own-uses.ts';
+import type { OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
-import { mountedAnew, stagedAs } from './staged-as.ts';
 import { isOurs, type Staging } from './staging.ts';
 
 const mountDeadlineMs = 60_000;
@@ -27,7 +26,7 @@ export interface Binding {
   takeDown(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
 }
 
-export function createBinding({ records, mounter }: MountParts, staging: Staging, uses: OwnUses): Binding {
+export function createBinding({ records, mounter, clients }: MountParts, staging: Staging, uses: OwnUses): Binding {
   async function unmountOurs(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
     const table = await mounter.list(scope);
     const ours = isOurs(table, staging.path(mount.volumeId), mount);
@@ -58,7 +57,7 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       await unmountOurs(mount, scope);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       await staging.unstageIfIdle(mount, scope);
-      if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
+      if (!clients.isNodeLocal(mount.source)) await uses.settle(mount.volumeId, scope);
     },
     takeDown: async (mount, scope, how) => {
       const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
@@ -66,14 +65,14 @@ export function createBinding({ records, mounter }: MountParts, staging: Staging
       if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
-      // Keep the record of an image until its device is detached: a repeated call finds it and continues. The next start unmounts other
-      // volumes that stay staged.
-      if (mount.source.kind !== 'loop') records.mounts.remove(mount.target);
+      // Keep the record until what outlives the mount, such as a device, is gone: a repeated call finds the record and continues. The next
+      // start unmounts other volumes that stay staged.
+      if (!clients.outlivesMount(mount.source)) records.mounts.remove(mount.target);
       try {
         await unstageOf(mount, scope, how);
         records.mounts.remove(mount.target);
       } finally {
-        if (isShared(mount.source)) await uses.settle(mount.volumeId, scope);
+        if (!clients.isNodeLocal(mount.source)) await uses.settle(mount.volumeId, scope);
       }
     },
   };
@@ -91,23 +90,23 @@ function tell({ events, records }: MountParts, type: 'mounted' | 'unmounted', mo
 }
 
 export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
-  const { records, catalogue, operations, clock, mounter, node } = parts;
+  const { records, clients, catalogue, operations, clock, mounter, node } = parts;
   const regrouping = createRegrouping(parts, staging, binding);
 
-  /** Of a directory of this node that is staged, its store has nothing more to say: while it is used, it stays where it is. */
+  /** Asks the store only where the source can change while the volume is staged. */
   async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
     const [first] = records.mounts.of(volume.id);
-    const isThere = first?.source.kind === 'directory' && (await staging.isStaged(volume.id, scope));
-    return isThere ? first.source : await store.source(volume, scope);
+    if (first === undefined || !clients.isFixedWhileStaged(first.source)) return await store.source(volume, scope);
+    return (await staging.isStaged(volume.id, scope)) ? first.source : await store.source(volume, scope);
   }
 
   /** As it is staged already. */
   async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
-    const mounts = found.kind === 'nfs' ? records.mounts.of(volume.id) : [];
+    const mounts = clients.find(found)?.sharing !== undefined ? records.mounts.of(volume.id) : [];
     const [first] = mounts;
     if (first === undefined || !(await staging.isStaged(volume.id, scope))) return found;
     const isDead = (await staging.dead(mounts, scope)).length > 0;
-    return isDead ? mountedAnew(first.source, found) : stagedAs(volume, found, first.source, scope.log);
+    return isDead ? clients.replace(first.source, found) : clients.join(volume, found, first.source, scope.log);
   }
 
   async function perform(
@@ -145,13 +144,13 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
     requireMounting(mounter);
     const resolved = async (): Promise<string> => (await mounter.inspectTarget(wanted, before.access, call)).target;
     const target = how.ownTarget === true ? wanted : await resolved();
-    const published = await parts.stores().use(before.store, async (store) => {
+    const published = await parts.stores().use(before.store, async (store, config) => {
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
       using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
       const volume = await catalogue.resolve(before.id, call);
       // Another host has renamed it: the locks are those of another name.
       if (volume.name !== before.name || volume.store !== before.store) return undefined;
-      const readOnly = how.readOnly || store.readOnly;
+      const readOnly = how.readOnly || config.policy.readOnly;
       const [present] = await staging.live([records.mounts.at(target)].filter(isThere), call);
       if (present?.mounted) {
         requireSame(present, volume, readOnly);
@@ -163,11 +162,11 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
-      const found = mountedFor(await sourceOf(volume, store, call), how.group);
+      const use = { readOnly, group: how.group };
+      const found = clients.withMountOptions(await sourceOf(volume, store, call), use);
       if (!readOnly) await store.usable?.(found, call);
       const again = await regrouping.before(volume, found, call);
-      const isBlock = found.kind === 'loop' && found.filesystem === undefined;
-      const source = isBlock ? { ...found, readOnly } : await shared(volume, found, call);
+      const source = await shared(volume, found, call);
       // What we made is ours also after somebody unmounted it.
       const madeTarget = !existed || how.claimTarget === true || present?.madeTarget === true;
       const about = { volumeId: volume.id, source, target, readOnly, user };
@@ -189,13 +188,16 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   return publish;
 }
 
-/** Removes the record. Disposing puts the record of an image back unless a new one took its place, because the device may still be attached. */
-function setAside({ records }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
+/**
+ * Removes the record. If something can outlive the mount, such as a device that is still attached, disposing puts the record back unless
+ * a new one took its place.
+ */
+function setAside({ records, clients }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
   const { mounted: _, ...mount } = present;
-  const isImage = mount.source.kind === 'loop';
-  if (isImage && mount.volumeId !== volume.id) throw unfinishedThere(mount.target);
+  const outlivesMount = clients.outlivesMount(mount.source);
+  if (outlivesMount && mount.volumeId !== volume.id) throw unfinishedThere(mount.target);
   records.mounts.remove(mount.target);
-  if (!isImage) return undefined;
+  if (!outlivesMount) return undefined;
   return {
     [Symbol.dispose]: () => {
       if (records.mounts.at(mount.target) === undefined) records.mounts.put(mount);

@@ -9,14 +9,14 @@ import { repairing, type Staging } from './staging.ts';
 const unstageMs = 10_000;
 
 export function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
-  const { records, mounter, log, clock } = parts;
+  const { records, mounter, clients, log, clock } = parts;
 
   /**
-   * If the device is in use, it stays attached after its stage is gone. Keep the record then, so that a repeated unmount can detach the
+   * A device that is in use stays attached after its stage is gone. Keep the record then, so that a repeated unmount can detach the
    * device: `reap` removes only the stage.
    */
   async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
-    if (mount.source.kind !== 'loop') return true;
+    if (!clients.outlivesMount(mount.source)) return true;
     try {
       scope.signal.throwIfAborted();
       await patiently(staging.unstageIfIdle(mount, scope), scope.signal, clock);

@@ -1,8 +1,11 @@
 import { setImmediate } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
+import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds/directory.ts';
+import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
+import { type ClientTable, createClients } from './clients.ts';
 import type { ContainerEngine } from './containers.ts';
 import type { Source, Volume } from './model.ts';
 import { createRemappedUsers } from './remapped-users.ts';
@@ -28,11 +31,16 @@ function engine(kind: 'docker' | 'podman', says: boolean | Error): Asked {
   return asked;
 }
 
+const clients = createClients({
+  directory: createDirectoryClient({} as DirectoryClientParts),
+  nfs: createNfsClient({} as NfsClientParts),
+} as unknown as ClientTable);
+
 function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
   const clock = createFakeClock();
   const use = async (_name: string, work: (store: never, config: never) => Promise<unknown>) =>
     await work({ source: async () => source } as never, undefined as never);
-  const users = createRemappedUsers({ engines, stores: () => ({ use }) as never, clock });
+  const users = createRemappedUsers({ engines, clients, stores: () => ({ use }) as never, clock });
   return { clock, look: () => users.look(aCall()), refuse: (id = 'a1b2') => users.refuse(volume, id, aCall()) };
 }
 

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
+import type { Clients } from './clients.ts';
 import { type ContainerEngine, type EngineKind, holderOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Volume } from './model.ts';
@@ -29,6 +30,7 @@ const unending = new AbortController().signal;
 
 export function createRemappedUsers(parts: {
   readonly engines: readonly ContainerEngine[];
+  readonly clients: Pick<Clients, 'isSingleUser'>;
   readonly stores: () => Pick<Stores, 'use'>;
   readonly clock: Clock;
 }): RemappedUsers {
@@ -83,7 +85,7 @@ export function createRemappedUsers(parts: {
       // then. Nothing is open by it: the kernel and the server check as ever.
       if (known.get(engine)?.remaps !== true) return;
       const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
-      if (source.kind === 'nfs' && source.way.squash === 'all') return;
+      if (parts.clients.isSingleUser(source)) return;
       throw refused(volume, engine);
     },
   };

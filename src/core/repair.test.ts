@@ -8,6 +8,8 @@ import { openRecords } from '#records/sqlite.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClients, type FakeClients } from '#testing/fakes/clients.ts';
 import { createFakeMounts, type FakeMounts } from '#testing/fakes/mounts.ts';
+import { targetAt } from '#testing/staging-target.ts';
+import { createClients } from './clients.ts';
 import { createEvents } from './events.ts';
 import { repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
@@ -58,12 +60,12 @@ function failing(): Pick<MountParts, 'mounter' | 'clients'> {
         await mounter.bind(from, to, ...rest);
       },
     },
-    clients: {
+    clients: createClients({
       ...clients,
       nfs: {
         ...nfs,
         dead: async (all, own) => {
-          if (all.some((one) => unknown.has(one.at))) throw new Error('the keeper does not answer');
+          if (all.some((one) => unknown.has(one.target.path))) throw new Error('the keeper does not answer');
           return (await nfs.dead?.(all, own)) ?? [];
         },
         stage: async (from, ...rest) => {
@@ -71,7 +73,7 @@ function failing(): Pick<MountParts, 'mounter' | 'clients'> {
           await nfs.stage(from, ...rest);
         },
       },
-    },
+    }),
   };
 }
 
@@ -100,7 +102,7 @@ async function repair(): Promise<readonly VolumeId[]> {
 
 async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
   const id = newVolumeId();
-  await clients.nfs.stage(source, stageOf(id), scope);
+  await clients.nfs.stage(source, targetAt(stageOf(id)), scope);
   for (const target of targets) {
     mkdirSync(target);
     await mounts.mounter.bind(stageOf(id), target, { readOnly: false }, scope);
@@ -119,7 +121,7 @@ const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));
 /** What is mounted there is what is staged, and that is served. */
 async function shown(id: VolumeId, target: string): Promise<boolean> {
   const table = await mounts.readTable();
-  const dead = await clients.nfs.dead?.([{ source, at: stageOf(id) }], scope);
+  const dead = await clients.nfs.dead?.([{ source, target: targetAt(stageOf(id)) }], scope);
   return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
 }
 

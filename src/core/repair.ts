@@ -6,7 +6,6 @@ import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import { createPasses } from './passes.ts';
 import { titled } from './publishing.ts';
-import { mountedAnew } from './staged-as.ts';
 import { noteRepairing, repairing, type Staging } from './staging.ts';
 
 /** For one volume; others have their own. */
@@ -20,7 +19,7 @@ const inParallel = 4;
  * same places: who opens a path there from now on is served; what was open stays broken, and its users are told.
  */
 export function createRepair(parts: MountParts, staging: Staging): Mounts['repair'] {
-  const { records, operations, mounter, events, log, clock } = parts;
+  const { records, clients, operations, mounter, events, log, clock } = parts;
   const pass = createPasses<VolumeId>(clock, { inParallel, itemMs: repairMs });
   const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
 
@@ -35,7 +34,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
       const asked = parts
         .stores()
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
-      return mountedAnew(known, await Promise.race([asked, late.promise]));
+      return clients.replace(known, await Promise.race([asked, late.promise]));
     } catch (thrown) {
       log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
       return known;

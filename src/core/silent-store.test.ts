@@ -128,7 +128,7 @@ test('one whose server no longer allows this host is told as denying access, not
 test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });
-  const gate = kind.close('marks', { deaf: true, store: 'silver' });
+  const gate = kind.close('changedByOthers.marks', { deaf: true, store: 'silver' });
   const listed = server.admin.get('/v1/volumes');
   await gate.reached;
   clock.advance(3_000);

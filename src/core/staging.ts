@@ -1,12 +1,13 @@
 import type { Scope } from '#base/log.ts';
+import type { Clients } from './clients.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import type { Client, Mounter, MountPoint, Records, Staged, Unstaging } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, Staged, StagingTarget, Unstaging } from './ports.ts';
 
 export interface StagingParts {
   readonly records: Records;
   readonly mounter: Mounter;
-  readonly clients: { readonly [K in Source['kind']]: Client<K> };
+  readonly clients: Clients;
   /** Staged mounts live at `<folder>/<volume id>`. */
   readonly mountsFolder: string;
 }
@@ -22,11 +23,17 @@ export interface Staging {
   unstageIfIdle(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
   /** Before the last target goes: what was acknowledged is on the store, or it throws. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  /** After the store enlarged the volume. */
+  grow(source: Source, id: VolumeId, scope: Scope): Promise<void>;
+  /** Whether a mount of the volume is still served that this mount namespace does not show. False where that can't be known. */
+  isServedElsewhere(source: Source, id: VolumeId, scope: Scope): Promise<boolean>;
   /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
   stray(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
+  /** Every path of this node where the source, or a part of it, is mounted. None where nobody can mount. */
+  mountsOf(source: Source, id: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
   /** What our records say, beside what the kernel says. */
   live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
 }
@@ -66,46 +73,40 @@ export function createStaging(parts: StagingParts): Staging {
   const { records, mounter, clients } = parts;
   const path = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
 
+  const targetOf = (id: VolumeId): StagingTarget => ({ volumeId: id, path: path(id) });
+
   async function unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void> {
-    switch (source.kind) {
-      case 'directory':
-        return await clients.directory.unstage(source, path(id), scope, how);
-      case 'loop':
-        return await clients.loop.unstage(source, path(id), scope, how);
-      case 'nfs':
-        return await clients.nfs.unstage(source, path(id), scope, how);
-      default:
-        return source satisfies never;
-    }
+    await clients.find(source)?.unstage(source, targetOf(id), scope, how);
+  }
+
+  /** Which stages of these mounts are dead. All mounts are of this client. */
+  async function deadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
+    const staged = new Map(mounts.map(({ volumeId: id, source }) => [path(id), { id, source }]));
+    const asked = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));
+    const dead = (await client.dead?.(asked, scope)) ?? [];
+    return dead.flatMap((at) => staged.get(at)?.id ?? []);
   }
 
   return {
     path,
-    refuse: (source) => {
-      if (source.kind === 'nfs') clients.nfs.refuse?.(source);
-    },
-    // One switch for the union, so that the compiler sees that each client gets its own kind of source.
+    refuse: (source) => clients.find(source)?.refuse?.(source),
     stage: async (source, id, scope, how) => {
-      switch (source.kind) {
-        case 'directory':
-          return await clients.directory.stage(source, path(id), scope);
-        case 'loop':
-          return await clients.loop.stage(source, path(id), scope);
-        case 'nfs':
-          return await clients.nfs.stage(source, path(id), scope, how);
-        default:
-          return source satisfies never;
-      }
+      await clients.find(source)?.stage(source, targetOf(id), scope, how);
     },
     unstage,
     unstageIfIdle: async ({ source, volumeId: id, target }, scope, how) => {
       if (records.mounts.of(id).every((mount) => mount.target === target)) await unstage(source, id, scope, how);
     },
     flush: async (source, id, scope) => {
-      if (source.kind === 'nfs') await clients.nfs.flush?.(source, path(id), scope);
+      await clients.find(source)?.flush?.(source, targetOf(id), scope);
     },
+    grow: async (source, id, scope) => {
+      await clients.find(source)?.grow?.(source, targetOf(id), scope);
+    },
+    isServedElsewhere: async (source, id, scope) =>
+      (await clients.find(source)?.elsewhere?.(source, targetOf(id), scope)) === true,
     stray: async (mounts, scope) => {
-      const served = mounts.filter(({ source }) => source.kind === 'nfs');
+      const served = mounts.filter(({ source }) => clients.find(source)?.dead !== undefined);
       if (served.length === 0) return [];
       const [table, half] = [await mounter.list(scope), repairing(records)];
       return served.filter(({ volumeId: id, target }) => {
@@ -115,12 +116,13 @@ export function createStaging(parts: StagingParts): Staging {
       });
     },
     dead: async (mounts, scope) => {
-      const staged = new Map(
-        mounts.flatMap(({ volumeId: id, source }) => (source.kind === 'nfs' ? [[path(id), { id, source }]] : [])),
-      );
-      const asked = [...staged].map(([at, { source }]) => ({ at, source }));
-      const dead = staged.size === 0 ? [] : ((await clients.nfs.dead?.(asked, scope)) ?? []);
-      return dead.flatMap((at) => staged.get(at)?.id ?? []);
+      const found: VolumeId[] = [];
+      for (const [client, own] of clients.byClient(mounts)) found.push(...(await deadOf(client, own, scope)));
+      return found;
+    },
+    mountsOf: async (source, id, scope) => {
+      if (mounter.unable !== undefined) return [];
+      return await clients.find(source)?.mountsOf(source, targetOf(id), scope);
     },
     isStaged: (id, scope) => mounter.isMounted(path(id), scope),
     live: async (mounts, scope) => {

@@ -14,7 +14,7 @@ const denied = failure('unavailable', 'nfs-hangs-up');
 
 function setUp(ping: () => Promise<void>) {
   const clock = createFakeClock();
-  const store = { shared: true, ping } as unknown as Store;
+  const store = { changedByOthers: {}, ping } as unknown as Store;
   const stores = {
     view: () => ({ store }),
     use: (_name: string, ask: (open: Store) => Promise<unknown>) => ask(store),

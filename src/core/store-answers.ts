@@ -139,12 +139,12 @@ export function createStoreAnswers(parts: {
   return {
     list: async (name, scope, ask) => {
       const { store } = stores().view(name);
-      if (store?.shared !== true) return store !== undefined;
+      if (store?.changedByOthers === undefined) return store !== undefined;
       return !isLate(name, 'list', 'ping') && (await answers('list', name, scope, ask));
     },
     look: async (name, scope, ask) => {
       const { store } = stores().view(name);
-      if (store?.shared !== true) return store !== undefined;
+      if (store?.changedByOthers === undefined) return store !== undefined;
       return (await isThere(name, store, scope)) && (await answers('look', name, scope, ask));
     },
     late: (names) => names.filter((name) => isLate(name, 'list', 'ping')),

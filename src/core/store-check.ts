@@ -49,7 +49,7 @@ export async function probeFrom(
   clock: Clock,
 ): Promise<StoreCheck> {
   const kind = kinds.get(schemeOf(config.uri));
-  if (kind?.shared !== true || kind.probe === undefined) throw notReached(config);
+  if (kind?.probe === undefined) throw notReached(config);
   return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
 }
 

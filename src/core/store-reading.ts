@@ -40,8 +40,11 @@ export function createReading(
 
   function view({ config, store, problem, pending }: Entry): StoreView {
     const isDefault = config.name === defaultName();
-    const shared = kinds.get(schemeOf(config.uri))?.shared ?? false;
-    return { config, store, problem, shared, default: isDefault, pending: pending?.why };
+    // A config names a kind that is there: parseStoreConfig refuses any other.
+    const kind = kinds.get(schemeOf(config.uri));
+    const { placement = 'node' } = kind ?? {};
+    const clientName = kind?.clientName(config) ?? '';
+    return { config, store, problem, placement, clientName, default: isDefault, pending: pending?.why };
   }
 
   return {

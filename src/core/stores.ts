@@ -5,6 +5,7 @@ import { endsWithin } from '#base/patience.ts';
 import type { StowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
+import type { Placement } from './placement.ts';
 import type { Records, Store } from './ports.ts';
 import { createChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
@@ -17,12 +18,16 @@ export interface StoreView {
   readonly config: StoreConfig;
   readonly store: Store | undefined;
   readonly problem: StowageError | undefined;
-  /** Other hosts can use it, whether or not it is open. */
-  readonly shared: boolean;
+  readonly placement: Placement;
+  /** The client's name in what users see (`bind`, `loop`, …). */
+  readonly clientName: string;
   readonly default: boolean;
   /** A change in the configuration that could not be made yet, and why. */
   readonly pending: string | undefined;
 }
+
+/** True if the store is open and its policy is not read-only. */
+export const isWritable = ({ store, config }: StoreView): boolean => store !== undefined && !config.policy.readOnly;
 
 export interface Stores {
   list(): readonly StoreView[];

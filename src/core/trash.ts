@@ -9,7 +9,7 @@ import type { Call } from './operations.ts';
 import { createPasses, type Passes } from './passes.ts';
 import { isAccessDenied } from './refusals.ts';
 import { unsearched } from './store-errors.ts';
-import type { StoreView } from './stores.ts';
+import { isWritable, type StoreView } from './stores.ts';
 import { exists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
@@ -64,7 +64,7 @@ export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores
       if (!isVolumeId(id)) throw notThere(id);
       const isIt = (one: TrashEntry): boolean => one.volume.id === id;
       const visible = stores.list().filter((view) => allowed(view.config.name));
-      const answering = visible.filter((view) => view.store?.readOnly === false).map((view) => view.config.name);
+      const answering = visible.filter(isWritable).map((view) => view.config.name);
       const entry = await firstOf(answering.map(async (name) => (await listOne(name, scope)).find(isIt)));
       if (entry !== undefined) return entry;
       const down = visible.find((view) => view.store === undefined);
@@ -176,9 +176,8 @@ export function createPurge(
     purge: async (id, allowed, call) =>
       await purgeEntry(await finder.find(id, allowed, call), call, { expired: false }),
     expire: async (scope) => {
-      for (const { config, store } of stores.list()) {
-        if (store?.readOnly === false && !expiring.has(config.name))
-          expiring.set(config.name, expireIn(config.name, scope));
+      for (const { config } of stores.list().filter(isWritable)) {
+        if (!expiring.has(config.name)) expiring.set(config.name, expireIn(config.name, scope));
       }
       await endsWithin(Promise.all(expiring.values()), expirePatienceMs, clock);
     },

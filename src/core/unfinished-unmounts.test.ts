@@ -26,6 +26,10 @@ beforeEach(() => {
 async function start(): Promise<TestServer> {
   const server = await startServer({ folder: at('state'), listen: 'none' });
   onTestFinished(() => server[Symbol.asyncDispose]());
+  // A start waits half a second for stores. On a busy machine they may take longer, and interrupted operations wait for them.
+  const isOpening = (): boolean =>
+    server.engine.stores.list().some(({ problem }) => problem?.reason === 'store-opening');
+  await expect.poll(isOpening, { timeout: 30_000 }).toBe(false);
   return server;
 }
 

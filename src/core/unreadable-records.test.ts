@@ -6,6 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { replaceVerbs } from '#testing/fakes/wrapped-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { StowageError } from './errors.ts';
@@ -26,7 +27,7 @@ function denying(kind: StoreKind): StoreKind {
         if (!isDenied) return await store.get(...which);
         throw new StowageError('not permitted', { code: 'denied', reason: 'store-permission', action: 'Ask.' });
       };
-      return Object.create(store, { get: { value: get } });
+      return replaceVerbs(store, { get });
     },
   };
 }

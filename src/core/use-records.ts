@@ -36,7 +36,7 @@ export function createUseRecords({
     release: async (ref, host, call) => {
       const before = await catalogue.resolve(ref, call);
       await stores.use(before.store, async (store, config) => {
-        if (store.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw readOnly(store.name);
         using _ = await operations.lock([volumeKey(before.id)], call.signal);
         const volume = await catalogue.resolve(before.id, call);
         const uses = await usesOf(store).list(volume.id, call);

@@ -52,8 +52,8 @@ export function createVolumeSteps(parts: {
       return { value: volume };
     },
     'volume.enforce': async (store, _config, params, work) => {
-      if (store.enforce === undefined) throw cannotEnforce(store.name);
-      const volume = await store.enforce(refFrom(params), work);
+      if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name);
+      const volume = await store.enforcement.enforce(refFrom(params), work);
       return kept(volume, 'changed');
     },
     'volume.rename': async (store, _config, params, work) => {

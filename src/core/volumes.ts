@@ -117,7 +117,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       }),
     enforce: (ref, on, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
-        if (!on && (volume.enforce || store.enforcesCapacity)) throw enforcedForGood(volume);
+        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcedForGood(volume);
         if (!on) return undefined;
         refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
@@ -152,7 +152,7 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createKn
     if (chosen === undefined) throw noDefault();
     return await stores.use(chosen, async (store, config) => {
       const created = (volume: Volume): Created => ({ volume, storeIdentity: store.identity });
-      if (store.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw readOnly(store.name);
       const access = want.access ?? 'filesystem';
       if (!store.access.includes(access)) throw noAccess(store, access);
       const bytes = sized(store, config, want.bytes);
@@ -222,7 +222,7 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   return async (ref, expected, call, about, newName) => {
     const before = await catalogue.resolve(ref, call);
     return await stores.use(before.store, async (store, config) => {
-      if (store.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw readOnly(store.name);
       const names = newName === undefined ? [before.name] : [before.name, newName];
       // By id too: who waited here may find the volume renamed, and then holds a name that is no longer its own.
       const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
@@ -241,13 +241,13 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
 
 function sized(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
   const size = bytes ?? config.policy.defaultSize;
-  if (size === undefined && store.needsSize) throw sizeRequired(store.name);
+  if (size === undefined && store.enforcement?.always === true) throw sizeRequired(store.name);
   if (size !== undefined) checkSize(size);
   return size;
 }
 
 function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string): void {
-  if (store.enforce === undefined) throw cannotEnforce(store.name);
+  if (store.enforcement?.enforce === undefined) throw cannotEnforce(store.name);
   if (bytes === undefined) throw enforcedWithoutSize(what);
 }
 

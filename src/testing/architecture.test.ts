@@ -1,6 +1,6 @@
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, programFiles, rawWrites, trespasses } from './imports.ts';
+import { importsOf, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -12,6 +12,31 @@ test('the walk sees files and imports (else the next test proves nothing)', asyn
 
 test('every import goes down', async () => {
   expect(trespasses(await programFiles(root))).toEqual([]);
+});
+
+test('only clients and stores test the kind of a source', async () => {
+  expect(kindTests(await programFiles(root))).toEqual([]);
+});
+
+test.each([
+  ['src/core/a.ts', `if (source.kind === 'nfs') return;`],
+  ['src/front/csi/a.ts', `const isImage = mount?.source.kind !== 'loop';`],
+  ['src/controllers/a.ts', `return 'directory' === source.kind;`],
+  ['src/app/a.ts', `switch (source.kind) {\n  case 'loop':`],
+  ['src/core/a.ts', `const isShared = !('node' in source);`],
+  ['src/core/a.ts', `await parts.clients.nfs.elsewhere?.(at, scope);`],
+])('%s tests the kind of a source: %s', (path, text) => {
+  expect(kindTests([{ path, text }])).toEqual([path]);
+});
+
+test.each([
+  ['src/clients/kinds/a.ts', `if (source.kind === 'nfs') return;`],
+  ['src/stores/nfs/a.ts', `if (source.kind !== 'nfs') return;`],
+  ['src/front/docker-plugin/a.ts', `const type = 'loop';`],
+  ['src/core/a.ts', `if (user.kind === 'pod') return clients.find(source);`],
+  ['src/app/a.ts', `import { createNfsClient } from '#clients/kinds/nfs.ts';`],
+])('%s does not: %s', (path, text) => {
+  expect(kindTests([{ path, text }])).toEqual([]);
 });
 
 test('no file takes a short write for a complete one', async () => {
@@ -30,6 +55,32 @@ test.each([
 test('a file that uses writeFile may do so', () => {
   const text = `import { open, writeFile } from 'node:fs/promises';\nawait file.writeFile(text);`;
   expect(rawWrites([{ path: 'src/stores/a.ts', text }])).toEqual([]);
+});
+
+test('no file asks where a store lies by its scheme', async () => {
+  expect(schemesTested(await programFiles(root))).toEqual([]);
+});
+
+test.each([
+  ['src/controllers/a.ts', `if (schemeOf(spec.uri) === 'local') return;`],
+  ['src/controllers/a.ts', `schemeOf(caches.stores.get(name)?.spec.uri ?? '') !== 'nfs'`],
+  ['src/controllers/a.ts', `const isOnNodes = spec.uri.startsWith('local:');`],
+  ['src/controllers/a.ts', `stores.filter(({ kind }) => kind === 'local')`],
+  ['src/core/a.ts', `if (kind.scheme === 'nfs') return;`],
+  ['src/core/a.ts', `if (view.placement !== 'node') return;`],
+  ['src/front/a.ts', `const isLocal = about.kind ===\n  'local';`],
+  ['src/app/a.ts', `return protocol === 'local:' ? pathname : '';`],
+])('a file that does is found: %s: %s', (path, text) => {
+  expect(schemesTested([{ path, text }])).toEqual([path]);
+});
+
+test.each([
+  ['src/stores/local/a.ts', `return protocol === 'local:' ? pathname : '';`],
+  ['src/core/placement.ts', `placement === 'node'`],
+  ['src/app/a.ts', `parseStoreConfig('local', \`local://\${path}\`, 'builtin', kinds)`],
+  ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
+])('a file that may is not: %s: %s', (path, text) => {
+  expect(schemesTested([{ path, text }])).toEqual([]);
 });
 
 describe('a planted mistake is found', () => {

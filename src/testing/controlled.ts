@@ -93,7 +93,7 @@ export function controlled(): Controlled {
     it.parts = {
       ...{ client, clock, caches: it.caches, events: told, engine: it.engine },
       ...{ kinds, provisioners: new Map([[file.driver, file]]) },
-      ...{ agents: it.agents, nodeStores: createNodeStores(it.agents, clock, it.caches) },
+      ...{ agents: it.agents, nodeStores: createNodeStores({ agents: it.agents, clock, caches: it.caches, kinds }) },
       ...{ namespace: 'stowage-system', cluster: it.engine.instance },
     };
     const ending = new AbortController();

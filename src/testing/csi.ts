@@ -4,8 +4,9 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
-import type { DriverKind, Space } from '#front/csi/driver.ts';
+import type { Space } from '#front/csi/driver.ts';
 import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -46,17 +47,18 @@ export interface Csi {
   /** What is known of any pod. */
   users: 'own' | 'host' | undefined;
   /** With some of the engine in place of what it has, if that is given. */
-  start(kind: DriverKind, instead?: Partial<Engine>): Promise<GrpcClient>;
+  start(driver: 'file' | 'local', instead?: Partial<Engine>): Promise<GrpcClient>;
 }
 
 export function servedCsi(): Csi {
   const clock = systemClock();
-  const start: Csi['start'] = async (kind, instead) => {
-    const at = join(it.folder, `${kind}${instead === undefined ? '' : '-other'}.sock`);
+  const start: Csi['start'] = async (which, instead) => {
+    const at = join(it.folder, `${which}${instead === undefined ? '' : '-other'}.sock`);
+    const driver = which === 'file' ? fileDriver : localDriver;
     const engine = { ...it.server.engine, ...instead };
     const podUsers = async (): Promise<Csi['users']> => it.users;
     const spaceOf = async (): Promise<Space | undefined> => it.space;
-    const served = createCsiServer({ engine, kind, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
+    const served = createCsiServer({ engine, driver, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
     await new Promise<void>((resolve) => served.server.listen(at, resolve));
     const client = grpcClient(at);
     onTestFinished(async () => {

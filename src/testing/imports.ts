@@ -159,3 +159,48 @@ export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
     .filter(({ text }) => rawWriteImport.test(text) || (fileHandleImport.test(text) && /\.writev?\(/.test(text)))
     .map(({ path }) => path)
     .toSorted();
+
+/** These folders ask the placement of a store, or its kind, instead of testing its scheme. */
+const withoutSchemes = /^src\/(?:core|controllers|front|app)\//;
+const schemeTests = [
+  /\b(?:scheme|schemeOf\([^;{}]*?\))\s*[!=]==\s*'/,
+  /\bkind\s*[!=]==\s*'local'/,
+  /\bprotocol\s*[!=]==\s*'(?:local|nfs):'/,
+  /startsWith\('(?:local|nfs):/,
+];
+/** A file that may test a scheme, and why. */
+const testsScheme: Readonly<Record<string, string>> = {
+  'src/app/take-over/directories.ts': 'other drivers have directories on NFS exports, and only those are taken over',
+};
+const placementTest = /\bplacement\s*[!=]==\s*'/;
+
+/** What tests a store's scheme, or compares its placement with a string. */
+export const schemesTested = (files: readonly SourceFile[]): readonly string[] =>
+  files
+    .filter(({ path, text }) => {
+      if (!withoutSchemes.test(path)) return false;
+      const hasScheme = !(path in testsScheme) && schemeTests.some((found) => found.test(text));
+      return hasScheme || (path !== 'src/core/placement.ts' && placementTest.test(text));
+    })
+    .map(({ path }) => path)
+    .toSorted();
+
+/** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
+const asksClients = ['core', 'controllers', 'front', 'app'];
+const sourceKind = `(?:'directory'|'loop'|'nfs')`;
+const kindTest = new RegExp(
+  [
+    `\\bkind\\s*[!=]==\\s*${sourceKind}`,
+    `${sourceKind}\\s*[!=]==\\s*[\\w.?]*\\bkind\\b`,
+    `\\bcase\\s+${sourceKind}`,
+    `'node'\\s+in\\b`,
+    `\\bclients\\??\\.(?:directory|loop|nfs)\\b`,
+  ].join('|'),
+);
+
+/** Files that test the kind of a source and are not its client or its store. */
+export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
+  files
+    .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
+    .map(({ path }) => path)
+    .toSorted();

@@ -58,7 +58,7 @@ export interface KeptMounts extends AsyncDisposable {
   log(): string;
 }
 
-interface KeepOptions {
+export interface KeepOptions {
   /** A command that runs another one, in another network. */
   readonly enter?: readonly string[];
   /** The data path's. */

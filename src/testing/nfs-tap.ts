@@ -35,6 +35,8 @@ export function tapped(connect: Connect, hook: Hook): Connect {
 export interface Mortal {
   readonly connect: Connect;
   dieAt(call: number, when: 'before' | 'after'): void;
+  /** Dies after the first call that makes the condition true. Unlike `dieAt`, it is not affected by calls from timers. */
+  dieOnce(condition: () => boolean): void;
   readonly isDead: boolean;
   /** Since `dieAt`, or ever. */
   readonly calls: number;
@@ -43,6 +45,7 @@ export interface Mortal {
 export function mortal(connect: Connect): Mortal {
   let calls = 0;
   let death: { readonly at: number; readonly when: 'before' | 'after' } | undefined;
+  let isTimeToDie = (): boolean => false;
   let isDead = false;
   const gone = (): RpcError => new RpcError('the process was killed', { failure: 'closed', maybeDone: true });
   return {
@@ -56,12 +59,16 @@ export function mortal(connect: Connect): Mortal {
       // What comes after it in the same moment is not sent any more.
       if (isLast) isDead = true;
       const answer = await make();
+      if (isTimeToDie()) isDead = true;
       if (isLast || isDead) throw gone();
       return answer;
     }),
     dieAt: (at, when) => {
       death = { at, when };
       calls = 0;
+    },
+    dieOnce: (condition) => {
+      isTimeToDie = condition;
     },
     get isDead() {
       return isDead;

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { createGround } from './ground.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mount.ts';
+import { type KeepOptions, type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mount.ts';
 
 /** A mount of an export that has room for 4 MiB. */
 export interface SmallExport extends AsyncDisposable {
@@ -15,9 +15,9 @@ export interface SmallExport extends AsyncDisposable {
   readonly folder: string;
 }
 
-export async function mountSmall(): Promise<SmallExport> {
+export async function mountSmall(options?: KeepOptions): Promise<SmallExport> {
   await using undo = new AsyncDisposableStack();
-  const mounts = undo.use(await keepMounts());
+  const mounts = undo.use(await keepMounts(options));
   const ground = undo.use(createGround());
   const folder = join(ground.folder, 'small');
   mkdirSync(folder);

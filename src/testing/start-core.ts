@@ -6,7 +6,7 @@ import { readGiven } from '#app/config.ts';
 import { takeProcessMarks } from '#app/process-marks.ts';
 import { instanceOf, prepareState, type StateFolder } from '#app/state-folder.ts';
 import { storeConfigs } from '#app/store-configs.ts';
-import { localPath } from '#app/store-places.ts';
+import { localDirectoryOf } from '#app/store-places.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Log, type Scope, silentLog } from '#base/log.ts';
 import type { ContainerEngine } from '#core/containers.ts';
@@ -94,7 +94,7 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
     clock,
     log,
   });
-  kept.roots = () => engine.stores.list().flatMap(({ config }) => localPath(config.uri));
+  kept.roots = () => engine.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config)?.path ?? []);
   const configure = async (): Promise<void> => {
     const { config } = options;
     const file = config === undefined ? undefined : await readGiven(config, true, kinds);

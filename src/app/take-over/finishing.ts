@@ -1,6 +1,7 @@
 import type { Candidate } from '#cli/taking-over.ts';
-import { drivers, provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
+import { provisionedBy, storeIdentity, volumeFinalizer } from '#controllers/names.ts';
 import { storeObjects } from '#controllers/store-object.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, type Resource, storageClasses } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
@@ -65,7 +66,7 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
           metadata: {
             ...{ uid: after.metadata.uid, resourceVersion: after.metadata.resourceVersion },
             // What was said when it was begun is nearer to the truth than what the store says by now.
-            annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: drivers.anywhere },
+            annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: fileDriver.name },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],
           },
           spec: { persistentVolumeReclaimPolicy: policy },

@@ -1,5 +1,5 @@
 import type { Candidate, Looked } from '#cli/taking-over.ts';
-import { drivers } from '#controllers/names.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 import { isVolumeName } from '#core/names.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, pods, type Resource } from '#wire/kube/resources.ts';
@@ -184,6 +184,6 @@ function stateOf(
 /** The PersistentVolume that has this volume of Stowage's already. */
 export function holderOf({ volumes }: Cluster, handles: readonly string[]): string | undefined {
   for (const [name, { spec }] of volumes)
-    if (spec.csi?.driver === drivers.anywhere && handles.includes(spec.csi.volumeHandle)) return name;
+    if (spec.csi?.driver === fileDriver.name && handles.includes(spec.csi.volumeHandle)) return name;
   return undefined;
 }

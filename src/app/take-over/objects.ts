@@ -1,5 +1,6 @@
 import { bytesOf } from '#base/quantity.ts';
-import { classNameOf, drivers, storeIdentity } from '#controllers/names.ts';
+import { classNameOf, storeIdentity } from '#controllers/names.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 /** On the PersistentVolume of Stowage's, until it is finished: the one before it. */
@@ -81,7 +82,7 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
       storageClassName: classNameOf(claim),
       claimRef: prebound(claim),
       csi: {
-        ...{ driver: drivers.anywhere, volumeHandle: id, volumeAttributes: { store, name } },
+        ...{ driver: fileDriver.name, volumeHandle: id, volumeAttributes: { store, name } },
         ...(isReadOnly ? { readOnly: true } : {}),
       },
       ...(nodeAffinity === undefined ? {} : { nodeAffinity }),

@@ -13,6 +13,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { guard } from '#testing/fuse-mount.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { createKeepers } from '../data-path/keepers.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createLook } from '../mounter/look.ts';
@@ -53,9 +54,10 @@ describe.skipIf(needs('root', 'mount'))('directories', () => {
         client: createDirectoryClient({ mounter }),
         source: { kind: 'directory', node, path },
         lose: () => rmSync(path, { recursive: true }),
+        folders: { whole: path, part: join(path, 'sub') },
       };
     },
-    { lose: true },
+    { lose: true, folders: true },
   );
 });
 
@@ -147,12 +149,12 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
           const pids = [keeperPid(), found?.active?.pid, found?.standby?.pid];
           for (const pid of pids) process.kill(pid ?? expect.fail('a process of the data path is missing'), 'SIGKILL');
           await eventually(
-            () => client.dead?.([{ source, at: place.at }], ground.scope).catch(() => []),
+            () => client.dead?.([{ source, target: targetAt(place.at) }], ground.scope).catch(() => []),
             (dead) => dead?.[0] === place.at,
           );
         },
         [Symbol.asyncDispose]: async () => {
-          await client.unstage(source, place.at, ground.scope, { force: true }).catch(() => undefined);
+          await client.unstage(source, targetAt(place.at), ground.scope, { force: true }).catch(() => undefined);
           await eventually(state, (found) => (found?.mounts ?? 0) === 0);
           await keepers.endIdle(signal);
           await keepers[Symbol.asyncDispose]();

@@ -16,6 +16,7 @@ import type { NodeName, Source } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
 import { createRun } from '../mounter/run.ts';
@@ -42,11 +43,11 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
   afterEach(() => ground[Symbol.dispose]());
 
   test('stages and unstages, each twice', async () => {
-    for (let n = 0; n < 2; n++) await client.stage(source, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(source, targetAt(at('stage')), ground.scope);
     expect(readdirSync(at('stage'))).toEqual(['file']);
     expect(ground.mounts()).toEqual([at('stage')]);
-    await client.grow(source, at('stage'), ground.scope);
-    for (let n = 0; n < 2; n++) await client.unstage(source, at('stage'), ground.scope);
+    await client.grow?.(source, targetAt(at('stage')), ground.scope);
+    for (let n = 0; n < 2; n++) await client.unstage(source, targetAt(at('stage')), ground.scope);
     expect(ground.mounts()).toEqual([]);
     expect(existsSync(at('stage'))).toBe(false);
     expect(readdirSync(at('volume'))).toEqual(['file']);
@@ -54,9 +55,9 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
 
   test('goes on where a crash left off, both ways', async () => {
     mkdirSync(at('stage'));
-    await client.stage(source, at('stage'), ground.scope);
+    await client.stage(source, targetAt(at('stage')), ground.scope);
     await mounter.unmount(at('stage'), ground.scope);
-    await client.unstage(source, at('stage'), ground.scope);
+    await client.unstage(source, targetAt(at('stage')), ground.scope);
     expect(existsSync(at('stage'))).toBe(false);
   });
 
@@ -67,7 +68,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     mkdirSync(at('stage'));
     await run('mount', ['-o', 'bind', '--', at('volume'), at('stage')], ground.scope);
     expect(readFileSync(join(at('stage'), 'device'), 'utf8')).toBe('');
-    await client.stage(source, at('stage'), ground.scope);
+    await client.stage(source, targetAt(at('stage')), ground.scope);
     await mounter.bind(at('stage'), at('target'), { readOnly: false }, ground.scope);
     for (const place of [at('stage'), at('target')]) {
       expect((await readMountTable()).at(place)?.options).toEqual(expect.arrayContaining(['rw', 'nosuid', 'nodev']));
@@ -78,13 +79,13 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
   test('a symbolic link in place of the data leads nowhere', async () => {
     renameSync(at('volume'), at('elsewhere'));
     symlinkSync('elsewhere', at('volume'));
-    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'data-wrong-kind',
       message: `the volume's data are not what they should be: ${at('volume')} is not a folder`,
     });
     rmSync(at('volume'));
-    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'not-found',
       reason: 'data-missing',
     });
@@ -93,22 +94,22 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
 
   test('another volume at the stage is a conflict', async () => {
     mkdirSync(at('other'));
-    await client.stage({ ...source, path: at('other') }, at('stage'), ground.scope);
-    await expect(client.stage(source, at('stage'), ground.scope)).rejects.toMatchObject({ code: 'conflict' });
+    await client.stage({ ...source, path: at('other') }, targetAt(at('stage')), ground.scope);
+    await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({ code: 'conflict' });
   });
 
   test('data on a read-only file system are staged read-only', async () => {
     mkdirSync(at('ro'));
     await mounter.bind(ground.folder, at('ro'), { readOnly: true }, ground.scope);
     const frozen = { ...source, path: join(at('ro'), 'volume') };
-    for (let n = 0; n < 2; n++) await client.stage(frozen, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(frozen, targetAt(at('stage')), ground.scope);
     expect(() => writeFileSync(join(at('stage'), 'x'), '')).toThrow('EROFS');
   });
 
   test('where mounting is impossible it says so', async () => {
     const unable = createUnableMounter({ why: 'no', action: 'Do.' }, async () => []);
     await expect(
-      createDirectoryClient({ mounter: unable }).stage(source, at('stage'), ground.scope),
+      createDirectoryClient({ mounter: unable }).stage(source, targetAt(at('stage')), ground.scope),
     ).rejects.toMatchObject({
       reason: 'mount-unable',
     });

@@ -1,3 +1,5 @@
+import type { Scope } from '#base/log.ts';
+import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { confined, hasAll } from '../mounter/bind.ts';
@@ -10,6 +12,8 @@ export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
   readonly near?: Near;
+  /** Waits for programs that a killed Stowage left running. */
+  readonly settled?: (scope: Scope) => Promise<void>;
 }
 
 /** By names without a symbolic link in them; of others it cannot be told like this. */
@@ -18,11 +22,21 @@ function isStaged(table: MountTable, path: string, at: string): boolean {
   return there !== undefined && same(there, table.shown(path)) && hasAll(there, confined);
 }
 
+/** Where the directory, or a part of it, is mounted, by whomever; also where another mount hides it. */
+function mountsOf({ path }: SourceOf<'directory'>, table: MountTable): readonly string[] {
+  const shown = table.shown(path);
+  if (shown === undefined) return [];
+  const below = shown.root === '/' ? '/' : `${shown.root}/`;
+  const same = table.entries.filter(({ device }) => device === shown.device);
+  return same.filter(({ root }) => root === shown.root || root.startsWith(below)).map(({ at }) => at);
+}
+
 /** A directory of this node: a bind mount. */
 export function createDirectoryClient({
   mounter,
   readTable = createTableReader(),
   near = () => undefined,
+  settled = async () => undefined,
 }: DirectoryClientParts): Client<'directory'> {
   async function isFolderNear(path: string): Promise<boolean> {
     await using held = near(path, await readTable());
@@ -31,7 +45,10 @@ export function createDirectoryClient({
 
   return {
     kind: 'directory',
-    stage: async (source, at, scope) => {
+    nodeLocal: true,
+    outlivesMount: false,
+    sourceFixedWhileStaged: true,
+    stage: async (source, { path: at }, scope) => {
       requireMounting(mounter);
       // As for every target but the first: then there is nothing to make.
       if (isStaged(await readTable(), source.path, at)) return;
@@ -43,14 +60,16 @@ export function createDirectoryClient({
       const readOnly = there?.mountReadOnly ?? table.holding(path)?.readOnly === true;
       await mounter.bind(path, place, { readOnly }, scope);
     },
-    unstage: async (_source, at, scope) => {
+    unstage: async (_source, { path: at }, scope) => {
       requireMounting(mounter);
       const place = locatedOwn(at);
       if (place === undefined) return;
       await mounter.unmount(place, scope);
       await removeStage(place, scope);
     },
-    // It has the size of the file system around it.
-    grow: async () => undefined,
+    mountsOf: async (source, _target, scope) => {
+      await settled(scope);
+      return mountsOf(source, await readTable());
+    },
   };
 }

@@ -4,14 +4,15 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
-import type { Client, Mounter } from '#core/ports.ts';
+import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { attachedLoops } from '../mounter/loops.ts';
 import { createRun } from '../mounter/run.ts';
-import { createLoopClient } from './loop.ts';
+import { createLoopClient, type LoopClient } from './loop.ts';
 
 type LoopSource = Extract<Source, { kind: 'loop' }>;
 
@@ -20,7 +21,7 @@ const run = createRun(clock);
 
 let ground: Ground;
 let mounter: Mounter;
-let client: Client<'loop'>;
+let client: LoopClient;
 const at = (name: string): string => join(ground.folder, name);
 const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
   ...{ kind: 'loop', node: 'here' as NodeName, path, filesystem },
@@ -46,13 +47,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       async (mounted) => {
         const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
         await using other = await stoppedLoopDevice(ground, { mounted });
-        await client.stage(volume, at('stage'), ground.scope);
+        await client.stage(volume, targetAt(at('stage')), ground.scope);
         writeFileSync(at('stage/file'), 'kept');
         const before = mib(at('stage'));
         truncateSync(volume.path, 600 * 2 ** 20);
-        await client.grow(volume, at('stage'), ground.scope);
+        await client.grow(volume, targetAt(at('stage')), ground.scope);
         expect(mib(at('stage')) - before).toBe(300);
-        await client.unstage(volume, at('stage'), ground.scope);
+        await client.unstage(volume, targetAt(at('stage')), ground.scope);
         expect(ground.loops()).toEqual([other.node]);
         expect(existsSync(at('stage'))).toBe(false);
       },
@@ -61,27 +62,27 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
     test('an ext4 volume mounts, and grows while it is unmounted', async () => {
       const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(ground, { mounted: true });
-      await client.stage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
       writeFileSync(at('stage/file'), 'kept');
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       truncateSync(volume.path, 150 * 2 ** 20);
-      await client.stage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
       expect(mib(at('stage'))).toBeGreaterThan(120);
       expect(readFileSync(at('stage/file'), 'utf8')).toBe('kept');
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect(ground.loops()).toEqual([other.node]);
     });
 
     test('a block volume mounts, grows and unmounts', async () => {
       const volume = source(ground.image('v.img', 4), undefined);
       await using other = await stoppedLoopDevice(ground);
-      await client.stage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
       expect(statSync(at('stage')).isBlockDevice()).toBe(true);
       truncateSync(volume.path, 8 * 2 ** 20);
-      await client.grow(volume, at('stage'), ground.scope);
+      await client.grow(volume, targetAt(at('stage')), ground.scope);
       const [own = ''] = ground.loops().filter((node) => node !== other.node);
       expect(readFileSync(`/sys/block/${own.replace('/dev/', '')}/size`, 'utf8').trim()).toBe(String(2 ** 14));
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect(ground.loops()).toEqual([other.node]);
     });
 
@@ -89,8 +90,8 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
       execFileSync('umount', ['--lazy', at('stopped/mnt')]);
-      await client.stage(volume, at('stage'), ground.scope);
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect((await attachedLoops()).filter(({ file }) => file === volume.path)).toEqual([]);
       expect((await attachedLoops()).map(({ node }) => node)).toContain(other.node);
     });
@@ -98,10 +99,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
     test('a volume whose image has the same name as that file mounts, is found in use, and unmounts', async () => {
       const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
-      await client.stage(volume, at('stage'), ground.scope);
-      expect(await mounter.usersOf(volume, at('stage'), ground.scope)).toEqual([at('stage')]);
-      await client.unstage(volume, at('stage'), ground.scope);
-      expect(await mounter.usersOf(volume, at('stage'), ground.scope)).toEqual([]);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
+      expect(await client.mountsOf(volume, targetAt(at('stage')), ground.scope)).toEqual([at('stage')]);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
+      expect(await client.mountsOf(volume, targetAt(at('stage')), ground.scope)).toEqual([]);
       expect(await mounter.reap(at('mounts'), new Set(), ground.scope)).toEqual([]);
       expect(ground.loops()).toEqual([other.node]);
     });

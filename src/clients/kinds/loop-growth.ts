@@ -2,10 +2,11 @@ import { lstat, statfs } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently } from '#base/patience.ts';
+import { endsWithin, patiently } from '#base/patience.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
-import { findHolders } from '../mounter/holders.ts';
+import { searchHolders } from '../mounter/holders.ts';
+import { isWrittenByNobody } from '../mounter/image-file.ts';
 import type { Loop } from '../mounter/loops.ts';
 import { isErrno } from '../mounter/paths.ts';
 import { CommandFailed, type Run } from '../mounter/run.ts';
@@ -25,6 +26,9 @@ export interface GrowthParts {
 /** Large images take long, and a check cut short has to begin again. */
 const checkDeadline = 600_000;
 const growDeadline = 30_000;
+/** For looking through all processes of a busy machine. */
+const searchDeadline = 30_000;
+const leaseDeadline = 5_000;
 
 /**
  * ext4 grows while nothing has it mounted. Neither program may be stopped half-way, so they outlive a cancelled call
@@ -62,8 +66,14 @@ async function untilNobodyHas(
   scope: Scope,
 ): Promise<void> {
   for (let attempt = 0; attempt < 50; attempt++) {
-    const [holder] = await findHolders(image, clock, scope, { exactly: true, most: 1, except: lockedBy });
-    if (holder === undefined) return;
+    const search = { exactly: true, most: 1, except: lockedBy, ms: searchDeadline };
+    const { holders, isComplete } = await searchHolders(image, clock, scope, search);
+    const [holder] = holders;
+    scope.signal.throwIfAborted();
+    if (holder === undefined) {
+      if (isComplete || (await isUnwritten(image, clock))) return;
+      throw holdersUnknown(image);
+    }
     scope.log.debug('waiting for the image', { image, pid: holder.pid, command: holder.command });
     await clock.sleep(200, scope.signal);
   }
@@ -73,6 +83,19 @@ async function untilNobodyHas(
     action: `Wait until it is done, then repeat. Who has it open: fuser -v ${image}`,
   });
 }
+
+/** The kernel says that nobody has the image open for writing. Both programs would. */
+async function isUnwritten(image: string, clock: Clock): Promise<boolean> {
+  const looking = isWrittenByNobody(image);
+  return (await endsWithin(looking, leaseDeadline, clock)) && (await looking);
+}
+
+const holdersUnknown = (image: string): StowageError =>
+  new StowageError(`Stowage could not find out whether another program has ${image} open`, {
+    code: 'busy',
+    reason: 'image-busy',
+    action: `Repeat when the machine is less busy. Who has it open: fuser -v ${image}`,
+  });
 
 /** While it is mounted at `place`. Does nothing when there is nothing to gain. */
 export async function growMounted(

@@ -6,13 +6,14 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
-import type { Client, Mounter } from '#core/ports.ts';
+import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createRun } from '../mounter/run.ts';
-import { createLoopClient } from './loop.ts';
+import { createLoopClient, type LoopClient } from './loop.ts';
 
 type LoopSource = Extract<Source, { kind: 'loop' }>;
 
@@ -23,7 +24,7 @@ const run = createRun(clock);
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
   let ground: Ground;
   let mounter: Mounter;
-  let client: Client<'loop'>;
+  let client: LoopClient;
   const at = (name: string): string => join(ground.folder, name);
   const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
     kind: 'loop',
@@ -78,12 +79,12 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     execFileSync('mount', [device, at('stage')]);
     writeFileSync(at('stage/file'), 'kept');
     expect(pathOf(device)).toBe('/store/v.img');
-    await client.stage(volume, at('stage'), ground.scope);
-    await client.grow(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
+    await client.grow(volume, targetAt(at('stage')), ground.scope);
     expect(readFileSync(at('stage/file'), 'utf8')).toBe('kept');
     expect(devicesOn(volume.path)).toEqual([device]);
-    expect(await mounter.usersOf(volume, at('stage'), ground.scope)).toEqual([at('stage')]);
-    await client.unstage(volume, at('stage'), ground.scope);
+    expect(await client.mountsOf(volume, targetAt(at('stage')), ground.scope)).toEqual([at('stage')]);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([devicesOn(volume.path), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
@@ -93,10 +94,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     const device = attachedBefore(volume.path);
     execFileSync('mount', ['--bind', device, at('block')]);
     expect(pathOf(device)).toBe('/store/v.img');
-    await client.stage(volume, at('block'), ground.scope);
+    await client.stage(volume, targetAt(at('block')), ground.scope);
     expect(devicesOn(volume.path)).toEqual([device]);
     expect(statSync(at('block')).rdev).toBe(statSync(device).rdev);
-    await client.unstage(volume, at('block'), ground.scope);
+    await client.unstage(volume, targetAt(at('block')), ground.scope);
     expect([devicesOn(volume.path), existsSync(at('block'))]).toEqual([[], false]);
   });
 
@@ -150,11 +151,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     const device = said.toString().trim();
     try {
       expect([pathOf(device), devicesOn(theirs)]).toEqual([ours.path, [device]]);
-      expect(await mounter.usersOf(ours, at('stage'), ground.scope)).toEqual([]);
+      expect(await client.mountsOf(ours, targetAt(at('stage')), ground.scope)).toEqual([]);
       expect(await mounter.reap(at('mounts'), new Set(), ground.scope)).toEqual([]);
       writeFileSync(at('block'), '');
-      await client.stage(ours, at('block'), ground.scope);
-      await client.unstage(ours, at('block'), ground.scope);
+      await client.stage(ours, targetAt(at('block')), ground.scope);
+      await client.unstage(ours, targetAt(at('block')), ground.scope);
       expect([devicesOn(theirs), devicesOn(ours.path)]).toEqual([[device], []]);
     } finally {
       they.kill('SIGKILL');

@@ -18,15 +18,15 @@ import { basename, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
-import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { createRun, type Run } from '../mounter/run.ts';
 import type { Tool } from '../mounter/tools.ts';
 import { type GrowCalls, growCalls } from './grow-calls.ts';
-import { createLoopClient } from './loop.ts';
+import { createLoopClient, type LoopClient } from './loop.ts';
 
 type LoopSource = Extract<Source, { kind: 'loop' }>;
 
@@ -51,7 +51,7 @@ const counted: GrowCalls = {
 const mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [] });
 
 let ground: Ground;
-let client: Client<'loop'>;
+let client: LoopClient;
 const at = (name: string): string => join(ground.folder, name);
 const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
   kind: 'loop',
@@ -85,7 +85,7 @@ afterEach(() => ground[Symbol.dispose]());
 describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client, file systems', () => {
   test.each(['xfs', 'ext4'] as const)('%s: stages and unstages, each twice; the data stay', async (kind) => {
     const volume = source(ground.image('v.img', 300, kind), kind);
-    for (let n = 0; n < 2; n++) await client.stage(volume, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(at('stage')), ground.scope);
     writeFileSync(join(at('stage'), 'file'), 'kept');
     expect(ground.mounts()).toEqual([at('stage')]);
     expect(ground.loops()).toHaveLength(1);
@@ -93,96 +93,96 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
       .split('\n')
       .find((line) => line.includes(` ${at('stage')} `));
     expect(options).toMatch(/nosuid,nodev/);
-    for (let n = 0; n < 2; n++) await client.unstage(volume, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('kept');
     expect(grown).toEqual([]);
     expect(ran).not.toContain('resize2fs');
   });
 
   test('data go past the page cache of the file below', async () => {
-    await client.stage(source(ground.image('v.img', 300, 'xfs'), 'xfs'), at('stage'), ground.scope);
+    await client.stage(source(ground.image('v.img', 300, 'xfs'), 'xfs'), targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     expect(readFileSync(`/sys/block/${basename(loop)}/loop/dio`, 'utf8').trim()).toBe('1');
   });
 
   test('whoever unmounts it, no loop device is left', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     execFileSync('umount', [at('stage')]);
     expect(ground.loops()).toEqual([]);
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect(existsSync(at('stage'))).toBe(false);
   });
 
   test('ten volumes at once each get a device of their own', async () => {
     const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 20, 'ext4'), 'ext4'));
-    await Promise.all(volumes.map((volume, n) => client.stage(volume, at(`stage${n}`), ground.scope)));
+    await Promise.all(volumes.map((volume, n) => client.stage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect(ground.mounts()).toHaveLength(10);
     expect(new Set(ground.loops()).size).toBe(10);
     for (const [n] of volumes.entries()) writeFileSync(join(at(`stage${n}`), `mine-${n}`), '');
-    await Promise.all(volumes.map((volume, n) => client.unstage(volume, at(`stage${n}`), ground.scope)));
+    await Promise.all(volumes.map((volume, n) => client.unstage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
   });
 
   test.each(['ext4', undefined] as const)('one volume (%s) staged ten times at once is staged once', async (kind) => {
     const volume = source(ground.image('v.img', 20, kind), kind);
-    await Promise.all(Array.from({ length: 10 }, () => client.stage(volume, at('stage'), ground.scope)));
+    await Promise.all(Array.from({ length: 10 }, () => client.stage(volume, targetAt(at('stage')), ground.scope)));
     expect([ground.mounts().length, ground.loops().length]).toEqual([1, 1]);
   });
 
   test('xfs grows while it is mounted, and once is enough', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     const before = mib(at('stage'));
     truncateSync(volume.path, 600 * 2 ** 20);
-    await client.grow(volume, at('stage'), ground.scope);
+    await client.grow(volume, targetAt(at('stage')), ground.scope);
     expect(mib(at('stage')) - before).toBe(300);
-    await client.grow(volume, at('stage'), ground.scope);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.grow(volume, targetAt(at('stage')), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(grown).toEqual([at('stage')]);
   });
 
   test('xfs that grew while it was not mounted uses its room after the next stage', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.grow(volume, at('stage'), ground.scope);
+    await client.grow(volume, targetAt(at('stage')), ground.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(mib(at('stage'))).toBeGreaterThan(500);
   });
 
   test('a growth that a crash cut off is completed by the repeated stage', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(mib(at('stage'))).toBeGreaterThan(500);
   });
 
   test('ext4 grows at the latest with the next stage, and keeps its data', async () => {
     const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     writeFileSync(join(at('stage'), 'file'), 'kept');
     truncateSync(volume.path, 150 * 2 ** 20);
     // Needs CAP_SYS_RESOURCE in the kernel: where that is missing the error says what to do.
-    const grown = await client.grow(volume, at('stage'), ground.scope).catch((cause: unknown) => cause);
+    const grown = await client.grow(volume, targetAt(at('stage')), ground.scope).catch((cause: unknown) => cause);
     if (grown !== undefined) {
       expect(grown).toMatchObject({
         code: 'unsupported',
         reason: 'grow-needs-unmount',
         action: 'Unmount the volume everywhere, then mount it again: the file system grows then.',
       });
-      await client.stage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
       expect(mib(at('stage'))).toBeLessThan(60);
     }
-    await client.unstage(volume, at('stage'), ground.scope);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(mib(at('stage'))).toBeGreaterThan(120);
     expect(readFileSync(join(at('stage'), 'file'), 'utf8')).toBe('kept');
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     ran.length = 0;
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(ran.filter((tool) => tool === 'e2fsck' || tool === 'resize2fs')).toEqual([]);
   });
 
@@ -192,7 +192,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     const worker = held(volume.path);
     const said: string[] = [];
     const log = { ...ground.scope.log, debug: (message: string) => void said.push(message) };
-    const staging = client.stage(volume, at('stage'), { ...ground.scope, log });
+    const staging = client.stage(volume, targetAt(at('stage')), { ...ground.scope, log });
     await expect.poll(() => said).toEqual(['waiting for the image', 'waiting for the image']);
     expect(ran).toEqual([]);
     worker[Symbol.dispose]();
@@ -208,22 +208,22 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   ] as const)('a damaged %s is told with its repair (%s, from byte %i)', async (kind, repair, from) => {
     const image = ground.image('v.img', 300, kind);
     zero(image, from, 128 * 1024);
-    await expect(client.stage(source(image, kind), at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(source(image, kind), targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'filesystem-damaged',
       message: `the ${kind} file system in ${image} is damaged and cannot be mounted`,
       action: `Copy the image, then repair it: ${repair} ${image}`,
     });
     expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
-    await client.unstage(source(image, kind), at('stage'), ground.scope);
+    await client.unstage(source(image, kind), targetAt(at('stage')), ground.scope);
     expect(existsSync(at('stage'))).toBe(false);
   });
 
   test('in use it stays staged, and says by whom', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     using _open = held(at('stage'));
-    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'in-use',
       message: expect.stringContaining(`${process.pid} (`),
     });
@@ -233,14 +233,14 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   test('a mount made of it keeps it staged, and is named', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(at('target'));
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     await mounter.bind(at('stage'), at('target'), { readOnly: true }, ground.scope);
-    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'in-use',
       message: `${volume.path} cannot be let go: it is still mounted at ${at('target')}`,
     });
     await mounter.unmount(at('target'), ground.scope);
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect(ground.loops()).toEqual([]);
   });
 
@@ -248,10 +248,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     for (const name of ['stages', 'copy']) mkdirSync(at(name));
     execFileSync('mount', ['--bind', at('stages'), at('stages')]);
-    await client.stage(volume, at('stages/v'), ground.scope);
+    await client.stage(volume, targetAt(at('stages/v')), ground.scope);
     execFileSync('mount', ['--rbind', at('stages'), at('copy')]);
     execFileSync('mount', ['--make-rprivate', at('copy')]);
-    const unstage = (): Promise<void> => client.unstage(volume, at('stages/v'), ground.scope);
+    const unstage = (): Promise<void> => client.unstage(volume, targetAt(at('stages/v')), ground.scope);
     for (let n = 0; n < 2; n++)
       await expect(unstage()).rejects.toMatchObject({
         code: 'in-use',
@@ -265,29 +265,29 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   test('an image that was moved underneath is in use while its device is mounted elsewhere', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(at('target'));
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     await mounter.bind(at('stage'), at('target'), { readOnly: false }, ground.scope);
     renameSync(volume.path, at('moved.img'));
-    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({ code: 'in-use' });
+    await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({ code: 'in-use' });
     await mounter.unmount(at('target'), ground.scope);
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
   });
 
   test('an image that was deleted underneath can still be unstaged', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     rmSync(volume.path);
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
   });
 
   test('a new image under the name of a deleted one is not taken for it', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     rmSync(volume.path);
     ground.image('v.img', 300, 'xfs');
-    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'mount-occupied',
     });
@@ -298,7 +298,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
       const volume = source(ground.image(`${kind}.img`, 300, kind), kind);
       // Each has locks of its own, as two processes have.
       const clients = [0, 1, 2, 3].map(() => createLoopClient({ mounter, run: createRun(clock), clock }));
-      await Promise.all(clients.map((one, n) => one.stage(volume, at(`${kind}${n}`), ground.scope)));
+      await Promise.all(clients.map((one, n) => one.stage(volume, targetAt(at(`${kind}${n}`)), ground.scope)));
       expect(ground.loops(volume.path)).toHaveLength(1);
     }
   });
@@ -307,7 +307,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     const image = ground.image('v.img', 300, 'xfs');
     renameSync(image, at('elsewhere.img'));
     symlinkSync('elsewhere.img', image);
-    await expect(client.stage(source(image, 'xfs'), at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(source(image, 'xfs'), targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       reason: 'data-wrong-kind',
     });
   });
@@ -316,14 +316,14 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
 describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices', () => {
   test('stages and unstages, each twice; what is written is in the image', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
-    for (let n = 0; n < 2; n++) await client.stage(volume, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(statSync(at('stage')).isBlockDevice()).toBe(true);
     expect(ground.loops()).toHaveLength(1);
     execFileSync('dd', [`of=${at('stage')}`, 'bs=4096', 'count=1', 'conv=fsync'], {
       input: 'word'.repeat(1024),
       stdio: 'pipe',
     });
-    for (let n = 0; n < 2; n++) await client.unstage(volume, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
     expect(readFileSync(volume.path).toString('latin1', 0, 8)).toBe('wordword');
   });
@@ -333,39 +333,41 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     const readOnly = { ...volume, readOnly: true };
     // A crash left the device attached for writing.
     attachImage(volume.path);
-    for (let n = 0; n < 2; n++) await client.stage(readOnly, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.stage(readOnly, targetAt(at('stage')), ground.scope);
     const write = (): unknown =>
       execFileSync('dd', [`of=${at('stage')}`, 'bs=4096', 'count=1', 'conv=fsync'], { input: 'word', stdio: 'pipe' });
     expect(write).toThrow(/not permitted|Read-only/);
-    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'conflict',
       reason: 'block-mode',
     });
-    await client.unstage(readOnly, at('stage'), ground.scope);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.unstage(readOnly, targetAt(at('stage')), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     write();
-    await expect(client.stage(readOnly, at('stage'), ground.scope)).rejects.toMatchObject({ reason: 'block-mode' });
-    await client.unstage(volume, at('stage'), ground.scope);
+    await expect(client.stage(readOnly, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
+      reason: 'block-mode',
+    });
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect(readFileSync(volume.path).toString('latin1', 0, 4)).toBe('word');
   });
 
   test('goes on where a crash left off', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     attachImage(volume.path);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(ground.loops()).toHaveLength(1);
     execFileSync('umount', [at('stage')]);
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
   test('a device that was detached and taken for another file is not shown', async () => {
     const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 8)];
-    await client.stage(mine, at('stage'), ground.scope);
+    await client.stage(mine, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     execFileSync('losetup', ['-d', loop]);
     execFileSync('losetup', [loop, other]);
-    await client.stage(mine, at('stage'), ground.scope);
+    await client.stage(mine, targetAt(at('stage')), ground.scope);
     const [node = ''] = ground.loops(mine.path);
     expect(node).not.toBe(loop);
     expect(statSync(at('stage')).rdev).toBe(statSync(node).rdev);
@@ -373,41 +375,41 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
 
   test('is unstaged though another program has mounted a device with the number of its own', async () => {
     const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 50, 'ext4')];
-    await client.stage(mine, at('stage'), ground.scope);
+    await client.stage(mine, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     execFileSync('losetup', ['-d', loop]);
     execFileSync('losetup', [loop, other]);
     mkdirSync(at('theirs'));
     execFileSync('mount', ['-t', 'ext4', loop, at('theirs')]);
-    await client.unstage(mine, at('stage'), ground.scope);
+    await client.unstage(mine, targetAt(at('stage')), ground.scope);
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[at('theirs')], [loop], false]);
   });
 
   test('grows while it is staged', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
-    await client.grow(volume, at('stage'), ground.scope);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.grow(volume, targetAt(at('stage')), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     truncateSync(volume.path, 8 * 2 ** 20);
-    for (let n = 0; n < 2; n++) await client.grow(volume, at('stage'), ground.scope);
+    for (let n = 0; n < 2; n++) await client.grow(volume, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     expect(readFileSync(`/sys/block/${basename(loop)}/size`, 'utf8').trim()).toBe(String((8 * 2 ** 20) / 512));
   });
 
   test('an open device is in use, and the error names who has it open', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
-    await client.stage(volume, at('stage'), ground.scope);
+    await client.stage(volume, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     const open = held(loop);
-    await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'in-use',
       message: expect.stringContaining(`${volume.path} is in use by process ${process.pid} (`),
     });
-    await expect(client.stage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+    await expect(client.stage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
       code: 'busy',
       reason: 'loop-detaching',
     });
     open[Symbol.dispose]();
-    await client.unstage(volume, at('stage'), ground.scope);
+    await client.unstage(volume, targetAt(at('stage')), ground.scope);
     expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
@@ -417,17 +419,17 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
 
     beforeEach(async () => {
       volume = source(ground.image('v.img', 4), undefined);
-      await client.stage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
       [device = ''] = ground.loops();
     });
 
     const refused = (where: string): Promise<void> =>
-      expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+      expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
         code: 'in-use',
         message: `${volume.path} cannot be let go: it is still mounted at ${where}`,
       });
     const released = async (): Promise<void> => {
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
     };
 
@@ -445,10 +447,10 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       for (const name of ['stages', 'copy']) mkdirSync(at(name));
       execFileSync('mount', ['--bind', at('stages'), at('stages')]);
       const own = source(ground.image('w.img', 4), undefined);
-      await client.stage(own, at('stages/w'), ground.scope);
+      await client.stage(own, targetAt(at('stages/w')), ground.scope);
       execFileSync('mount', ['--rbind', at('stages'), at('copy')]);
       execFileSync('mount', ['--make-rprivate', at('copy')]);
-      const unstage = (): Promise<void> => client.unstage(own, at('stages/w'), ground.scope);
+      const unstage = (): Promise<void> => client.unstage(own, targetAt(at('stages/w')), ground.scope);
       for (let n = 0; n < 2; n++)
         await expect(unstage()).rejects.toMatchObject({
           code: 'in-use',
@@ -471,7 +473,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       renameSync(volume.path, at('moved.img'));
       const moved = { ...volume, path: at('moved.img') };
       for (let n = 0; n < 2; n++)
-        await expect(client.unstage(volume, at('stage'), ground.scope)).rejects.toMatchObject({
+        await expect(client.unstage(volume, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
           code: 'in-use',
           message: `${moved.path} cannot be let go: it is still mounted at ${at('target')}`,
         });
@@ -486,8 +488,8 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       rmSync(volume.path);
       await refused(at('target'));
       ground.image('v.img', 4);
-      await client.stage(volume, at('stage'), ground.scope);
-      await client.unstage(volume, at('stage'), ground.scope);
+      await client.stage(volume, targetAt(at('stage')), ground.scope);
+      await client.unstage(volume, targetAt(at('stage')), ground.scope);
       expect([ground.mounts(), ground.loops(volume.path), existsSync(at('stage'))]).toEqual([
         [at('target')],
         [],
@@ -499,7 +501,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
 
     test('is in use while it is open, also after its file was moved', async () => {
       const open = held(device);
-      const unstaging = client.unstage(volume, at('stage'), ground.scope);
+      const unstaging = client.unstage(volume, targetAt(at('stage')), ground.scope);
       await expect.poll(() => ground.mounts()).toEqual([]);
       renameSync(volume.path, at('moved.img'));
       await expect(unstaging).rejects.toMatchObject({ code: 'in-use', reason: 'mount-busy' });
@@ -510,10 +512,10 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
 
   test('ten at once each get a device of their own', async () => {
     const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 4), undefined));
-    await Promise.all(volumes.map((volume, n) => client.stage(volume, at(`stage${n}`), ground.scope)));
+    await Promise.all(volumes.map((volume, n) => client.stage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect(new Set(ground.loops()).size).toBe(10);
     expect(new Set(volumes.map((_, n) => statSync(at(`stage${n}`)).rdev)).size).toBe(10);
-    await Promise.all(volumes.map((volume, n) => client.unstage(volume, at(`stage${n}`), ground.scope)));
+    await Promise.all(volumes.map((volume, n) => client.unstage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
   });
 });

@@ -1,24 +1,30 @@
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
-import type { Source } from '#core/model.ts';
+import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
-import type { Client } from '#core/ports.ts';
+import type { Client, StagingTarget } from '#core/ports.ts';
 import { lockImage } from '../mounter/image-file.ts';
 import { createLoopDevices } from '../mounter/loop-devices.ts';
 import { createLoopFiles } from '../mounter/loop-files.ts';
-import { attachedLoops } from '../mounter/loops.ts';
+import { attachedLoops, mountsOf } from '../mounter/loops.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
 import { growCalls } from './grow-calls.ts';
 import { growBlock, stageBlock, unstageBlock } from './loop-block.ts';
 import { growFileSystem, stageFileSystem, unstageFileSystem } from './loop-filesystem.ts';
-import type { LoopParts } from './loop-parts.ts';
+import { type LoopParts, loopsOn } from './loop-parts.ts';
+import { loopSources } from './loop-sources.ts';
 
-type LoopSource = Extract<Source, { kind: 'loop' }>;
+type LoopSource = SourceOf<'loop'>;
+export type LoopClient = Client<'loop'> & Required<Pick<Client<'loop'>, 'grow'>>;
 
-export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'> & Partial<Pick<LoopParts, 'growCalls'>>;
+export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'> &
+  Partial<Pick<LoopParts, 'growCalls'>> & {
+    /** Waits for programs that a killed Stowage left running. */
+    readonly settled?: (scope: Scope) => Promise<void>;
+  };
 
 /** An image file of this node: a loop device, and the file system in it or the device itself. */
-export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
+export function createLoopClient(options: LoopClientOptions): LoopClient {
   const { clock } = options;
   const parts: LoopParts = {
     ...{ growCalls, ...options, readTable: readMountTable, loops: attachedLoops },
@@ -29,7 +35,7 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
   /** One call at a time for an image: two would attach it twice. `lockImage` keeps other processes from that. */
   const alone =
     (work: (source: LoopSource, at: string, scope: Scope) => Promise<void>) =>
-    async (source: LoopSource, at: string, scope: Scope): Promise<void> => {
+    async (source: LoopSource, { path: at }: StagingTarget, scope: Scope): Promise<void> => {
       requireMounting(parts.mounter);
       using _held = await images.hold([source.path], scope.signal);
       await work(source, at, scope);
@@ -37,6 +43,10 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
 
   return {
     kind: 'loop',
+    nodeLocal: true,
+    outlivesMount: true,
+    sourceFixedWhileStaged: false,
+    ...loopSources,
     stage: alone(async ({ path, filesystem, readOnly }, at, scope) => {
       await using locked = await lockImage(path, clock, scope.signal);
       const own = { ...parts, lockedBy: locked?.fd };
@@ -47,6 +57,16 @@ export function createLoopClient(options: LoopClientOptions): Client<'loop'> {
       if (filesystem === undefined) await unstageBlock(parts, path, at, scope);
       else await unstageFileSystem(parts, path, at, scope);
     }),
+    mountsOf: async (source, _target, scope) => {
+      await options.settled?.(scope);
+      const table = await parts.readTable();
+      const loops = await loopsOn(parts, source.path);
+      return loops.flatMap((loop) => {
+        const places = mountsOf(loop, table).map(({ at }) => at);
+        // A device that somebody attached by hand and has not mounted is in use all the same.
+        return places.length === 0 ? [loop.node] : places;
+      });
+    },
     grow: alone(async ({ path, filesystem }, at, scope) => {
       if (filesystem === undefined) await growBlock(parts, path, at, scope);
       else await growFileSystem(parts, path, filesystem, at, scope);

@@ -1,12 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import { stat } from 'node:fs/promises';
-import { basename } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Source, VolumeId } from '#core/model.ts';
+import type { SourceOf, VolumeId } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
-import type { Client, Mounter, Staged } from '#core/ports.ts';
+import type { Client, Mounter, Staged, StagingTarget } from '#core/ports.ts';
 import { ownSource } from '#core/staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
@@ -18,6 +17,8 @@ import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import type { Run } from '../mounter/run.ts';
 import { mountByHost } from './nfs-host.ts';
+import { nfsMountsOf } from './nfs-mounts.ts';
+import { nfsSources } from './nfs-sharing.ts';
 import { makeStage, removeStage } from './staging.ts';
 
 export interface NfsClientParts {
@@ -27,11 +28,13 @@ export interface NfsClientParts {
   readonly look: Look;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
+  /** Waits for programs that a killed Stowage left running. */
+  readonly settled?: (scope: Scope) => Promise<void>;
   /** Of this Stowage. */
   readonly instance: string;
 }
 
-type NfsSource = Extract<Source, { kind: 'nfs' }>;
+type NfsSource = SourceOf<'nfs'>;
 
 interface OurMount {
   readonly id: string;
@@ -58,10 +61,10 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     (await keepers.holding(id, kind, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
 
   /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
-  async function stagedAlready(source: NfsSource, place: string, scope: Scope): Promise<boolean> {
+  async function stagedAlready(source: NfsSource, volumeId: VolumeId, place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
-    const ours = ourMount(there, place, source);
+    const ours = ourMount(there, place, volumeId, source);
     if (await isServed(ours, scope)) return true;
     scope.log.warn('a mount that nobody serves is replaced', { at: place });
     // Whoever still waits for it gets an error, now that nobody will answer.
@@ -71,12 +74,17 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     return false;
   }
 
-  async function stage(source: NfsSource, at: string, scope: Scope, how: Staged | undefined): Promise<void> {
-    const place = await makeStage(at, 'filesystem');
-    if (await stagedAlready(source, place, scope)) return;
+  async function stage(
+    source: NfsSource,
+    { path, volumeId }: StagingTarget,
+    scope: Scope,
+    how: Staged | undefined,
+  ): Promise<void> {
+    const place = await makeStage(path, 'filesystem');
+    if (await stagedAlready(source, volumeId, place, scope)) return;
     const spec = await specOf(source, parts.instance);
     // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
-    const id = ownSource(basename(place) as VolumeId, randomBytes(4).toString('hex'));
+    const id = ownSource(volumeId, randomBytes(4).toString('hex'));
     await keepers.use(kindOf(source), scope.signal, async (keeper) => {
       await using mounted = await mountFuse(id, place, spec);
       try {
@@ -126,12 +134,12 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   }
 
   /** Waits, for as long as what was just unmounted may take to end. */
-  async function elsewhere(at: string, scope: Scope): Promise<boolean> {
-    const place = locatedOwn(at);
+  async function elsewhere(_source: NfsSource, { path, volumeId }: StagingTarget, scope: Scope): Promise<boolean> {
+    const place = locatedOwn(path);
     const here = place === undefined ? undefined : (await readTable()).at(place)?.source;
     const since = clock.elapsed();
     for (let pauseMs = firstLookMs; ; pauseMs = Math.min(2 * pauseMs, longestLookMs)) {
-      const all = await keepers.serving(ownSource(basename(at) as VolumeId), scope.signal);
+      const all = await keepers.serving(ownSource(volumeId), scope.signal);
       if (all.every((id) => id === here)) return false;
       if (clock.elapsed() - since > endingMs) return true;
       await clock.sleep(pauseMs, scope.signal);
@@ -140,44 +148,58 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
 
   return {
     kind: 'nfs',
+    nodeLocal: false,
+    outlivesMount: false,
+    sourceFixedWhileStaged: false,
+    ...nfsSources,
     elsewhere,
     refuse,
-    stage: async (source, at, scope, how) => {
+    stage: async (source, target, scope, how) => {
       requireMounting(mounter);
       refuse(source);
-      if (source.way.client === 'host') await mountByHost(parts, source, await makeStage(at, 'filesystem'), scope);
-      else await stage(source, at, scope, how);
+      if (source.way.client === 'host')
+        await mountByHost(parts, source, await makeStage(target.path, 'filesystem'), scope);
+      else await stage(source, target, scope, how);
     },
-    unstage: async (source, at, scope, how) => {
+    unstage: async (source, { path, volumeId }, scope, how) => {
       requireMounting(mounter);
-      const place = locatedOwn(at);
+      const place = locatedOwn(path);
       if (place === undefined) return;
       const there = (await readTable()).at(place);
       if (how?.force === true) await mounter.detach(place, scope, { abort: true });
       else await mounter.unmount(place, scope);
       // It is unmounted, whatever the keeper says to that.
       if (there?.type === fuseType)
-        await waitForEnd(ourMount(there, place, source), scope).catch((cause: unknown) =>
+        await waitForEnd(ourMount(there, place, volumeId, source), scope).catch((cause: unknown) =>
           scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
         );
       await removeStage(place, scope);
     },
-    grow: async () => undefined,
-    flush: async (source, at, scope) => {
-      const place = locatedOwn(at);
-      const there = place === undefined ? undefined : (await readTable()).at(place);
-      if (place !== undefined && there?.type === fuseType) await refuseUnwritten(ourMount(there, place, source), scope);
+    mountsOf: async (source, target, scope) => {
+      await parts.settled?.(scope);
+      return nfsMountsOf(source, target.path, await readTable());
     },
-    trouble: async (source, scope) =>
-      source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),
+    flush: async (source, { path, volumeId }, scope) => {
+      const place = locatedOwn(path);
+      const there = place === undefined ? undefined : (await readTable()).at(place);
+      if (place !== undefined && there?.type === fuseType)
+        await refuseUnwritten(ourMount(there, place, volumeId, source), scope);
+    },
+    daemon: {
+      // With the client: mounts of the system's client have no process of ours, and share no answer with those that do.
+      key: ({ way: { client, network, sourcePorts } }) => JSON.stringify([client, network, sourcePorts]),
+      trouble: async (source, _target, scope) =>
+        source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),
+    },
     dead: async (staged, scope) => {
       const table = await readTable();
       const dead: string[] = [];
-      for (const { source, at } of staged) {
-        const place = locatedOwn(at);
+      for (const { source, target } of staged) {
+        const { path, volumeId } = target;
+        const place = locatedOwn(path);
         if (place === undefined || source.way.client === 'host') continue;
         const there = table.at(place);
-        if (there === undefined || !(await isServed(ourMount(there, place, source), scope))) dead.push(at);
+        if (there === undefined || !(await isServed(ourMount(there, place, volumeId, source), scope))) dead.push(path);
       }
       return dead;
     },
@@ -188,8 +210,8 @@ function kindOf({ way: { network, sourcePorts } }: NfsSource): KeeperKind {
   return { network, privilegedPorts: sourcePorts === 'privileged' };
 }
 
-function ourMount(there: MountEntry, place: string, source: NfsSource): OurMount {
-  if (there.type === fuseType && there.source.startsWith(ownSource(basename(place) as VolumeId)))
+function ourMount(there: MountEntry, place: string, volumeId: VolumeId, source: NfsSource): OurMount {
+  if (there.type === fuseType && there.source.startsWith(ownSource(volumeId)))
     return { id: there.source, kind: kindOf(source) };
   throw new StowageError(`something else is mounted at ${place}: ${there.source} (${there.type})`, {
     code: 'conflict',

@@ -11,13 +11,22 @@ const silent = new Set<string>();
 /**
  * What /proc tells of a process of somebody else. A question about one that is stuck, on a server or a file system that
  * is gone, can wait as long as that is, and cannot be taken back: it is left behind, and that process is not asked again
- * before it answers. Undefined: it did not answer, has ended, or we may not ask.
+ * before it answers. Undefined: it did not answer (then `onSilent` is called), has ended, or we may not ask.
  */
-export async function askProcess<T>(folder: string, question: () => Promise<T>, clock: Clock): Promise<T | undefined> {
-  if (silent.has(folder) || silent.size >= mostSilent) return undefined;
+export async function askProcess<T>(
+  folder: string,
+  question: () => Promise<T>,
+  clock: Clock,
+  onSilent?: () => void,
+): Promise<T | undefined> {
+  if (silent.has(folder) || silent.size >= mostSilent) {
+    onSilent?.();
+    return undefined;
+  }
   const answer = question().catch(() => undefined);
   if (await endsWithin(answer, patienceMs, clock)) return await answer;
   silent.add(folder);
+  onSilent?.();
   void answer.then(() => silent.delete(folder));
   return undefined;
 }

@@ -23,33 +23,47 @@ export interface HolderSearch {
 
 /**
  * The processes that have the path, or something below it, open, as folder, program or mapped. Only as many as were
- * asked for, and only those found in time: it serves a message. Processes of other pid namespaces are not seen.
+ * asked for, and only those found in time: use it for messages. Processes of other pid namespaces are not seen.
  */
 export async function findHolders(
   path: string,
   clock: Clock,
   scope: Scope,
-  search: HolderSearch = {},
+  search?: HolderSearch,
 ): Promise<readonly Holder[]> {
+  return (await searchHolders(path, clock, scope, search)).holders;
+}
+
+/** The same, for decisions. If `isComplete` and there are no holders, no process of this pid namespace has it. */
+export async function searchHolders(
+  path: string,
+  clock: Clock,
+  scope: Scope,
+  search: HolderSearch = {},
+): Promise<{ readonly holders: readonly Holder[]; readonly isComplete: boolean }> {
   const { proc = '/proc', most = 8, ms = 2_000 } = search;
   using limit = clock.deadline(ms, scope.signal);
   const holds = (target: string): boolean => (search.exactly === true ? target === path : isAtOrBelow(target, path));
   const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name)).map(Number);
   const found: Holder[] = [];
+  let isComplete = true;
+  const onSilent = (): void => {
+    isComplete = false;
+  };
   // Mappings are only read when nothing else explains it: they are long, and most files are open as well.
   for (const look of [links, mappings]) {
     for (const pid of pids) {
-      if (found.length >= most || limit.signal.aborted) return found;
+      if (found.length >= most || limit.signal.aborted) return { holders: found, isComplete: false };
       const process: Asked = {
         folder: `${proc}/${pid}`,
         except: pid === ownPid ? String(search.except) : undefined,
-        ask: (question) => askProcess(`${proc}/${pid}`, question, clock),
+        ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onSilent),
       };
       if (await anyHeld(look(process), holds)) found.push({ pid, command: await commandOf(process) });
     }
-    if (found.length > 0) return found;
+    if (found.length > 0) break;
   }
-  return found;
+  return { holders: found, isComplete };
 }
 
 async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) => boolean): Promise<boolean> {

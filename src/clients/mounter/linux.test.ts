@@ -2,22 +2,29 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { existsSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { systemClock } from '#base/clock.ts';
+import { type Clock, systemClock } from '#base/clock.ts';
 import { SystemError } from '#base/linux/libc.ts';
-import type { Facts } from '#base/log.ts';
-import type { VolumeId } from '#core/model.ts';
+import type { Facts, Scope } from '#base/log.ts';
+import type { NodeName, VolumeId } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
+import { targetAt } from '#testing/staging-target.ts';
 import { mountFuse } from '../data-path/fuse.ts';
+import { createDirectoryClient } from '../kinds/directory.ts';
 import { createLinuxMounter } from './linux.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
 import { createRun, type Run } from './run.ts';
+import { createSettling } from './settle.ts';
 
-const clock = systemClock();
+// The search for the names of programs ends after two seconds, which a busy machine may need longer for.
+const clock: Clock = {
+  ...systemClock(),
+  deadline: (ms, parent) => systemClock().deadline(Math.max(ms, 30_000), parent),
+};
 const owner = '/state/of/this/test';
 const real = createRun(clock, undefined, owner);
 const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
@@ -25,7 +32,7 @@ const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
     clock,
     run,
     calls,
-    owner,
+    settled: createSettling(clock, owner),
     forbidden: () => [],
     storeRoots: () => [join(ground.folder, 'store')],
   });
@@ -227,7 +234,19 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('waits for what a killed Stowage left running, and not for what another one runs', async () => {
+  test.each([
+    ['list', (own: Scope) => mounter.list(own)],
+    [
+      'mountsOf',
+      async (own: Scope) => {
+        const client = createDirectoryClient({ mounter, settled: createSettling(clock, owner) });
+        const source = { kind: 'directory', node: 'here' as NodeName, path: at('from') } as const;
+        return await client.mountsOf(source, targetAt(at('stage')), own);
+      },
+    ],
+  ])('%s waits for what a killed Stowage left running, and not for what another one runs', async (_name, look) => {
+    // By another mounter, since each waits only once.
+    await mounterWith(real, ground).bind(at('from'), at('to'), writable, ground.scope);
     const sleeping = (by: string, owner: string) =>
       spawn('sleep', ['100'], {
         stdio: 'ignore',
@@ -243,7 +262,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
       ...ground.scope.log,
       info: (_: string, facts?: Facts) => void waits.push(JSON.stringify(facts?.['pids'])),
     };
-    const listing = mounter.list({ ...ground.scope, log });
+    const listing = look({ ...ground.scope, log });
     await expect.poll(() => waits.length).toBeGreaterThan(1);
     expect(waits[1]).toContain(`"${orphan.pid}"`);
     expect(waits[1]).not.toContain(`"${another.pid}"`);

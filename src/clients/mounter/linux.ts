@@ -2,6 +2,7 @@ import { readlinkSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
+import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
 import { createBind } from './bind.ts';
 import { createLook } from './look.ts';
@@ -18,14 +19,13 @@ import { createSettling } from './settle.ts';
 import { createSharing } from './sharing.ts';
 import { createTargets } from './targets.ts';
 import { createDetach, createTakeAway, createUnmount } from './unmount.ts';
-import { usersOf } from './users.ts';
 
 export interface LinuxMounterOptions {
   readonly clock: Clock;
   readonly run: Run;
   readonly calls?: MountCalls;
-  /** The state folder: what was run for it is waited for. */
-  readonly owner?: string;
+  /** Waits for programs that a killed Stowage left running. */
+  readonly settled?: (scope: Scope) => Promise<void>;
   /** Where loop devices of ours have their files. */
   readonly storeRoots: () => readonly string[];
   /** Where nobody may mount: the state folder and the store roots. */
@@ -49,7 +49,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const parts: Parts = { clock, run, calls, readTable, look, near, ...loops, isOwn, aside, places: createKeyedLock() };
   const { forbidden, published } = options;
   const targets = createTargets({ look, near, readTable, forbidden, published });
-  const settled = createSettling(clock, options.owner ?? '');
+  const settled = options.settled ?? createSettling(clock, '');
   const takeAway = createTakeAway(parts);
   const unmount = createUnmount(parts, takeAway);
   const bind = createBind(parts, takeAway);
@@ -78,10 +78,6 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
       await settled(scope);
       // Most places asked about do not exist; reading the whole mount table for them would cost far more.
       return isThere(at) && (await readTable()).at(at) !== undefined;
-    },
-    usersOf: async (source, stage, scope) => {
-      await settled(scope);
-      return await usersOf(source, stage, await readTable(), parts);
     },
     ...targets,
     reap: async (mountsFolder, known, scope) => {

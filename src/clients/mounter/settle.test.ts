@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { findHolders } from './holders.ts';
+import { findHolders, searchHolders } from './holders.ts';
 import { createSettling, runBy, runFor } from './settle.ts';
 
 // Looking at processes in a /proc of our own making, where a FIFO that nobody writes to stands for a file of a process
@@ -103,4 +103,13 @@ test('whoever looks for what holds a path passes over a process that is stuck', 
   add(31, { comm: 'vim\n', maps: '7f00-7f01 r--p 00000000 08:01 12 /data/file\n' });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   expect(await findHolders('/data', systemClock(), scope, { proc })).toEqual([{ pid: 31, command: 'vim' }]);
+});
+
+test('a search that a stuck process did not answer is not complete', quickly, async () => {
+  add(31, { comm: 'vim\n', maps: '' });
+  symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
+  const search = () => searchHolders('/data', systemClock(), scope, { proc });
+  expect(await search()).toEqual({ holders: [], isComplete: true });
+  add(30, { maps: undefined });
+  expect(await search()).toEqual({ holders: [], isComplete: false });
 });

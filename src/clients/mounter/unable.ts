@@ -10,7 +10,6 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     unable,
     list,
     isMounted: async (at, scope) => (await list(scope)).some((point) => point.at === at),
-    usersOf: async () => [],
     bind: refuse,
     unmount: refuse,
     detach: refuse,

@@ -55,7 +55,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
   let cluster: Cluster;
 
   beforeAll(async () => {
-    cluster = await startCluster(signal, { nodes: 1 });
+    cluster = await startCluster(signal, { nodes: 0 });
   }, 180_000);
   afterAll(() => cluster[Symbol.asyncDispose]());
 

@@ -1,5 +1,6 @@
 import { create } from '@bufbuild/protobuf';
 import { describe, expect, test } from 'vitest';
+import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import type { StoreView } from '#core/stores.ts';
 import { blockDevice, mounted } from '#testing/csi.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
@@ -49,8 +50,8 @@ describe('the group', () => {
       2000,
       4294967294,
     ]);
-    expect(groupOf({ kind: 'file' }, grouped('2000'))).toBe(2000);
-    expect(groupOf({ kind: 'local' }, grouped('2000'))).toBeUndefined();
+    expect(groupOf({ driver: fileDriver }, grouped('2000'))).toBe(2000);
+    expect(groupOf({ driver: localDriver }, grouped('2000'))).toBeUndefined();
   });
 
   test.each(['users', '-1', '4294967295', '1e3', ' 7', '0x10'])('is not %j', (text) => {
@@ -61,15 +62,16 @@ describe('the group', () => {
 test('what a store cannot do is said', () => {
   const view = { config: { name: 'one' }, store: { access: ['filesystem'] } } as unknown as StoreView;
   const block = wishFrom(create(VolumeCapabilitySchema, blockDevice()));
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], 'file', view)).toBeUndefined();
-  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], 'local', view)).toBe(
+  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], fileDriver, view)).toBeUndefined();
+  expect(cannotHave([wish('MULTI_NODE_MULTI_WRITER')], localDriver, view)).toBe(
     "volumes of store 'one' can be used on one node only",
   );
-  expect(cannotHave([block], 'local', view)).toBe("store 'one' has no block volumes");
+  expect(cannotHave([block], localDriver, view)).toBe("store 'one' has no block volumes");
   const ext4 = wishFrom(create(VolumeCapabilitySchema, mounted('SINGLE_NODE_WRITER', [], 'ext4')));
-  expect(cannotHave([ext4], 'local', view)).toBe(
+  expect(cannotHave([ext4], localDriver, view)).toBe(
     "volumes of store 'one' are directories without a file system of their own, so fsType must be left out",
   );
   // One that is not open says itself what is wrong.
-  for (const one of [block, ext4]) expect(cannotHave([one], 'local', { ...view, store: undefined })).toBeUndefined();
+  for (const one of [block, ext4])
+    expect(cannotHave([one], localDriver, { ...view, store: undefined })).toBeUndefined();
 });

@@ -1,8 +1,8 @@
+import type { CsiDriver } from '#core/csi-drivers.ts';
 import type { Access } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
-import type { DriverKind } from './driver.ts';
 import { refuse, textIn } from './requests.ts';
 
 /** What a capability comes to. */
@@ -75,9 +75,9 @@ export function wishesFrom(all: readonly VolumeCapability[]): readonly [Wish, ..
 }
 
 /** Why not. Undefined: it can be had. */
-export function cannotHave(wishes: readonly Wish[], kind: DriverKind, view: StoreView): string | undefined {
+export function cannotHave(wishes: readonly Wish[], driver: CsiDriver, view: StoreView): string | undefined {
   const { name } = view.config;
-  if (kind === 'local' && wishes.some(({ manyNodes }) => manyNodes))
+  if (!driver.multiNode && wishes.some(({ manyNodes }) => manyNodes))
     return `volumes of store '${name}' can be used on one node only`;
   const offered = view.store?.access;
   const missing = wishes.find(({ access }) => offered !== undefined && !offered.includes(access));
@@ -104,5 +104,7 @@ export const otherNewFilesystem = (
   store === undefined || bytes === undefined ? undefined : otherFilesystem(wishes, store.filesystemFor?.(bytes));
 
 /** Only of the driver that says it sees to groups: else they are somebody else's business. */
-export const groupOf = ({ kind }: { readonly kind: DriverKind }, { group }: Pick<Wish, 'group'>): number | undefined =>
-  kind === 'file' ? group : undefined;
+export const groupOf = (
+  { driver }: { readonly driver: CsiDriver },
+  { group }: Pick<Wish, 'group'>,
+): number | undefined => (driver.volumeMountGroup ? group : undefined);

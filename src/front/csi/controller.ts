@@ -2,7 +2,7 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import type { StoreView } from '#core/stores.ts';
+import { isWritable, type StoreView } from '#core/stores.ts';
 import {
   type Controller,
   type GetCapacityRequest,
@@ -75,7 +75,7 @@ export const controllerOf = (about: About): Handlers<typeof Controller> => ({
       return await about.engine.volumes.expand(before.id, wanted, undefined, call);
     });
     // Where it is mounted on this node it has grown already; elsewhere, and later, it does when it is staged.
-    return { capacityBytes: volume.bytes ?? 0n, nodeExpansionRequired: about.kind === 'local' };
+    return { capacityBytes: volume.bytes ?? 0n, nodeExpansionRequired: about.driver.nodeExpansion };
   },
 });
 
@@ -112,7 +112,7 @@ async function validate(about: About, request: ValidateVolumeCapabilitiesRequest
   const volume = await volumeOf(about, id, call);
   const view = about.engine.stores.view(volume.store);
   const message =
-    cannotHave(wishes, about.kind, view) ??
+    cannotHave(wishes, about.driver, view) ??
     otherAccess(volume, wishes[0].access) ??
     otherContext(volume, context) ??
     otherParameters(volume, given) ??
@@ -142,11 +142,15 @@ async function capacity(about: About, request: GetCapacityRequest, call: Call): 
   const { store } = parametersFrom(mapIn(request.parameters, 'parameters'), ofClasses);
   const wishes = request.volumeCapabilities.length === 0 ? [] : wishesFrom(request.volumeCapabilities);
   const { accessibleTopology } = request;
-  if (about.kind === 'local' && accessibleTopology !== undefined && !isHere(about, accessibleTopology.segments))
+  if (
+    about.driver.topology === 'node' &&
+    accessibleTopology !== undefined &&
+    !isHere(about, accessibleTopology.segments)
+  )
     return 0n;
   const chosen = storeFor(about, store);
   const views = (chosen === undefined ? storesOf(about) : [chosen]).filter(
-    (view) => view.store !== undefined && !view.store.readOnly && cannotHave(wishes, about.kind, view) === undefined,
+    (view) => isWritable(view) && cannotHave(wishes, about.driver, view) === undefined,
   );
   const free = await Promise.all(views.map((view) => freeIn(about, view, call)));
   return free.reduce((sum, bytes) => sum + bytes, 0n);

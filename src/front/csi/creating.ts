@@ -88,9 +88,9 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   if (Object.keys(request.mutableParameters).length > 0) throw refuse('there are no mutable parameters');
   const view = storeFor(about, parameters.store);
   if (view === undefined) throw storeNeeded(about);
-  const wrong = cannotHave(wishes, about.kind, view);
+  const wrong = cannotHave(wishes, about.driver, view);
   if (wrong !== undefined) throw refuse(wrong);
-  if (about.kind === 'local') requireHere(about, request.accessibilityRequirements);
+  if (about.driver.topology === 'node') requireHere(about, request.accessibilityRequirements);
 
   return await about.underway(`create ${name}`, async () => {
     const requestId = `csi:${name}`;
@@ -132,7 +132,7 @@ function knownBy(about: About, requestId: string): Volume | undefined {
 function sizeFor({ config, store }: StoreView, { from, to }: Range): bigint | undefined {
   const usual = config.policy.defaultSize;
   if (from !== undefined) return from;
-  if (usual === undefined && store?.needsSize !== true) return undefined;
+  if (usual === undefined && store?.enforcement?.always !== true) return undefined;
   const chosen = usual ?? usualBytes;
   return to !== undefined && chosen > to ? to : chosen;
 }

@@ -1,6 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { type CsiDriver, driverFor } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
@@ -11,10 +12,6 @@ import type { StoreView } from '#core/stores.ts';
 import type { GrpcCall } from '#wire/csi/grpc.ts';
 import type { Counting } from './counting.ts';
 import type { Underway } from './underway.ts';
-
-/** What a driver is called, and the stores that are its own: attaching, topology and growth are properties of a driver. */
-export const driverNames = { file: 'file.stowage.dev', local: 'local.stowage.dev' } as const;
-export type DriverKind = keyof typeof driverNames;
 
 /** What is free where something is mounted, as the kernel says. */
 export interface Space {
@@ -33,7 +30,7 @@ export type PodUsers = (
 /** What a method works with. */
 export interface About {
   readonly engine: Engine;
-  readonly kind: DriverKind;
+  readonly driver: CsiDriver;
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
@@ -53,21 +50,21 @@ export const callFrom = ({ log }: About, { signal }: GrpcCall): Call => ({
 });
 
 /** The driver sees only these. */
-export const storesOf = ({ engine, kind }: Pick<About, 'engine' | 'kind'>): readonly StoreView[] =>
-  engine.stores.list().filter((view) => view.shared === (kind === 'file'));
+export const storesOf = ({ engine, driver }: Pick<About, 'engine' | 'driver'>): readonly StoreView[] =>
+  engine.stores.list().filter((view) => driverFor(view.placement) === driver);
 
 export const isVisible =
-  (about: Pick<About, 'engine' | 'kind'>) =>
+  (about: Pick<About, 'engine' | 'driver'>) =>
   (store: string): boolean =>
     storesOf(about).some(({ config }) => config.name === store);
 
 /** That one, else the default store, else the only one. Undefined: nobody said which. */
-export function storeFor(about: Pick<About, 'engine' | 'kind'>, wanted: string | undefined): StoreView | undefined {
+export function storeFor(about: Pick<About, 'engine' | 'driver'>, wanted: string | undefined): StoreView | undefined {
   const all = storesOf(about);
   if (wanted === undefined) return all.find((view) => view.default) ?? (all.length === 1 ? all[0] : undefined);
   const found = all.find(({ config }) => config.name === wanted);
   if (found !== undefined) return found;
-  const [driver, stores] = [driverNames[about.kind], namesOf(all)];
+  const [driver, stores] = [about.driver.name, namesOf(all)];
   throw new StowageError(`${driver} has no store ${quoted(wanted)}`, {
     code: 'invalid',
     reason: 'csi-store-unknown',
@@ -75,8 +72,8 @@ export function storeFor(about: Pick<About, 'engine' | 'kind'>, wanted: string |
   });
 }
 
-export function storeNeeded(about: Pick<About, 'engine' | 'kind'>): StowageError {
-  const [driver, stores] = [driverNames[about.kind], namesOf(storesOf(about))];
+export function storeNeeded(about: Pick<About, 'engine' | 'driver'>): StowageError {
+  const [driver, stores] = [about.driver.name, namesOf(storesOf(about))];
   return new StowageError(`it is not said on which store of ${driver} the volume shall be`, {
     code: 'invalid',
     reason: 'csi-store-required',

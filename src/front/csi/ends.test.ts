@@ -1,6 +1,7 @@
 import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { localDriver } from '#core/csi-drivers.ts';
 import { mounted, servedCsi } from '#testing/csi.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { Controller } from '#wire/csi/generated/csi.ts';
@@ -18,7 +19,14 @@ async function start() {
   const path = join(csi.folder, 'ends.sock');
   const { engine } = csi.server;
   const served = createCsiServer({
-    ...{ engine, kind: 'local', clock: systemClock(), log: csi.log, version: '1', spaceOf: async () => undefined },
+    ...{
+      engine,
+      driver: localDriver,
+      clock: systemClock(),
+      log: csi.log,
+      version: '1',
+      spaceOf: async () => undefined,
+    },
   });
   await new Promise<void>((resolve) => served.server.listen(path, resolve));
   const client = grpcClient(path);

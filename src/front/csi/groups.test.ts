@@ -2,6 +2,7 @@ import { chmodSync, chownSync, mkdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 import { needs } from '#testbed/needs.ts';
 import { aCall, collectingLog } from '#testing/calls.ts';
 import { createGround } from '#testing/ground.ts';
@@ -43,7 +44,7 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     onTestFinished(() => server[Symbol.asyncDispose]());
     const { host, port } = nfs.server;
     await server.engine.stores.add('tested', `nfs://${host}/export?port=${port}&mountport=${port}${options}`, aCall());
-    const csi = { engine: server.engine, kind: 'file', clock: systemClock(), log, version: '1.2.3' } as const;
+    const csi = { engine: server.engine, driver: fileDriver, clock: systemClock(), log, version: '1.2.3' } as const;
     const served = createCsiServer({ ...csi, spaceOf: async () => undefined });
     await new Promise<void>((resolve) => served.server.listen(at('file.sock'), resolve));
     const file = grpcClient(at('file.sock'));

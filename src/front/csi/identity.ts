@@ -4,18 +4,18 @@ import {
   PluginCapability_Service_Type as Service,
 } from '#wire/csi/generated/csi.ts';
 import type { Handlers } from '#wire/csi/grpc.ts';
-import { type About, driverNames } from './driver.ts';
+import type { About } from './driver.ts';
 
 const service = (type: (typeof Service)[keyof typeof Service]) => ({
   type: { case: 'service' as const, value: { type } },
 });
 
-export const identityOf = ({ kind, version }: About): Handlers<typeof Identity> => ({
-  getPluginInfo: async () => ({ name: driverNames[kind], vendorVersion: version }),
+export const identityOf = ({ driver, version }: About): Handlers<typeof Identity> => ({
+  getPluginInfo: async () => ({ name: driver.name, vendorVersion: version }),
   getPluginCapabilities: async () => ({
     capabilities: [
       service(Service.CONTROLLER_SERVICE),
-      ...(kind === 'local' ? [service(Service.VOLUME_ACCESSIBILITY_CONSTRAINTS)] : []),
+      ...(driver.topology === 'node' ? [service(Service.VOLUME_ACCESSIBILITY_CONSTRAINTS)] : []),
       { type: { case: 'volumeExpansion', value: { type: Expansion.ONLINE } } },
     ],
   }),

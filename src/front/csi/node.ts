@@ -12,7 +12,7 @@ import {
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { groupOf, type Wish, wishFrom } from './capabilities.ts';
 import { conditionHere, conditionMessage, healthMessage, storeConditionOf } from './condition.ts';
-import { type About, callFrom, driverNames, storesOf, topologyOf } from './driver.ts';
+import { type About, callFrom, storesOf, topologyOf } from './driver.ts';
 import { publishVolume } from './publishing.ts';
 import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
 import { usageOf } from './usage.ts';
@@ -32,8 +32,8 @@ const capabilities = [
  * Groups are a property of a driver: who says so is given them, and nothing is done about them by the kubelet. A local file system
  * can show no other group than files have, so there the kubelet gives them to it, as pods say how (fsGroupChangePolicy).
  */
-const capabilitiesOf = ({ kind }: About): readonly Rpc[] =>
-  kind === 'file' ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
+const capabilitiesOf = ({ driver }: About): readonly Rpc[] =>
+  driver.volumeMountGroup ? [...capabilities, Rpc.VOLUME_MOUNT_GROUP] : capabilities;
 
 /** Each is a mount or two, and with NFS a share of a data path's memory. */
 const mostVolumes = 1_000;
@@ -59,7 +59,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
   nodeGetInfo: async () => ({
     nodeId: about.engine.node,
     maxVolumesPerNode: BigInt(about.maxVolumes ?? mostVolumes),
-    ...(about.kind === 'local' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
+    ...(about.driver.topology === 'node' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
   }),
   nodeStageVolume: async (request, given) => {
     const id = textIn(request.volumeId, 'volume_id');
@@ -69,7 +69,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     await about.underway(`${id} ${folder}`, async () => {
       const volume = await fittingVolume(about, id, wish, call);
-      const user = { kind: 'kubelet' as const, name: driverNames[about.kind], node: about.engine.node };
+      const user = { kind: 'kubelet' as const, name: about.driver.name, node: about.engine.node };
       const how = {
         ...{ readOnly: wish.readOnly, user, claimTarget: true },
         ...{ sole: wish.sole === 'staged', group: groupOf(about, wish) },

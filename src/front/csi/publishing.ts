@@ -42,7 +42,9 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
  * show what others wrote long ago.
  */
 function refuseReadOnlyDevice({ engine }: About, { access, store, name }: Volume): void {
-  if (access !== 'block' || engine.stores.view(store).store?.readOnly === true) return;
+  if (access !== 'block') return;
+  const view = engine.stores.view(store);
+  if (view.store !== undefined && view.config.policy.readOnly) return;
   throw new StowageError(`volume '${store}/${name}' is a raw device, which cannot be given to a pod read-only`, {
     code: 'unsupported',
     reason: 'block-read-only',
@@ -95,7 +97,7 @@ async function publishEphemeral(
   // It is this pod's alone, whatever mode is said.
   const bytes = sizeIn(context.get('size'));
   const wrong =
-    cannotHave([{ ...wish, manyNodes: false }], about.kind, view) ??
+    cannotHave([{ ...wish, manyNodes: false }], about.driver, view) ??
     (known === undefined
       ? otherNewFilesystem([wish], view, bytes ?? view.config.policy.defaultSize)
       : await otherFilesystemOf(about, known, [wish], call));

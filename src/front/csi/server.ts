@@ -1,5 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import type { CsiDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { Controller, Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
@@ -7,7 +8,7 @@ import { methodsOf } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
 import { createCounting } from './counting.ts';
-import { type About, type DriverKind, driverNames } from './driver.ts';
+import type { About } from './driver.ts';
 import { identityOf } from './identity.ts';
 import { nodeOf } from './node.ts';
 import { registrationOf } from './registration.ts';
@@ -16,7 +17,7 @@ import { createUnderway } from './underway.ts';
 
 export interface CsiOptions {
   readonly engine: Engine;
-  readonly kind: DriverKind;
+  readonly driver: CsiDriver;
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
@@ -36,8 +37,8 @@ export interface CsiCall {
 
 /** One driver: it translates; what is true is in core. */
 export function createCsiServer(options: CsiOptions): GrpcServer {
-  const { clock, kind, engine } = options;
-  const log = options.log.with({ driver: driverNames[kind] });
+  const { clock, driver, engine } = options;
+  const log = options.log.with({ driver: driver.name });
   const counting = createCounting({ stores: engine.stores, clock, log });
   const about: About = { ...options, log, underway: createUnderway(), counting };
   const methods = new Map([
@@ -46,7 +47,7 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
     ...methodsOf(Node, nodeOf(about)),
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
-    options.observed?.({ driver: driverNames[kind], method: method.split('/').at(-1) ?? method, code, seconds });
+    options.observed?.({ driver: driver.name, method: method.split('/').at(-1) ?? method, code, seconds });
   const served = createGrpcServer({ methods, clock, statusOf: answering(log), ended, observed });
   return {
     server: served.server,
@@ -59,12 +60,12 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
 
 /** Endpoint: where the driver itself is served, as the kubelet finds it. */
 export function createRegistrationServer(options: {
-  readonly kind: DriverKind;
+  readonly driver: CsiDriver;
   readonly endpoint: string;
   readonly clock: Clock;
   readonly log: Log;
 }): GrpcServer {
-  const { kind, endpoint, clock, log } = options;
-  const methods = methodsOf(Registration, registrationOf(kind, endpoint, log));
+  const { driver, endpoint, clock, log } = options;
+  const methods = methodsOf(Registration, registrationOf(driver, endpoint, log));
   return createGrpcServer({ methods, clock, statusOf: answering(log) });
 }

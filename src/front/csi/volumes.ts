@@ -25,7 +25,7 @@ async function volumeToMount(about: About, ref: string, call: Call): Promise<Vol
 export async function fittingVolume(about: About, id: string, wish: Wish, call: Call): Promise<Volume> {
   const volume = await volumeToMount(about, id, call);
   const view = about.engine.stores.view(volume.store);
-  const wrong = cannotHave([wish], about.kind, view);
+  const wrong = cannotHave([wish], about.driver, view);
   if (wrong !== undefined) throw refuse(wrong);
   if (volume.access !== wish.access) throw refuse(`the volume is a ${volume.access} volume`);
   const other = await otherFilesystemOf(about, volume, [wish], call);
@@ -42,7 +42,7 @@ export async function otherFilesystemOf(
 ): Promise<string | undefined> {
   if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
   const source = await engine.stores.use(volume.store, (store) => store.source(volume, call));
-  return otherFilesystem(wishes, source.kind === 'loop' ? source.filesystem : undefined);
+  return otherFilesystem(wishes, engine.mounts.filesystemOf(source));
 }
 
 export function unknown(ref: string): StowageError {
@@ -57,7 +57,7 @@ export const volumeMessage = (about: About, volume: Volume) => ({
   volumeId: volume.id,
   capacityBytes: volume.bytes ?? 0n,
   volumeContext: contextOf(volume),
-  accessibleTopology: about.kind === 'local' ? [{ segments: { ...topologyOf(about) } }] : [],
+  accessibleTopology: about.driver.topology === 'node' ? [{ segments: { ...topologyOf(about) } }] : [],
 });
 
 export const contextOf = ({ store, name }: Volume): Record<string, string> => ({ store, name });

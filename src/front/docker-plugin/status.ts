@@ -1,8 +1,8 @@
 import { formatSize } from '#base/size.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Volume } from '#core/model.ts';
+import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import { schemeOf } from '#core/store-uri.ts';
 import type { StoreView } from '#core/stores.ts';
 import { toldToUser } from '#core/telling.ts';
 import type { Found } from './looking-up.ts';
@@ -39,10 +39,10 @@ export async function statusOf(
     id: volume.id,
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
-    enforce: volume.enforce || (view.store?.enforcesCapacity ?? false),
+    enforce: volume.enforce || (view.store?.enforcement?.always ?? false),
     health: isBeingDeleted ? 'it is being deleted' : healthOf(engine, view, isSilent),
-    client: clientOf(view),
-    network: view.config.options['network'] ?? (view.shared ? 'host' : 'none'),
+    client: view.clientName,
+    network: view.config.options['network'] ?? (isShared(view.placement) ? 'host' : 'none'),
     access: volume.access,
     labels: volume.labels,
   };
@@ -54,11 +54,4 @@ function healthOf({ answers }: Engine, { config, store, problem }: StoreView, is
   if (problem === undefined) return `store '${config.name}' is not open yet`;
   const { message, action } = toldToUser(problem, `with: stowage store check ${config.name}`);
   return oneLine(message, action);
-}
-
-/** What turns the store's data into a mount. */
-function clientOf({ config }: StoreView): string {
-  const { client, layout } = config.options;
-  if (schemeOf(config.uri) === 'local') return layout === 'image' ? 'loop' : 'bind';
-  return client === 'host' ? 'host' : 'built-in data path';
 }

@@ -32,7 +32,7 @@ function dataOf(engine: Engine, event: Event, principal: Principal): unknown {
   if (typeof data.volume === 'object') {
     const { store } = data.volume;
     const view = engine.stores.list().find((one) => one.config.name === store);
-    return volumeJson(data.volume, view?.store?.enforcesCapacity ?? false);
+    return volumeJson(data.volume, view?.store?.enforcement?.always ?? false);
   }
   return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
 }

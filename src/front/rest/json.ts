@@ -17,6 +17,7 @@ import type {
 import type { WatchedMount } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
+import { isShared } from '#core/placement.ts';
 import type { Records } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
@@ -110,7 +111,7 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),
-    reach: view.shared ? 'anywhere' : 'node',
+    reach: isShared(view.placement) ? 'anywhere' : 'node',
     uri: config.uri,
     default: view.default,
     origin: config.origin,
@@ -120,7 +121,7 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
     pending: view.pending ?? null,
     network: config.options['network'] ?? null,
     readOnly: config.policy.readOnly,
-    enforcesCapacity: orNull(store, (open) => open.enforcesCapacity),
+    enforcesCapacity: orNull(store, (open) => open.enforcement?.always ?? false),
     access: [...(store?.access ?? [])],
     onDelete: config.policy.onDelete,
     retention: formatDuration(config.policy.retention),

@@ -10,6 +10,7 @@ import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
 import { checkStore } from './check.ts';
 import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createImageLayout } from './layout-image.ts';
+import { localPath } from './local-path.ts';
 import { createDirectoryMaker } from './new-directory.ts';
 import { optionHelp, parseOptions } from './options.ts';
 import { openPlace, openReadOnlyPlace } from './place.ts';
@@ -19,8 +20,11 @@ export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
   const inFlightOn = createInFlightByDevice();
   return {
     scheme: 'local',
-    shared: false,
+    placement: 'node',
     options: optionHelp,
+    localDirectory: ({ uri, options }) =>
+      localPath(uri).map((path) => ({ path, hasImages: options['layout'] === 'image' }))[0],
+    clientName: ({ options }) => (options['layout'] === 'image' ? 'loop' : 'bind'),
     refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
@@ -55,7 +59,9 @@ async function open(
           });
     const parts = createParts(place, layout, clock);
     return {
-      ...{ kind: 'local', reach: 'node', readOnly, shared: readOnly, ...layoutTraits(parts) },
+      ...layoutTraits(parts),
+      ...(readOnly ? { changedByOthers: {} } : {}),
+      sources: ['directory', 'loop'],
       check: (at) =>
         checkStore(parts, options, readOnly, at).catch((cause: unknown) => {
           throw stowageError(cause);

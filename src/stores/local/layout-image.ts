@@ -60,7 +60,7 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
 
   return {
     ...{ kind: 'image', suffix: '.img', trashName: 'image', access: ['filesystem', 'block'] },
-    ...{ enforcesCapacity: true, canEnforce: true, needsSize: true, opaque: true },
+    ...{ enforcesCapacity: true, canEnforce: true, opaque: true },
     filesystemFor: typeFor,
     refuse: (bytes) => refuse(bytes),
     make,

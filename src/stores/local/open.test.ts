@@ -124,7 +124,7 @@ describe('a store in use', () => {
   test('can be opened read-only by others', async () => {
     await open(root);
     const reader = await open(root, { readOnly: true });
-    expect(reader.readOnly).toBe(true);
+    expect((await refusal(makeVolume(reader, 'a'))).reason).toBe('store-read-only');
   });
 });
 

@@ -37,8 +37,9 @@ export function createNfsStoreKind(
   };
   return {
     scheme: 'nfs',
-    shared: true,
+    placement: 'anywhere',
     options: optionHelp,
+    clientName: ({ options }) => (options['client'] === 'host' ? 'host' : 'built-in data path'),
     refuse: ({ uri, options }) => void parseOptions(uri, options),
     open: async (config, policy, context, scope) => {
       try {
@@ -115,7 +116,9 @@ async function open(
   });
   const parts = createParts(place, layout, clock);
   return {
-    ...{ kind: 'nfs', reach: 'anywhere', readOnly, shared: true, ...layoutTraits(parts) },
+    ...layoutTraits(parts),
+    changedByOthers: readOnly ? {} : createMarks(parts),
+    sources: ['nfs'],
     ...(readOnly ? {} : { usable: createUsable(place, options) }),
     // Where everybody is one user, a mount shows whatever group is wanted.
     ...(readOnly || options.squash === 'all' ? {} : { give: createGiving(place, options) }),
@@ -126,7 +129,7 @@ async function open(
         Promise.reject(place.failure(cause, `asking the server of store ${store}`)),
       ),
     ...createVerbs(parts, readOnly),
-    ...(readOnly ? {} : { ...createMarks(parts), uses: createUses(parts, place) }),
+    ...(readOnly ? {} : { uses: createUses(parts, place) }),
   };
 }
 

@@ -15,6 +15,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FarNetwork, makeFarNetwork, ownFiles } from '#testing/network-namespaces.ts';
 import { openNfs } from '#testing/nfs-store.ts';
+import { suspend } from '#testing/suspend.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
 import { createNfsStoreKind } from './kind.ts';
@@ -224,7 +225,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   test('a process that stands still costs no more than the deadline', async () => {
     const network = await enter();
     const [pid = 0] = await far.hasPids(1);
-    process.kill(pid, 'SIGSTOP');
+    await suspend(pid);
     const address = { host: far.host, port: far.port };
     const late = network.connect({ address, localPort: undefined, signal: AbortSignal.timeout(300) });
     await expect(late).rejects.toThrow('timeout');

@@ -104,7 +104,7 @@ describe.each([
 test("a store of the host's client cannot, and still says which volumes are to be held to their sizes", async () => {
   const volume = await enforced();
   const byHost = await open({ client: 'host' });
-  expect(byHost.enforce).toBeUndefined();
+  expect(byHost.enforcement).toBeUndefined();
   expect((await wayOf(volume, byHost)).quota).toMatchObject({ bytes: Number(GiB) });
 });
 

@@ -30,7 +30,7 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
   const { files } = place;
   return {
     ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
-    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, needsSize: false, opaque: false },
+    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, opaque: false },
     ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);

@@ -9,10 +9,10 @@ export type LayoutKind = 'directory' | 'image';
 export interface Layout {
   readonly kind: LayoutKind;
   readonly access: readonly Access[];
+  /** Every volume is held to its size, so it needs one. */
   readonly enforcesCapacity: boolean;
   /** A volume that asks for it is held to its size, by whoever mounts it if not by the layout. */
   readonly canEnforce: boolean;
-  readonly needsSize: boolean;
   /** What is in a volume can only be counted where it is mounted: its record says whether anybody was ever given it. */
   readonly opaque: boolean;
   /** What the data of a volume are called: in the root of the store, and in the trash. */

@@ -14,20 +14,7 @@ import { recordedNames, unobvious } from './reading.ts';
 const looksAtOnce = 16;
 const listing = 'listing volumes';
 
-type Verbs = Exclude<
-  keyof Store,
-  | 'identity'
-  | 'name'
-  | 'kind'
-  | 'reach'
-  | 'enforcesCapacity'
-  | 'readOnly'
-  | 'shared'
-  | 'access'
-  | 'needsSize'
-  | 'check'
-  | 'room'
->;
+type Verbs = Exclude<keyof Store, 'identity' | 'name' | 'changedByOthers' | 'access' | 'sources' | 'check' | 'room'>;
 
 interface Found {
   readonly path: string;

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { Inspection, VolumeName } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import type { ChangedByOthers, Store } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
 import type { Meta } from './meta.ts';
 import type { Parts } from './parts.ts';
@@ -19,7 +19,7 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
 }
 
 /** For a store that others work on too. */
-export function createMarks({ place, during }: Parts): Required<Pick<Store, 'marks'>> {
+export function createMarks({ place, during }: Parts): Required<ChangedByOthers> {
   return {
     marks: (scope) =>
       during('listing volumes', [], scope, async () => {

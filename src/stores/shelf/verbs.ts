@@ -16,12 +16,13 @@ export function createVerbs(
 ): ReturnType<typeof createReadOnlyVerbs> & Pick<Store, 'room'> {
   const { place, during } = parts;
   const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room(scope.signal));
-  if (readOnly) return { ...createReadOnlyVerbs(parts), room };
+  const enforcement = enforcementOf(parts, readOnly);
+  if (readOnly) return { ...createReadOnlyVerbs(parts), ...enforcement, room };
   return {
     room,
     ...createReading(parts),
     ...createVolumes(parts),
-    ...(parts.layout.canEnforce ? createEnforce(parts) : {}),
+    ...enforcement,
     ...(parts.layout.opaque ? createNoteUse(parts) : {}),
     ...createAdopt(parts),
     create: createCreate(parts),
@@ -32,10 +33,15 @@ export function createVerbs(
   };
 }
 
+function enforcementOf(parts: Parts, readOnly: boolean): Pick<Store, 'enforcement'> {
+  const { enforcesCapacity: always, canEnforce } = parts.layout;
+  if (canEnforce && !readOnly) return { enforcement: { always, ...createEnforce(parts) } };
+  return always ? { enforcement: { always } } : {};
+}
+
 /** What a store is, as its layout says. */
 export const layoutTraits = ({ layout, place }: Parts) =>
   ({
-    ...{ enforcesCapacity: layout.enforcesCapacity, access: layout.access, needsSize: layout.needsSize },
-    ...{ name: place.store, identity: place.identity },
+    ...{ name: place.store, identity: place.identity, access: layout.access },
     ...(layout.filesystemFor === undefined ? {} : { filesystemFor: layout.filesystemFor }),
   }) satisfies Partial<Store>;

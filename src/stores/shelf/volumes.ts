@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeRef } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import type { Enforcement, Store } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { isRefusal } from './files.ts';
 import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
@@ -37,7 +37,7 @@ const createChanging =
   };
 
 /** Only recorded here: who mounts the volume keeps to it. */
-export function createEnforce(parts: Parts): Pick<Required<Store>, 'enforce'> {
+export function createEnforce(parts: Parts): Required<Pick<Enforcement, 'enforce'>> {
   const changing = createChanging(parts);
   return {
     enforce: (ref, scope) =>

@@ -1,15 +1,15 @@
 import { existsSync, mkdirSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { dirname, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import type { Source } from '#core/model.ts';
+import type { SourceKind, SourceOf } from '#core/model.ts';
+import { newVolumeId } from '#core/names.ts';
 import type { Client, Mounter } from '#core/ports.ts';
+import { targetAt } from '../staging-target.ts';
 import { scope } from './store.ts';
 import { refused, twice } from './twice.ts';
 
-type SourceOf<K extends Source['kind']> = Extract<Source, { kind: K }>;
-
 /** A client, and one volume that it can mount. */
-export interface ClientUnderTest<K extends Source['kind']> extends AsyncDisposable {
+export interface ClientUnderTest<K extends SourceKind> extends AsyncDisposable {
   readonly client: Client<K>;
   readonly mounter: Mounter;
   readonly source: SourceOf<K>;
@@ -21,36 +21,40 @@ export interface ClientUnderTest<K extends Source['kind']> extends AsyncDisposab
   use(at: string): Disposable;
   /** Present where the client can tell: removes the volume's data. */
   readonly lose?: () => void;
+  /** Present where others can mount the data without the client: the path of the data, and of a folder in them. */
+  readonly folders?: { readonly whole: string; readonly part: string };
   /** Present where something serves mounts: it ends, and resolves when that can be known. */
   readonly kill?: () => Promise<void>;
 }
 
 /** The promises of the port `Client`. `facets`: those that this one must have. */
-export function clientContract<K extends Source['kind']>(
+export function clientContract<K extends SourceKind>(
   title: string,
   make: () => Promise<ClientUnderTest<K>>,
-  facets: { readonly lose?: boolean; readonly kill?: boolean } = {},
+  facets: { readonly lose?: boolean; readonly kill?: boolean; readonly folders?: boolean } = {},
 ): void {
   describe(`${title}: the contract of a client`, () => {
     let under: ClientUnderTest<K>;
-    const stage = (): Promise<void> => under.client.stage(under.source, under.at, scope);
+    const stage = (): Promise<void> => under.client.stage(under.source, targetAt(under.at), scope);
     const unstage = (force = false): Promise<void> =>
-      under.client.unstage(under.source, under.at, scope, force ? { force } : undefined);
+      under.client.unstage(under.source, targetAt(under.at), scope, force ? { force } : undefined);
     /** The mounts that are seen at the stage. */
     const staged = async (): Promise<number> =>
       (await under.mounter.list(scope)).filter((point) => point.at === under.at).length;
-    const grow = (): Promise<void> => under.client.grow(under.source, under.at, scope);
+    const grow = async (): Promise<void> => await under.client.grow?.(under.source, targetAt(under.at), scope);
+    const users = (): Promise<readonly string[]> =>
+      twice(() => under.client.mountsOf(under.source, targetAt(under.at), scope)).then((all) => all.toSorted());
 
     beforeEach(async () => {
       under = await make();
     });
     afterEach(() => under[Symbol.asyncDispose]());
 
-    test('stage makes one mount, of which the mounter says that it shows the source', async () => {
+    test('stage makes one mount, of which the client says that it shows the source', async () => {
       await twice(stage);
       expect(await staged()).toBe(1);
       expect(await under.mounter.isMounted(under.at, scope)).toBe(true);
-      expect(await under.mounter.usersOf(under.source, under.at, scope)).toContain(under.at);
+      expect(await under.client.mountsOf(under.source, targetAt(under.at), scope)).toContain(under.at);
     });
 
     test('unstage takes the mount away, and the place with it', async () => {
@@ -58,7 +62,7 @@ export function clientContract<K extends Source['kind']>(
       await twice(unstage);
       expect(await staged()).toBe(0);
       expect(existsSync(under.at)).toBe(false);
-      expect(await under.mounter.usersOf(under.source, under.at, scope)).not.toContain(under.at);
+      expect(await under.client.mountsOf(under.source, targetAt(under.at), scope)).not.toContain(under.at);
       await twice(stage);
       expect(await staged()).toBe(1);
     });
@@ -67,6 +71,14 @@ export function clientContract<K extends Source['kind']>(
       await twice(unstage);
       await twice(() => unstage(true));
       expect(existsSync(dirname(under.at))).toBe(true);
+    });
+
+    test('unstage leaves nothing after somebody else unmounted the stage', async () => {
+      await stage();
+      await under.mounter.unmount(under.at, scope);
+      await twice(unstage);
+      expect(existsSync(under.at)).toBe(false);
+      expect(await users()).toEqual([]);
     });
 
     test('stage goes on from a place that a crash left empty, and unstage removes such a place', async () => {
@@ -104,6 +116,40 @@ export function clientContract<K extends Source['kind']>(
       expect((await under.mounter.list(scope)).filter((point) => point.at === under.at)).toEqual(before);
     });
 
+    test('finds every path where the source is mounted, including paths hidden by another mount', async () => {
+      expect(await users()).toEqual([]);
+      await stage();
+      const other = join(dirname(under.at), 'other');
+      mkdirSync(other);
+      await under.mounter.bind(under.at, other, { readOnly: false }, scope);
+      try {
+        expect(await users()).toEqual([under.at, other].sort());
+        under.occupy(other);
+        // A kernel may show what is mounted on a bind at its other paths, too.
+        expect(await users()).toEqual(expect.arrayContaining([under.at, other]));
+        await under.mounter.unmount(other, scope);
+      } finally {
+        await under.mounter.unmount(other, scope);
+      }
+      expect(await users()).toEqual([under.at]);
+    });
+
+    test('adding the options of a mount twice gives the same source as adding them once', () => {
+      for (const group of [undefined, 2000]) {
+        const use = { readOnly: true, group };
+        const once = under.client.withMountOptions?.(under.source, use) ?? under.source;
+        const again = under.client.withMountOptions?.(once, use) ?? once;
+        expect(JSON.stringify(again)).toBe(JSON.stringify(once));
+      }
+    });
+
+    test('stage does nothing when its signal has ended', async () => {
+      const signal = AbortSignal.abort(new Error('enough'));
+      await under.client.stage(under.source, targetAt(under.at), { ...scope, signal }).catch(() => undefined);
+      expect(await staged()).toBe(0);
+      await twice(unstage);
+    });
+
     test('grow changes nothing for a volume that has its size already', async () => {
       await stage();
       await twice(grow);
@@ -118,10 +164,29 @@ export function clientContract<K extends Source['kind']>(
         await twice(unstage);
       });
 
+    if (facets.folders === true)
+      test('every path that shows the data or a part of them is found, also without a stage', async () => {
+        const { whole = '', part = '' } = under.folders ?? {};
+        const [to, other] = [join(dirname(under.at), 'to'), join(dirname(under.at), 'other')];
+        for (const path of [part, to, other]) mkdirSync(path);
+        try {
+          expect(await users()).toEqual([]);
+          await under.mounter.bind(whole, to, { readOnly: false }, scope);
+          await under.mounter.bind(part, other, { readOnly: false }, scope);
+          expect(await users()).toEqual([other, to]);
+          // Hidden, it is still there.
+          under.occupy(other);
+          expect(await users()).toEqual([other, to]);
+          await under.mounter.unmount(other, scope);
+        } finally {
+          for (const path of [other, to]) await under.mounter.unmount(path, scope);
+        }
+      });
+
     if (facets.kill === true)
       describe('a mount that nobody serves any more', () => {
         const dead = (): Promise<readonly string[] | undefined> =>
-          twice(async () => await under.client.dead?.([{ source: under.source, at: under.at }], scope));
+          twice(async () => await under.client.dead?.([{ source: under.source, target: targetAt(under.at) }], scope));
 
         test('is dead though the mount table shows it, and one that is served is not', async () => {
           await stage();
@@ -147,6 +212,53 @@ export function clientContract<K extends Source['kind']>(
           await under.kill?.();
           await twice(() => unstage(true));
           expect(await staged()).toBe(0);
+        });
+
+        test('is told from one of another volume that is served', async () => {
+          const other = join(dirname(under.at), newVolumeId());
+          try {
+            await stage();
+            await under.client.stage(under.source, targetAt(other), scope);
+            await under.kill?.();
+            await under.client.stage(under.source, targetAt(other), scope);
+            const both = [other, under.at].map((at) => ({ source: under.source, target: targetAt(at) }));
+            expect(await twice(async () => await under.client.dead?.(both, scope))).toEqual([under.at]);
+          } finally {
+            await under.client.unstage(under.source, targetAt(other), scope, { force: true });
+          }
+        });
+      });
+
+    if (facets.kill === true)
+      describe('a mount that a process serves', () => {
+        test('is flushed when nothing is left to write, and stays', async () => {
+          await twice(async () => await under.client.flush?.(under.source, targetAt(under.at), scope));
+          await stage();
+          expect(under.client.flush).toBeDefined();
+          await twice(async () => await under.client.flush?.(under.source, targetAt(under.at), scope));
+          expect(await staged()).toBe(1);
+        });
+
+        test('is not served elsewhere while it is staged, nor after that', async () => {
+          const elsewhere = (): Promise<boolean | undefined> =>
+            twice(async () => await under.client.elsewhere?.(under.source, targetAt(under.at), scope));
+          expect(await elsewhere()).toBe(false);
+          await stage();
+          expect(await elsewhere()).toBe(false);
+          await unstage();
+          expect(await elsewhere()).toBe(false);
+        });
+
+        test('has no trouble while all is well', async () => {
+          await stage();
+          const { daemon } = under.client;
+          expect(daemon).toBeDefined();
+          expect(daemon?.key({ ...under.source }, targetAt(under.at))).toBe(
+            daemon?.key(under.source, targetAt(under.at)),
+          );
+          expect(
+            await twice(async () => await daemon?.trouble(under.source, targetAt(under.at), scope)),
+          ).toBeUndefined();
         });
       });
   });

@@ -1,7 +1,7 @@
 import { existsSync, mkdirSync, readdirSync, rmdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import type { Access, NodeName, Source, VolumeId } from '#core/model.ts';
+import type { Access, VolumeId } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Mounter, MountPoint } from '#core/ports.ts';
 import { scope } from './store.ts';
@@ -193,20 +193,6 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       await twice(() => mounter.closeShared(folder, scope));
       expect(await mounted()).toEqual([]);
       expect(readdirSync(folder)).toEqual([]);
-    });
-
-    test('users of a directory are all places that show it, or a part of it', async () => {
-      mkdirSync(at('from/sub'));
-      const source: Source = { kind: 'directory', node: 'here' as NodeName, path: at('from') };
-      const users = async (): Promise<readonly string[]> =>
-        (await twice(() => mounter.usersOf(source, at('stage'), scope))).toSorted();
-      expect(await users()).toEqual([]);
-      await bind('from', 'to');
-      await bind('from/sub', 'other');
-      expect(await users()).toEqual([at('other'), at('to')]);
-      // Hidden, it is still there.
-      under.occupy(at('other'));
-      expect(await users()).toEqual([at('other'), at('to')]);
     });
 
     describe('a target', () => {

@@ -297,9 +297,9 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
 
     describe('enforce, where the store can', () => {
       test('is kept with the volume: through changes, the trash, a release and another opening', async () => {
-        const { enforce } = store;
+        const { always = false, enforce } = store.enforcement ?? {};
         // One that cannot does not claim to: the core then refuses it.
-        if (enforce === undefined) return expect(store.enforcesCapacity).toBe(false);
+        if (enforce === undefined) return expect(always).toBe(false);
         const made = await create('a');
         const enforced = await twice(() => enforce(made, scope));
         expect(enforced).toEqual({ ...made, enforce: true, revision: enforced.revision });
@@ -315,7 +315,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       });
 
       test('is part of the request', async () => {
-        if (store.enforce === undefined) return expect(store.enforcesCapacity).toBe(false);
+        const { always = false, enforce } = store.enforcement ?? {};
+        if (enforce === undefined) return expect(always).toBe(false);
         const want = spec('a', { enforce: true });
         expect((await twice(() => store.create(want, scope))).enforce).toBe(true);
         expect((await refused(() => store.create(spec('a'), scope))).reason).toBe('request-differs');
@@ -362,6 +363,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const made = await create('a');
         await under.mark(made, 'x'.repeat(100_000));
         expect((await twice(() => store.source(made, scope))).kind).toBeTruthy();
+        expect(store.sources).toContain((await store.source(made, scope)).kind);
         const usage = await store.usage(made, scope);
         expect(usage.complete).toBe(true);
         expect(usage.bytes).toBeGreaterThanOrEqual(100_000n);
@@ -506,7 +508,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         await twice(() => store.sweep(scope));
         const found = await twice(() => store.orphans(scope));
         expect(found.map(({ kind, name }) => [kind, name])).toEqual([
-          ...(store.shared ? [] : [['unknown-volume', 'a']]),
+          ...(store.changedByOthers === undefined ? [['unknown-volume', 'a']] : []),
           ['unrecorded-directory', 'b'],
         ]);
         for (const orphan of found) expect(orphan.action).not.toBe('');

@@ -1,16 +1,14 @@
 import { mkdirSync, mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { NodeName, Source } from '#core/model.ts';
+import type { NodeName, SourceKind, SourceOf } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Client } from '#core/ports.ts';
 import { type ClientUnderTest, clientContract } from '../contracts/client.ts';
 import { createFakeClients, type FakeClients } from './clients.ts';
 import { createFakeMounts } from './mounts.ts';
 
-type SourceOf<K extends Source['kind']> = Extract<Source, { kind: K }>;
-
-async function under<K extends Source['kind']>(
+async function under<K extends SourceKind>(
   choose: (
     clients: FakeClients,
     folder: string,
@@ -41,9 +39,10 @@ clientContract(
       const path = join(folder, 'volume');
       mkdirSync(path);
       const lose = (): void => rmSync(path, { recursive: true });
-      return { client: directory, source: { kind: 'directory', node, path }, lose };
+      const folders = { whole: path, part: join(path, 'sub') };
+      return { client: directory, source: { kind: 'directory', node, path }, lose, folders };
     }),
-  { lose: true },
+  { lose: true, folders: true },
 );
 
 clientContract(

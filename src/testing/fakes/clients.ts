@@ -1,6 +1,8 @@
-import { basename } from 'node:path';
 import type { Scope } from '#base/log.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
+import { loopSources } from '#clients/kinds/loop-sources.ts';
+import { nfsMountsOf } from '#clients/kinds/nfs-mounts.ts';
+import { nfsSources } from '#clients/kinds/nfs-sharing.ts';
 import { makeStage, removeStage, sourceAt } from '#clients/kinds/staging.ts';
 import { locatedOwn } from '#clients/mounter/paths.ts';
 import type { Access, VolumeId } from '#core/model.ts';
@@ -30,7 +32,12 @@ export function createFakeClients(mounts: FakeMounts): FakeClients {
 function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client<'loop'> {
   return {
     kind: 'loop',
-    stage: async ({ path, filesystem, readOnly = false }, at) => {
+    nodeLocal: true,
+    outlivesMount: true,
+    sourceFixedWhileStaged: false,
+    ...loopSources,
+    stage: async ({ path, filesystem, readOnly = false }, { path: at }, { signal }) => {
+      signal.throwIfAborted();
       await sourceAt(path, 'file');
       const access: Access = filesystem === undefined ? 'block' : 'filesystem';
       const place = await makeStage(at, access);
@@ -39,8 +46,13 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
       if (there !== undefined) throw occupied(place, there);
       mount(place, { source: path, type: filesystem ?? 'devtmpfs', readOnly });
     },
-    unstage: async (_source, at, scope) =>
-      await takeAway(locatedOwn(at), scope, (place) => mounter.unmount(place, scope)),
+    unstage: async (_source, target, scope) =>
+      await takeAway(locatedOwn(target.path), scope, (place) => mounter.unmount(place, scope)),
+    mountsOf: async ({ path }) => {
+      const { entries } = await readTable();
+      const devices = new Set(entries.filter((entry) => entry.source === path).map(({ device }) => device));
+      return entries.filter(({ device }) => devices.has(device)).map(({ at }) => at);
+    },
     grow: async () => undefined,
   };
 }
@@ -51,35 +63,44 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
   const served = new Set<string>();
 
   /** What the mount table calls our mount there. Undefined: nothing is mounted there. */
-  async function ours(at: string): Promise<string | undefined> {
+  async function ours(at: string, volumeId: VolumeId): Promise<string | undefined> {
     const there = (await readTable()).at(at);
     if (there === undefined) return undefined;
-    if (!there.source.startsWith(ownSource(basename(at) as VolumeId))) throw occupied(at, there);
+    if (!there.source.startsWith(ownSource(volumeId))) throw occupied(at, there);
     return there.source;
   }
 
   return {
     kind: 'nfs',
-    stage: async (_source, at, scope) => {
-      const place = await makeStage(at, 'filesystem');
-      const there = await ours(place);
+    nodeLocal: false,
+    outlivesMount: false,
+    sourceFixedWhileStaged: false,
+    ...nfsSources,
+    stage: async (_source, { path, volumeId }, scope) => {
+      scope.signal.throwIfAborted();
+      const place = await makeStage(path, 'filesystem');
+      const there = await ours(place, volumeId);
       if (there !== undefined && served.has(there)) return;
       await mounter.detach(place, scope, { abort: true });
-      const source = ownSource(basename(place) as VolumeId, `${++count}`);
+      const source = ownSource(volumeId, `${++count}`);
       served.add(source);
       mount(place, { source, type: 'fuse.stowage' });
     },
-    unstage: async (_source, at, scope, how) =>
-      await takeAway(locatedOwn(at), scope, (place) =>
+    unstage: async (_source, target, scope, how) =>
+      await takeAway(locatedOwn(target.path), scope, (place) =>
         how?.force === true ? mounter.detach(place, scope, { abort: true }) : mounter.unmount(place, scope),
       ),
-    grow: async () => undefined,
     dead: async (staged) => {
       const table = await readTable();
       const isServed = (at: string): boolean => served.has(table.at(locatedOwn(at) ?? at)?.source ?? '');
-      return staged.map(({ at }) => at).filter((at) => !isServed(at));
+      return staged.map(({ target }) => target.path).filter((at) => !isServed(at));
     },
-    kill: async (at) => void served.delete((await ours(locatedOwn(at) ?? at)) ?? ''),
+    mountsOf: async (source, { path }) => nfsMountsOf(source, path, await readTable()),
+    // It keeps nothing in memory, and no other mount namespace has its mounts.
+    flush: async () => undefined,
+    elsewhere: async () => false,
+    daemon: { key: () => '', trouble: async () => undefined },
+    kill: async (at) => void served.delete((await readTable()).at(locatedOwn(at) ?? at)?.source ?? ''),
   };
 }
 

@@ -1,25 +1,13 @@
 import type { Scope } from '#base/log.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
+import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
-type Verb =
-  | 'open'
-  | 'create'
-  | 'expand'
-  | 'delete'
-  | 'rename'
-  | 'label'
-  | 'names'
-  | 'marks'
-  | 'check'
-  | 'ping'
-  | 'room'
-  | 'reclaim'
-  | 'get'
-  | 'sweep'
-  | 'source'
-  | 'trash'
-  | 'usage'
-  | 'noteUse';
+/** Without a signal, or with more than one answer. */
+type Ungated = 'close' | 'list' | 'filesystemFor' | 'identityBelow';
+const ungated: readonly string[] = ['close', 'list', 'filesystemFor', 'identityBelow'] satisfies readonly Ungated[];
+
+/** The verbs that can have a gate. */
+export type GatedVerb = Exclude<VerbPath, Ungated>;
 
 export interface Gate {
   /** Resolves when a call stands before the gate. */
@@ -39,7 +27,7 @@ interface GateOptions {
 /** Stores of a kind, with gates before their verbs: a test can look while an operation is in the middle of its work. */
 export interface GatedKind extends StoreKind {
   /** From now on calls of that verb wait, until the gate opens or their signal ends. */
-  close(verb: Verb, options?: GateOptions): Gate;
+  close(verb: 'open' | GatedVerb, options?: GateOptions): Gate;
 }
 
 interface Closed extends GateOptions {
@@ -52,7 +40,7 @@ const isScope = (given: unknown): boolean => typeof given === 'object' && given 
 export function gated(inner: StoreKind): GatedKind {
   const gates = new Map<string, Closed>();
 
-  function close(verb: Verb, options: GateOptions = {}): Gate {
+  function close(verb: 'open' | GatedVerb, options: GateOptions = {}): Gate {
     const reached = Promise.withResolvers<void>();
     const passing = Promise.withResolvers<void>();
     let waiting = 0;
@@ -79,22 +67,14 @@ export function gated(inner: StoreKind): GatedKind {
     if (gate !== undefined && (gate.store ?? store) === store) await gate.pass(scope);
   }
 
-  const ungated = ['close', 'list', 'filesystemFor'];
-  const wrap = (store: Store): Store => {
-    const verbs = Object.entries(store).map(([verb, value]) => {
-      if (typeof value !== 'function' || ungated.includes(verb)) return [verb, value];
-      const gatedVerb = async (...args: readonly unknown[]): Promise<unknown> => {
-        await through(verb, store.name, args.find(isScope) as Scope);
-        return await value(...args);
+  const wrap = (store: Store): Store =>
+    wrapVerbs(store, (path, verb) => {
+      if (ungated.includes(path)) return verb;
+      return async (...args) => {
+        await through(path, store.name, args.find(isScope) as Scope);
+        return await verb(...args);
       };
-      return [verb, gatedVerb];
     });
-    const list: Store['trash']['list'] = async (scope) => {
-      await through('trash', store.name, scope);
-      return await store.trash.list(scope);
-    };
-    return { ...(Object.fromEntries(verbs) as Store), trash: { ...store.trash, list } };
-  };
 
   return {
     ...inner,

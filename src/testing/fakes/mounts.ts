@@ -4,7 +4,6 @@ import type { Scope } from '#base/log.ts';
 import { type MountEntry, type MountTable, mountTable, same } from '#clients/mounter/mountinfo.ts';
 import { reap } from '#clients/mounter/reap.ts';
 import { createTargets } from '#clients/mounter/targets.ts';
-import { usersOf } from '#clients/mounter/users.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 
@@ -166,11 +165,6 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
     closeShared,
     list: async () => table().visible(),
     isMounted: async (at) => table().at(at) !== undefined,
-    usersOf: async (source, stage) => {
-      if (source.kind !== 'loop') return await usersOf(source, stage, table(), loops);
-      const devices = new Set(entries.filter((entry) => entry.source === source.path).map(({ device }) => device));
-      return entries.filter(({ device }) => devices.has(device)).map(({ at }) => at);
-    },
     ...targets,
     reap: async (mountsFolder, known, scope) =>
       await reap(

@@ -1,10 +1,11 @@
 import type { StowageError } from '#core/errors.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
+import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
 
 /** Stores of a kind whose verbs a test can make fail. */
 export interface RefusingKind extends StoreKind {
   /** From now on calls of that verb fail. */
-  fail(verb: keyof Store, error: StowageError): Refusing;
+  fail(verb: VerbPath, error: StowageError): Refusing;
 }
 
 export interface Refusing {
@@ -17,17 +18,11 @@ export interface Refusing {
 export function refusing(inner: StoreKind): RefusingKind {
   const errors = new Map<string, () => StowageError>();
 
-  const wrap = (store: Store): Store => {
-    const verbs = Object.entries(store).map(([verb, value]) => {
-      if (typeof value !== 'function') return [verb, value];
-      const verbOrRefusal = (...args: readonly unknown[]): unknown => {
-        const refusal = errors.get(verb);
-        return refusal === undefined ? value(...args) : Promise.reject(refusal());
-      };
-      return [verb, verbOrRefusal];
+  const wrap = (store: Store): Store =>
+    wrapVerbs(store, (path, verb) => (...args) => {
+      const refusal = errors.get(path);
+      return refusal === undefined ? verb(...args) : Promise.reject(refusal());
     });
-    return Object.fromEntries(verbs) as Store;
-  };
 
   return {
     ...inner,

@@ -236,7 +236,7 @@ export const storeRoutes: readonly Route[] = [
           ? await engine.deletions.trash(visibleStores(engine, principal), call)
           : { entries: await engine.deletions.trashOf(query.store, call), unanswered: [] };
       const items = entries.map((entry) =>
-        trashJson(entry, engine.stores.view(entry.volume.store).store?.enforcesCapacity ?? false),
+        trashJson(entry, engine.stores.view(entry.volume.store).store?.enforcement?.always ?? false),
       );
       return ok({ items, next: null, unanswered: [...unanswered] });
     },
@@ -258,7 +258,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, call }) => {
       const volume = await engine.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
-      return ok(volumeJson(volume, engine.stores.view(volume.store).store?.enforcesCapacity ?? false));
+      return ok(volumeJson(volume, engine.stores.view(volume.store).store?.enforcement?.always ?? false));
     },
   }),
   route({

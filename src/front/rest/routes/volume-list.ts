@@ -3,6 +3,7 @@ import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Labels } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
+import { isShared } from '#core/placement.ts';
 import { type Place, placeFrom, type VolumePage, volumesOfNodes } from '../node-lists.ts';
 import { type Principal, requireStore, visibleStores } from '../principal.ts';
 import { ok, type Route, route } from '../route.ts';
@@ -39,7 +40,7 @@ function storesIn(engine: Engine, principal: Principal, { store, reach }: Query)
   const wanted = store === undefined ? visibleStores(engine, principal) : [store];
   return reach === undefined
     ? wanted
-    : wanted.filter((name) => engine.stores.view(name).shared === (reach === 'anywhere'));
+    : wanted.filter((name) => isShared(engine.stores.view(name).placement) === (reach === 'anywhere'));
 }
 
 interface Wanted {

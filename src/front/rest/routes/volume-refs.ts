@@ -13,7 +13,7 @@ export const params = Type.Object(
 );
 
 export const byStore = (engine: Engine, store: string): boolean =>
-  engine.stores.view(store).store?.enforcesCapacity ?? false;
+  engine.stores.view(store).store?.enforcement?.always ?? false;
 export const json = (engine: Engine, volume: Volume): VolumeJson => volumeJson(volume, byStore(engine, volume.store));
 
 /** A volume the principal may work on. */

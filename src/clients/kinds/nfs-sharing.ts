@@ -1,6 +1,10 @@
 import type { Log } from '#base/log.ts';
-import { StowageError } from './errors.ts';
-import type { NfsWay, Source, Volume } from './model.ts';
+import { StowageError } from '#core/errors.ts';
+import type { NfsWay, SourceOf, Volume } from '#core/model.ts';
+import type { Client } from '#core/ports.ts';
+
+type NfsSource = SourceOf<'nfs'>;
+type Named = Pick<Volume, 'store' | 'name'>;
 
 /** What a store's options decide. Where the server is reached may change by itself, and says nothing about a mount. */
 const options = [
@@ -9,11 +13,10 @@ const options = [
 ] satisfies readonly (keyof NfsWay)[];
 
 /**
- * How one more mount of a volume is made that is mounted on this node already: they share what is staged, whatever the
- * store's options say by now. Throws where that would break a promise.
+ * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws where that would
+ * break a promise.
  */
-export function stagedAs(volume: Volume, wanted: Source, staged: Source, log: Log): Source {
-  if (wanted.kind !== 'nfs' || staged.kind !== 'nfs') return wanted;
+function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): NfsSource {
   if (wanted.way.quota !== undefined && staged.way.quota === undefined) throw unenforced(volume);
   const differing = options.filter((name) => JSON.stringify(wanted.way[name]) !== JSON.stringify(staged.way[name]));
   if (differing.length > 0)
@@ -23,17 +26,25 @@ export function stagedAs(volume: Volume, wanted: Source, staged: Source, log: Lo
   return staged;
 }
 
-/**
- * How a mount that nobody serves any more is made anew, for those who have it: by the options it was made with, to wherever
- * its server is reached by now.
- */
-export function mountedAnew(known: Source, now: Source): Source {
-  if (known.kind !== 'nfs' || now.kind !== 'nfs') return known;
+/** A dead mount is replaced with its own options, since its users rely on them, at the address of the server that is known now. */
+function replace(known: NfsSource, now: NfsSource): NfsSource {
   const { addresses, port, mountPort, root, quota } = now.way;
   return { ...known, hosts: now.hosts, path: now.path, way: { ...known.way, addresses, port, mountPort, root, quota } };
 }
 
-function unenforced({ store, name }: Volume): StowageError {
+/** What core asks about NFS sources. Pure functions. */
+export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOptions' | 'isSingleUser'>> = {
+  sharing: { join, replace, groupOf: ({ way }) => way.group },
+  /**
+   * Where all users are one on the server, a mount shows the files as the group's, so the group is an option of the mount. Elsewhere
+   * the files must belong to the group on the store.
+   */
+  withMountOptions: (source, { group }) =>
+    group === undefined ? source : { ...source, way: { ...source.way, group } },
+  isSingleUser: ({ way }) => way.squash === 'all',
+};
+
+function unenforced({ store, name }: Named): StowageError {
   return new StowageError(
     `volume '${store}/${name}' is to be held to its size, and is mounted here since before that was so`,
     {

@@ -1,7 +1,10 @@
 import { expect, test } from 'vitest';
 import { type Facts, silentLog } from '#base/log.ts';
-import type { NfsWay, Source, Volume } from './model.ts';
-import { stagedAs } from './staged-as.ts';
+import type { NfsWay, SourceOf, Volume } from '#core/model.ts';
+import { nfsSources } from './nfs-sharing.ts';
+
+type Source = SourceOf<'nfs'>;
+const { sharing } = nfsSources;
 
 const volume = { store: 'silver', name: 'photos' } as Volume;
 const way: NfsWay = {
@@ -19,7 +22,7 @@ const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
 function further(wanted: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
   const warned: Facts[] = [];
   const log = { ...silentLog(), warn: (_: string, facts?: Facts) => void warned.push(facts ?? {}) };
-  return { source: stagedAs(volume, wanted, kept(staged), log), warned };
+  return { source: sharing.join(volume, wanted, kept(staged), log), warned };
 }
 
 test('a volume that is to be held to its size is not mounted once more where it is not', () => {
@@ -50,4 +53,23 @@ test('another group of the next pod is said, and whoever has it keeps theirs', (
 test('that the server is reached elsewhere is no matter', () => {
   const moved = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
   expect(further(moved, by({}))).toEqual({ source: kept(by({})), warned: [] });
+});
+
+test('a dead mount keeps its options, and is replaced at the address that the store knows now', () => {
+  const dead = kept(by({ softMs: 1000, squash: 'all', group: 2000 }));
+  const now = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota });
+  const moved = { ...now, hosts: ['filer'], path: '/export/b' } as const;
+  expect(sharing.replace(dead, moved)).toEqual({
+    ...moved,
+    way: { ...dead.way, addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota },
+  });
+});
+
+test('options of a mount are added once, and nothing is added without a group', () => {
+  const source = by({ squash: 'all' });
+  const use = { readOnly: true, group: 2000 };
+  const once = nfsSources.withMountOptions(source, use);
+  expect(once).toEqual(by({ squash: 'all', group: 2000 }));
+  expect(JSON.stringify(nfsSources.withMountOptions(once, use))).toBe(JSON.stringify(once));
+  expect(nfsSources.withMountOptions(source, { ...use, group: undefined })).toBe(source);
 });

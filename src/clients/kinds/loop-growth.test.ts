@@ -1,0 +1,58 @@
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { open } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Ext4Superblock } from '#base/superblock.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { refusal } from '#testing/refusals.ts';
+import { growUnmountedExt4 } from './loop-growth.ts';
+
+let folder: string;
+let image: string;
+const programs: string[] = [];
+
+beforeEach(() => {
+  folder = mkdtempSync(join(tmpdir(), 'stowage-growth-'));
+  image = join(folder, 'image');
+  writeFileSync(image, 'not checked yet');
+});
+afterEach(() => {
+  rmSync(folder, { recursive: true });
+  programs.length = 0;
+});
+
+/** Needs a check. */
+const superblock = { kind: 'ext4', clean: false } as Ext4Superblock;
+
+function partsWith(searchMs?: number): Parameters<typeof growUnmountedExt4>[0] {
+  const clock = systemClock();
+  return {
+    clock: { ...clock, deadline: (ms, parent) => clock.deadline(searchMs ?? ms, parent) },
+    run: async (program) => {
+      programs.push(program);
+      return { stdout: '', stderr: '' } as never;
+    },
+    growCalls: {} as never,
+  };
+}
+
+test('checks an image that no process has open', async () => {
+  await growUnmountedExt4(partsWith(), image, superblock, scope);
+  expect(programs).toEqual(['e2fsck']);
+});
+
+test('checks an image although the search was cut short, if the kernel says that nobody has it open for writing', async () => {
+  await growUnmountedExt4(partsWith(0), image, superblock, scope);
+  expect(programs).toEqual(['e2fsck']);
+});
+
+test('starts no program on an image that a process writes to which the search did not reach', async () => {
+  await using _writer = await open(image, 'r+');
+  const thrown = await refusal(growUnmountedExt4(partsWith(0), image, superblock, scope));
+  expect(thrown).toMatchObject({ code: 'busy', reason: 'image-busy' });
+  expect(thrown.message).toBe(`Stowage could not find out whether another program has ${image} open`);
+  expect(thrown.action).toContain(`fuser -v ${image}`);
+  expect(programs).toEqual([]);
+});

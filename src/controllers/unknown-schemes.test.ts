@@ -1,0 +1,186 @@
+import { readdirSync } from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { nodeTopologyKey } from '#core/node-topology.ts';
+import { aCall } from '#testing/calls.ts';
+import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { startServer } from '#testing/server.ts';
+import { csiStorageCapacities, storageClasses } from '#wire/kube/resources.ts';
+import type { AgentRequest } from './agents.ts';
+import { createCapacity } from './capacity.ts';
+import { createNodeProvisioner } from './node-provisioner.ts';
+import { createNodeStores } from './node-stores.ts';
+import { createNodeVolumes } from './node-volumes.ts';
+import { createOrphans } from './orphans.ts';
+import type { Wanted } from './provisioner.ts';
+import { storeObjects } from './store-object.ts';
+import { createStoresController } from './stores.ts';
+
+const it = controlled();
+
+/** A Store object of a newer Stowage: this one has no such kind. */
+const putUnknown = (name: string, more: object = {}): void =>
+  void it.api.put(paths.stores, {
+    ...{ metadata: { name, uid: `uid-of-${name}`, generation: 1 }, spec: { uri: `ceph://cluster/${name}` } },
+    ...more,
+  });
+const putLocal = (name: string): void =>
+  void it.api.put(paths.stores, { metadata: { name, uid: `uid-of-${name}` }, spec: { uri: `local:///${name}` } });
+const whenSynced = () =>
+  eventually(() => Object.values(it.caches).every(({ synced }) => synced)).toBe(true) as Promise<void>;
+
+/** An agent that lists these stores, all of them open. */
+function connectAgent(node: string, ...stores: readonly object[]): void {
+  const listed = { state: 'open', problem: null, access: ['filesystem'], volumes: 0, bytes: '0' };
+  it.agents.connect(node, ({ path }: AgentRequest) =>
+    path === '/v1/stores'
+      ? { items: stores.map((store) => ({ ...listed, ...store })) }
+      : { steps: [{ ok: true }], totalBytes: '4000', freeBytes: '2000' },
+  );
+}
+
+describe('a Store object of an unknown kind', () => {
+  test('is invalid and stays closed, but still gets a StorageClass of file.stowage.dev', async () => {
+    putUnknown('odd', { spec: { uri: 'ceph://cluster/odd', storageClass: {} } });
+    it.start(createStoresController);
+    await eventually(async () => (await it.list(storeObjects))[0]?.status).toMatchObject({
+      kind: 'ceph',
+      conditions: [
+        { type: 'Ready', status: 'False', reason: 'Invalid', message: expect.stringContaining('no store is known') },
+        { type: 'Reachable' },
+        { type: 'StorageClass', status: 'True' },
+      ],
+    });
+    expect(await it.list(storageClasses)).toMatchObject([
+      { provisioner: 'file.stowage.dev', parameters: { store: 'odd' }, volumeBindingMode: 'Immediate' },
+    ]);
+    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('odd');
+  });
+
+  test('is a store of file.stowage.dev for a claim, and says that the object is invalid', async () => {
+    putUnknown('odd');
+    it.start(createNodeVolumes);
+    await whenSynced();
+    await expect(it.parts.provisioners.get('file.stowage.dev')?.create(wanted('odd'), aCall())).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'store-object-invalid' },
+    });
+  });
+
+  test('is no store of local.stowage.dev for a claim', async () => {
+    putUnknown('odd');
+    putLocal('disks');
+    const volumes = it.start(createNodeVolumes);
+    const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes });
+    await whenSynced();
+    await expect(local.create(wanted('odd'), aCall())).rejects.toMatchObject({
+      ...{ reason: 'class-store-unknown', message: "there is no store 'odd' for the class" },
+      action: 'Ask the administrator for a class whose parameter store is one of these: disks',
+    });
+    // Without a parameter, the only store of the driver is meant.
+    await expect(local.create({ ...wanted(undefined), node: 'gone' }, aCall())).rejects.toMatchObject({
+      reason: 'node-unknown',
+    });
+  });
+
+  test('counts as a store of file.stowage.dev where free space is said, and not of local.stowage.dev', async () => {
+    const clock = createFakeClock();
+    const driversPath = '/apis/storage.k8s.io/v1/csidrivers';
+    for (const name of ['local.stowage.dev', 'file.stowage.dev'])
+      it.api.put(driversPath, { metadata: { name, uid: `uid-of-${name}` }, spec: {} });
+    const withRoom = (free: string) => ({ status: { capacity: { total: '10Gi', free } } });
+    it.api.put(paths.stores, {
+      ...{ metadata: { name: 'silver' }, spec: { uri: 'nfs://server/export' } },
+      ...withRoom('4Gi'),
+    });
+    putUnknown('odd', withRoom('1Gi'));
+    it.api.put(paths.classes, aClass('named', { parameters: { store: 'odd' } }));
+    it.api.put(paths.classes, aClass('any', { parameters: {} }));
+    putLocal('disks');
+    it.api.put(paths.nodes, { metadata: { name: 'node-1', uid: 'node-1', labels: { [nodeTopologyKey]: 'node-1' } } });
+    connectAgent('node-1', { name: 'disks', kind: 'local' });
+    it.api.put(paths.classes, aClass('any-local', { provisioner: 'local.stowage.dev', parameters: {} }));
+    it.start(({ nodeStores }) => nodeStores);
+    const capacity = createCapacity({ ...it.parts, clock, stores: it.parts.nodeStores });
+    it.start(() => capacity);
+    it.start(() => ({ ...it.parts.nodeStores, run: (scope) => capacity.cache.run(scope) }));
+    const said = async (): Promise<readonly string[]> =>
+      (await it.list(csiStorageCapacities)).map((one) => `${one.storageClassName} ${one.capacity}`).toSorted();
+    await eventually(said).toEqual(['any-local 2000', 'named 1Gi']);
+    // A store that changes has the classes of its driver looked at again: no time passes here.
+    putUnknown('odd', withRoom('3Gi'));
+    await eventually(said).toEqual(['any-local 2000', 'named 3Gi']);
+    it.api.remove(paths.stores, 'odd');
+    await eventually(said).toContain('any 4Gi');
+  });
+});
+
+describe('an agent', () => {
+  const listed = (node: string): readonly string[] => [...(it.parts.nodeStores.of(node)?.stores.keys() ?? [])];
+
+  test('is not believed that a store of an unknown kind is its own', async () => {
+    putUnknown('odd');
+    putLocal('disks');
+    connectAgent('node-1', { name: 'odd', kind: 'local' }, { name: 'disks', kind: 'local' });
+    it.start(({ nodeStores }) => nodeStores);
+    await eventually(() => listed('node-1')).toEqual(['disks']);
+  });
+
+  test.each(['ceph', 'nfs'])('is not believed that a local store is of kind %s', async (kind) => {
+    for (const name of ['disks', 'others']) putLocal(name);
+    connectAgent('node-1', { name: 'disks', kind }, { name: 'others', kind: 'local' });
+    it.start(({ nodeStores }) => nodeStores);
+    await eventually(() => listed('node-1')).toEqual(['others']);
+  });
+
+  test.each([
+    ['is not asked soon again for a store of an unknown kind', putUnknown, false],
+    ['is asked soon again for a local store that it does not have yet', putLocal, true],
+  ])('%s', async (_, put, isSoon) => {
+    const clock = createFakeClock();
+    put('one');
+    connectAgent('node-1');
+    const stores = it.start(() => createNodeStores({ ...it.parts, clock }));
+    await whenSynced();
+    await eventually(() => stores.of('node-1')).toBeDefined();
+    await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
+    const before = it.agents.asked.length;
+    clock.advance(5_000);
+    await eventually(() => stores.counts()).toMatchObject({ waiting: 0, running: 0 });
+    expect(it.agents.asked.length > before).toBe(isSoon);
+  });
+});
+
+describe('looking for volumes that nobody claims', () => {
+  const later = () => ({ ...it.parts.clock, now: () => Date.now() + 3_600_000 });
+
+  test('goes on at a store whose object is of an unknown kind, once it is open', async () => {
+    const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    const uri = it.place('gold');
+    await other.engine.stores.add('gold', uri, aCall());
+    const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.engine.instance };
+    const spec = { store: 'gold', name: 'orphan', bytes: 1n, access: undefined, labels: {}, ownLabels };
+    await other.engine.volumes.create(spec, aCall());
+    putUnknown('gold');
+    const orphans = it.start(createOrphans, { clock: later() });
+    await eventually(() => orphans.counts().again).toBeGreaterThan(0);
+    expect(orphans.counts().done).toBe(0);
+    await it.engine.stores.add('gold', uri, aCall());
+    await eventually(() => readdirSync(new URL(uri).pathname)).not.toContain('orphan');
+  });
+
+  test.each<[string, (name: string) => void]>([
+    ['whose object is local', putLocal],
+    ['that is open here as a local one', putUnknown],
+  ])('leaves a store %s to its node', async (_, put) => {
+    put('local');
+    const orphans = it.start(createOrphans, { clock: later() });
+    await eventually(() => orphans.counts().done).toBe(1);
+    expect(orphans.counts().again).toBe(0);
+  });
+});
+
+const wanted = (store: string | undefined): Wanted => ({
+  ...{ claim: { namespace: 'shop', name: 'data', uid: 'uid-of-data' }, store, name: 'data', bytes: 1n, enforce: false },
+  ...{ access: 'filesystem', labels: {}, node: undefined, allowed: [] },
+});

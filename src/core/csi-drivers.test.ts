@@ -1,0 +1,21 @@
+import { expect, test } from 'vitest';
+import { driverFor, driverNamed, drivers } from './csi-drivers.ts';
+import type { Placement } from './placement.ts';
+
+test.each<[Placement | undefined, string]>([
+  ['node', 'local.stowage.dev'],
+  ['anywhere', 'file.stowage.dev'],
+  ['mount-worker', 'file.stowage.dev'],
+  // An invalid Store object, or one of a newer Stowage: its StorageClass is of this driver.
+  [undefined, 'file.stowage.dev'],
+])('a store that is placed %s is of %s', (placement, name) => {
+  expect(driverFor(placement).name).toBe(name);
+  expect(drivers.filter(({ placements }) => placement && placements.includes(placement)).length).toBe(
+    placement === undefined ? 0 : 1,
+  );
+});
+
+test('a driver is found by its name, and none of somebody else is', () => {
+  expect(drivers.map(({ name }) => driverNamed(name))).toEqual(drivers);
+  for (const name of ['csi.example.com', '', undefined]) expect(driverNamed(name)).toBeUndefined();
+});
