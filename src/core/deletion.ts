@@ -6,6 +6,7 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import type { Store } from './ports.ts';
+import { adoptionForRetain } from './store-facets.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
@@ -129,7 +130,7 @@ function createSteps(parts: DeletionParts): DeletionSteps {
           reclaimSoon(store.name);
           return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
         case 'retain':
-          await store.release(ref, work);
+          await adoptionForRetain(store).release(ref, work);
           return gone(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
         case 'archive':
           return gone(ref.id, store.name, {

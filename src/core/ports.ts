@@ -59,8 +59,6 @@ export interface Store {
   readonly changedByOthers?: ChangedByOthers;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
-  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
-  release(volume: VolumeRef, scope: Scope): Promise<void>;
   /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
   rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
@@ -83,6 +81,8 @@ export interface Store {
   usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
 
   readonly trash: Trash;
+  /** Present where the store can forget a volume without touching its data, and make existing data a volume. */
+  readonly adoption?: AdoptionFacet;
   /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
   readonly uses?: Uses;
 
@@ -93,12 +93,6 @@ export interface Store {
   identityBelow?(path: string): Promise<string | undefined>;
   /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
   ping?(scope: Scope): Promise<void>;
-  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
-  adoptable(scope: Scope): Promise<readonly Adoptable[]>;
-  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
-  adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
-  /** Makes a volume recorded by another instance this instance's own. */
-  claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
   orphans(scope: Scope): Promise<readonly Orphan[]>;
   /**
    * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
@@ -133,6 +127,17 @@ export interface DeletionMode {
    * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed.
    */
   readonly onlyIfEmpty?: boolean;
+}
+
+export interface AdoptionFacet {
+  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
+  adoptable(scope: Scope): Promise<readonly Adoptable[]>;
+  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
+  adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
+  /** Makes a volume recorded by another instance this instance's own. */
+  claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
+  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
+  release(volume: VolumeRef, scope: Scope): Promise<void>;
 }
 
 export interface Adoptable {

@@ -326,7 +326,7 @@ describe('restoring, killed', () => {
 describe('adopting a released volume, killed', () => {
   crash('when the record was written', async () => {
     const made = await filled();
-    await under.store.release(made, scope);
+    await under.store.adoption.release(made, scope);
     const retained = under.at('.stowage', 'retained', `${made.id}.meta`);
     const meta = JSON.parse(await readFile(retained, 'utf8'));
     await writeFile(under.at('a.meta'), JSON.stringify({ ...meta, requestId: 'adopt', revision: 2 }));
@@ -336,7 +336,7 @@ describe('adopting a released volume, killed', () => {
     };
     return {
       between: async () => expect(await seen()).toMatchObject([{ id: made.id }]),
-      repeat: () => under.store.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
+      repeat: () => under.store.adoption.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
       after: whole,
     };
   });

@@ -58,8 +58,10 @@ describe('a symbolic link', () => {
     expect(await reason(create('a'))).toBe('exists directory-unrecorded');
     expect(await readlink(under.at('a'))).toBe(outside);
     expect(await readdir(under.root)).toEqual(['.stowage', 'a']);
-    expect(await under.store.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
-    expect(await reason(under.store.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe('conflict not-adoptable');
+    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
+    expect(await reason(under.store.adoption.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe(
+      'conflict not-adoptable',
+    );
   });
 
   test('that dangles is no free name either', async () => {
@@ -252,7 +254,7 @@ describe('what lies about', () => {
     await create('mine');
     for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta']) await mkdir(under.at(name));
     await writeFile(under.at('file'), '');
-    const found = (await under.store.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    const found = (await under.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
     expect(found).toEqual([
       { name: '.hidden', reason: "'.hidden' cannot be a volume name: it must begin with a letter or a digit" },
       { name: 'a..b', reason: "'a..b' cannot be a volume name: it contains '..'" },
@@ -279,8 +281,8 @@ describe('a directory that is a store itself', () => {
 
   test('cannot be adopted', async () => {
     const why = 'it is a store itself: it contains .stowage';
-    expect(await under.store.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
-    const adopting = under.store.adopt(volumeName('inner'), volumeSpec('inner'), scope);
+    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
+    const adopting = under.store.adoption.adopt(volumeName('inner'), volumeSpec('inner'), scope);
     await expect(adopting).rejects.toThrow(`${under.at('inner')} cannot become a volume: ${why}`);
     expect(await under.store.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
   });
@@ -353,7 +355,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
       expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
       for (const volume of [a, b]) await roomy.trash.put(volume, keptForAWeek(1234), scope);
-      await roomy.release(c, scope);
+      await roomy.adoption.release(c, scope);
       expect((await roomy.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
       await roomy.trash.purge(a.id, scope);
       await roomy.delete(d, scope);

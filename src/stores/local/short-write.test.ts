@@ -90,10 +90,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       const before = readFileSync(join(disk, 'a.meta'), 'utf8');
       const { store } = under;
       expect(await codeOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
-      expect(await codeOf(store.claim(volume, 'instance-2', scope))).toBe('store-full');
+      expect(await codeOf(store.adoption.claim(volume, 'instance-2', scope))).toBe('store-full');
       expect(await codeOf(store.expand(volume, 1n << 20n, scope))).toBe('store-full');
       expect(await codeOf(store.rename(volume, volumeSpec('b').name, scope))).toBe('store-full');
-      expect(await codeOf(store.release(volume, scope))).toBe('store-full');
+      expect(await codeOf(store.adoption.release(volume, scope))).toBe('store-full');
       expect(await codeOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
       await intact();
       expect(readFileSync(join(disk, 'a.meta'), 'utf8')).toBe(before);

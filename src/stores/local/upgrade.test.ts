@@ -4,12 +4,12 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 let root: string;
-let store: Store;
+let store: FileStore;
 
 beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'stowage-upgrade-'));
@@ -85,6 +85,6 @@ test('the trash of version 0 gets a date when it is first seen, and no other one
 
 test('a volume released in version 0 comes back under its id', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
-  const back = await store.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
+  const back = await store.adoption.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
   expect(back).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });
 });

@@ -2,7 +2,6 @@ import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -12,6 +11,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Other hosts take over a lock that has not changed for two minutes. So a verb must stop 30 s after its lock was taken, however often
 // it repeats its work, and however late it begins.
@@ -23,7 +23,7 @@ beforeEach(() => {
 });
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   readonly clock: ReturnType<typeof impatient>;
   hook: Hook;
 }

@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -15,6 +14,7 @@ import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 const minute = 60_000;
 const day = 24 * 60 * minute;
@@ -22,7 +22,7 @@ const day = 24 * 60 * minute;
 describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () => {
   let folder: string;
   let server: Awaited<ReturnType<typeof startGanesha>>;
-  let store: Store;
+  let store: FileStore;
   const clock = impatient(systemClock());
 
   beforeEach(async () => {

@@ -4,7 +4,6 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -14,6 +13,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Hosts that are suspended or die while they work on the trash of a store that others share.
 
@@ -27,7 +27,7 @@ beforeEach(() => {
 });
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   readonly clock: ReturnType<typeof impatient>;
   hook: Hook;
 }

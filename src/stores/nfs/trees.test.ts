@@ -15,7 +15,6 @@ import { join, relative } from 'node:path';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
@@ -24,6 +23,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Whole trees: what users put into volumes, deleted and measured through the server.
 
@@ -38,7 +38,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     hook = ({ make }) => make();
   });
 
-  function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<Store> {
+  function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<FileStore> {
     const connect = tapped(createConnect(systemClock()), (call) => hook(call));
     const kind = createNfsStoreKind(systemClock(), connect);
     return openNfs({ ...place, options: { ...place.options, ...more }, instance, kind });

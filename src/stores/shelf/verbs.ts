@@ -1,4 +1,4 @@
-import type { Store } from '#core/ports.ts';
+import type { Store, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
 import { createCreate } from './create.ts';
 import { createOrphans } from './orphans.ts';
@@ -7,7 +7,16 @@ import { createReadOnlyVerbs } from './read-only.ts';
 import { createReading } from './reading.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createEnforce, createNoteUse, createVolumes } from './volumes.ts';
+import { createEnforce, createNoteUse, createRelease, createVolumes } from './volumes.ts';
+
+type Facets = 'adoption';
+
+/** A store that keeps volumes as files. These facets do not depend on its options or its layout. */
+export type FileStore = Store & Required<Pick<Store, Facets>>;
+
+export interface FileStoreKind extends StoreKind {
+  open(...opening: Parameters<StoreKind['open']>): Promise<FileStore>;
+}
 
 /** All that is done with volumes, the same for every store that keeps them as files. */
 export function createVerbs(
@@ -24,9 +33,9 @@ export function createVerbs(
     ...createVolumes(parts),
     ...enforcement,
     ...(parts.layout.opaque ? createNoteUse(parts) : {}),
-    ...createAdopt(parts),
     create: createCreate(parts),
     trash: createTrash(parts),
+    adoption: { ...createAdopt(parts), ...createRelease(parts) },
     orphans: createOrphans(parts),
     ...createSweep(parts),
     close: () => place.close(),

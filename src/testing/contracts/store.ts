@@ -3,18 +3,19 @@ import { type Scope, silentLog } from '#base/log.ts';
 import type { Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
+import type { FileStore } from '#stores/shelf/verbs.ts';
 import { keptForAWeek } from '../trash.ts';
 import { refused, twice } from './twice.ts';
 
 /** One store, empty at first, that a test may do anything to. */
-export interface StoreUnderTest extends AsyncDisposable {
-  readonly store: Store;
+export interface StoreUnderTest<S extends Store = Store> extends AsyncDisposable {
+  readonly store: S;
   /** The instance the store was opened for. */
   readonly instance: string;
   /** Closes it and opens it again, as a restart does. */
-  reopen(): Promise<Store>;
+  reopen(): Promise<S>;
   /** The same place, opened read-only; the writable one is closed. */
-  reopenReadOnly(): Promise<Store>;
+  reopenReadOnly(): Promise<S>;
   /** Puts data there that no record knows. */
   plant(name: string): Promise<void>;
   /** Removes a volume's data behind the store's back. */
@@ -32,10 +33,10 @@ const size = 32n * 1024n * 1024n;
 const name = (text: string): VolumeName => volumeName(text);
 
 /** The promises of the port `Store`, for every store there is. */
-export function storeContract(title: string, make: () => Promise<StoreUnderTest>): void {
+export function storeContract(title: string, make: () => Promise<StoreUnderTest<FileStore>>): void {
   describe(`${title}: the contract of a store`, () => {
-    let under: StoreUnderTest;
-    let store: Store;
+    let under: StoreUnderTest<FileStore>;
+    let store: FileStore;
 
     beforeEach(async () => {
       under = await make();
@@ -98,7 +99,9 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const error = await refused(() => create('a'));
         expect([error.code, error.reason]).toEqual(['exists', 'directory-unrecorded']);
         expect(await list()).toEqual([]);
-        expect((await store.adoptable(scope)).filter((one) => one.reason === undefined)).toEqual([{ name: 'a' }]);
+        expect((await store.adoption.adoptable(scope)).filter((one) => one.reason === undefined)).toEqual([
+          { name: 'a' },
+        ]);
       });
 
       test('makes one volume of many calls at once', async () => {
@@ -308,8 +311,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         expect(larger).toMatchObject({ enforce: true, bytes: size * 2n });
         await store.trash.put(made, keptForAWeek(1), scope);
         expect((await store.trash.restore(made.id, made.name, scope)).enforce).toBe(true);
-        await store.release(made, scope);
-        expect((await store.adopt(made.name, spec('b'), scope)).enforce).toBe(true);
+        await store.adoption.release(made, scope);
+        expect((await store.adoption.adopt(made.name, spec('b'), scope)).enforce).toBe(true);
         await under.reopen();
         expect((await under.store.get(made.name, scope))?.volume.enforce).toBe(true);
       });
@@ -328,7 +331,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const made = await create('a');
         const labelled = await twice(() => store.label(made, { tier: 'gold' }, scope));
         expect(labelled).toEqual({ ...made, labels: { tier: 'gold' }, revision: 2 });
-        const claimed = await twice(() => store.claim(made, 'another', scope));
+        const claimed = await twice(() => store.adoption.claim(made, 'another', scope));
         expect(claimed).toEqual({ ...labelled, instance: 'another', revision: 3 });
         const grown = await twice(() => store.expand(made, size * 2n, scope));
         expect(grown).toEqual({ ...claimed, bytes: size * 2n, revision: 4 });
@@ -350,7 +353,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
           { id: newVolumeId(), name: name('b') },
         ]) {
           expect((await refused(() => store.label(ref, {}, scope))).code).toBe('not-found');
-          expect((await refused(() => store.claim(ref, 'x', scope))).code).toBe('not-found');
+          expect((await refused(() => store.adoption.claim(ref, 'x', scope))).code).toBe('not-found');
           expect((await refused(() => store.expand(ref, size, scope))).code).toBe('not-found');
           expect((await refused(() => store.source(ref, scope))).code).toBe('not-found');
           expect((await refused(() => store.usage(ref, scope))).code).toBe('not-found');
@@ -472,37 +475,39 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
       test('a released volume comes back under its old id, with its data', async () => {
         const made = await create('a');
         await under.mark(made, 'mine');
-        await twice(() => store.release(made, scope));
+        await twice(() => store.adoption.release(made, scope));
         expect(await list()).toEqual([]);
-        expect(await store.adoptable(scope)).toEqual([{ name: 'a' }]);
+        expect(await store.adoption.adoptable(scope)).toEqual([{ name: 'a' }]);
         store = await under.reopen();
         await store.sweep(scope);
-        const back = await twice(() => store.adopt(made.name, spec('a', { requestId: 'adopt' }), scope));
+        const back = await twice(() => store.adoption.adopt(made.name, spec('a', { requestId: 'adopt' }), scope));
         expect(back).toEqual({ ...made, requestId: 'adopt', revision: back.revision });
         expect(await under.readMark(back)).toBe('mine');
-        expect(await store.adoptable(scope)).toEqual([]);
+        expect(await store.adoption.adoptable(scope)).toEqual([]);
       });
 
       test('planted data become a volume', async () => {
         await under.plant('a');
         const want = spec('a', { bytes: undefined });
-        const made = await twice(() => store.adopt(name('a'), want, scope));
+        const made = await twice(() => store.adoption.adopt(name('a'), want, scope));
         expect(made).toMatchObject({ id: want.id, name: 'a', labels: want.labels, revision: 1 });
         expect(await store.get(name('a'), scope)).toEqual({ volume: made, condition: 'ok' });
         expect(await store.orphans(scope)).toEqual([]);
       });
 
       test('data that are not there cannot be adopted, nor can a volume twice', async () => {
-        expect((await refused(() => store.adopt(name('a'), spec('a'), scope))).code).toBe('not-found');
+        expect((await refused(() => store.adoption.adopt(name('a'), spec('a'), scope))).code).toBe('not-found');
         await create('b');
-        expect((await refused(() => store.adopt(name('b'), spec('b', { requestId: 'x' }), scope))).code).toBe('exists');
+        expect((await refused(() => store.adoption.adopt(name('b'), spec('b', { requestId: 'x' }), scope))).code).toBe(
+          'exists',
+        );
       });
     });
 
     describe('orphans, sweep and check', () => {
       test('unrecorded data and volumes of other instances are reported and left alone', async () => {
         const made = await create('a');
-        await store.claim(made, 'another', scope);
+        await store.adoption.claim(made, 'another', scope);
         await under.plant('b');
         store = await under.reopen();
         await twice(() => store.sweep(scope));
@@ -562,12 +567,12 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest>
         const changes: (() => Promise<unknown>)[] = [
           () => store.create(spec('b'), scope),
           () => store.delete(made, scope),
-          () => store.release(made, scope),
+          () => store.adoption.release(made, scope),
           () => store.rename(made, name('b'), scope),
           () => store.label(made, {}, scope),
           () => store.expand(made, size * 2n, scope),
-          () => store.claim(made, 'x', scope),
-          () => store.adopt(name('b'), spec('b'), scope),
+          () => store.adoption.claim(made, 'x', scope),
+          () => store.adoption.adopt(name('b'), spec('b'), scope),
           () => store.trash.put(made, keptForAWeek(1), scope),
           () => store.trash.restore(made.id, made.name, scope),
           () => store.trash.purge(made.id, scope),
