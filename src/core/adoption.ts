@@ -81,7 +81,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
         return await operations.run(intent, call, (work) => step(store, config, params, work));
       });
     },
-    orphans: (name, scope) => stores.use(name, (store) => store.orphans(scope)),
+    orphans: (name, scope) => stores.use(name, async (store) => (await store.housekeeping?.orphans(scope)) ?? []),
     steps: { 'store.adopt': step },
   };
 }

@@ -83,6 +83,8 @@ export interface Store {
   readonly trash: Trash;
   /** Present where the store can forget a volume without touching its data, and make existing data a volume. */
   readonly adoption?: AdoptionFacet;
+  /** Present where a crash can leave something half done on the store, or something can lie there that belongs to no volume. */
+  readonly housekeeping?: Housekeeping;
   /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
   readonly uses?: Uses;
 
@@ -93,15 +95,6 @@ export interface Store {
   identityBelow?(path: string): Promise<string | undefined>;
   /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
   ping?(scope: Scope): Promise<void>;
-  orphans(scope: Scope): Promise<readonly Orphan[]>;
-  /**
-   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
-   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
-   * anybody else may use the store. Touches only what this instance made.
-   */
-  sweep(scope: Scope): Promise<void>;
-  /** Frees the space of deleted volumes. Safe at any time; stops at the signal and goes on at the next call. */
-  reclaim(scope: Scope): Promise<void>;
   close(): Promise<void>;
 }
 
@@ -138,6 +131,21 @@ export interface AdoptionFacet {
   claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
   /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
   release(volume: VolumeRef, scope: Scope): Promise<void>;
+}
+
+export interface Housekeeping {
+  /**
+   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
+   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
+   * anybody else may use the store. Touches only what this instance made.
+   */
+  sweep(scope: Scope): Promise<void>;
+  orphans(scope: Scope): Promise<readonly Orphan[]>;
+  /**
+   * Present where the space of deleted volumes is freed after their deletion. Safe at any time; stops at the signal and continues
+   * at the next call.
+   */
+  reclaim?(scope: Scope): Promise<void>;
 }
 
 export interface Adoptable {

@@ -137,10 +137,10 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
       return;
     }
     case 'restart':
-      await (await under.reopen()).sweep(scope);
+      await (await under.reopen()).housekeeping.sweep(scope);
       return;
     case 'reclaim':
-      return store.reclaim(scope);
+      return store.housekeeping.reclaim(scope);
     case 'purge': {
       const [id] = model.trash.keys();
       if (id === undefined) return;

@@ -291,8 +291,8 @@ describe('the root of an open store', () => {
           scope,
         ),
       () => store.trash.put(ref, keptForAWeek(0), scope),
-      () => store.sweep(scope),
-      () => store.orphans(scope),
+      () => store.housekeeping.sweep(scope),
+      () => store.housekeeping.orphans(scope),
     ];
   };
 

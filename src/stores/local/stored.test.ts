@@ -73,7 +73,7 @@ describe.each([
       const root = await emptyRoot();
       await writeTree(root, await fixture(layout));
       store = await opened(root, layout);
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
     });
 
     test('is the same store, with all its volumes', async () => {
@@ -85,7 +85,7 @@ describe.each([
         { ...volume, ...ref(2, 'renamed'), requestId: 'request before' },
       ]);
       const released = layout === 'image' ? 'released.img' : 'released';
-      expect((await store.orphans(scope)).map(({ name }) => name)).toEqual([released]);
+      expect((await store.housekeeping.orphans(scope)).map(({ name }) => name)).toEqual([released]);
     });
 
     test('returns the same volume for a repeated request', async () => {

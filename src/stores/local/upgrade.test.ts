@@ -15,7 +15,7 @@ beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'stowage-upgrade-'));
   await cp(join(import.meta.dirname, 'fixtures', 'version-0'), root, { recursive: true });
   store = await openLocal(root);
-  await store.sweep(scope);
+  await store.housekeeping.sweep(scope);
 });
 afterEach(async () => {
   await store.close();
@@ -42,7 +42,7 @@ test('volumes of format version 0 are all there, with the fields that came later
   expect(all[0]).toEqual(alpha);
   expect(all[1]?.bytes).toBeUndefined();
   expect(await store.get(alpha.name, scope)).toEqual({ volume: alpha, condition: 'ok' });
-  expect((await store.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
+  expect((await store.housekeeping.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
 });
 
 test('the request that made a volume in version 0 still gives it', async () => {

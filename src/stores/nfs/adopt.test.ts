@@ -41,7 +41,7 @@ describe('directories that other provisioners made', () => {
     const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);
     expect(await store.source(fresh, scope)).toMatchObject({ path: '/export/web/new' });
     await store.delete(made, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
   });
 

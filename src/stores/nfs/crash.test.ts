@@ -93,7 +93,7 @@ async function furnish(ground: Ground): Promise<Setting> {
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
   // Makes its reserve, which is not what these tests are about.
-  await store.reclaim(scope);
+  await store.housekeeping.reclaim(scope);
   await store.close();
   return { a, empty, trashed, released };
 }
@@ -116,8 +116,8 @@ function summary({ folder }: Ground, setting: Setting): string[] {
 }
 
 async function tidy(store: FileStore): Promise<void> {
-  await store.sweep(scope);
-  await store.reclaim(scope);
+  await store.housekeeping.sweep(scope);
+  await store.housekeeping.reclaim(scope);
 }
 
 /** What of the setting can be lost by that verb, since that is what it is for. */
@@ -181,7 +181,7 @@ async function work(ground: Ground, setting: Setting, verb: string): Promise<voi
   const clock = impatient(systemClock(), () => waits++);
   const other = await open(ground, 'another', ground.connect, clock);
   await tidy(other);
-  await other.orphans(scope);
+  await other.housekeeping.orphans(scope);
   expect(lost(ground, setting, verb)).toEqual([]);
   // What the dead host held is its own business.
   expect(waits).toBe(0);

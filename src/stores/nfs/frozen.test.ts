@@ -78,7 +78,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       within(stuckMs + 2_000, stuck.rename(one, volumeName('b'), scope)),
       within(stuckMs + 2_000, stuck.delete(two, scope)),
       within(stuckMs + 2_000, stuck.usage(three, scope)),
-      within(stuckMs + 2_000, stuck.sweep(scope)),
+      within(stuckMs + 2_000, stuck.housekeeping.sweep(scope)),
     ]);
     let answered = 0;
     const busy = (async () => {
@@ -109,7 +109,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
     }
-    await stuck.sweep(scope);
+    await stuck.housekeeping.sweep(scope);
     expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
     expect((await stuck.names(scope)).length).toBe(2);
     expect(contentsOf(folder).unrecorded()).toEqual([]);
@@ -135,7 +135,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       frozen.server.thaw();
       const again = await openNfs({ ...at, marks: lives('other') });
       await run(again);
-      await again.sweep(scope);
+      await again.housekeeping.sweep(scope);
       expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
       await store.close();

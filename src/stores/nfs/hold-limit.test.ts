@@ -55,7 +55,7 @@ describe('the limit of a verb on a shared store', () => {
   test('does not begin again with each piece of the reserve that is given up', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
-    await host.store.reclaim(scope);
+    await host.store.housekeeping.reclaim(scope);
     expect(readdirSync(join(folder, '.stowage', 'reserve'))).toHaveLength(8);
     const refusals = fill(host, 20_000);
     await expect(host.store.trash.put(volume, keptForAWeek(1), scope)).rejects.toMatchObject({ code: 'deadline' });
@@ -67,7 +67,7 @@ describe('the limit of a verb on a shared store', () => {
   test('lets a verb retry as often as it needs within that time', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
-    await host.store.reclaim(scope);
+    await host.store.housekeeping.reclaim(scope);
     const refusals = fill(host, 1_000);
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     expect(refusals()).toBe(4);

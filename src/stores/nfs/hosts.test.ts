@@ -170,11 +170,13 @@ for (const [title, start] of Object.entries(sites))
       const model = createModel(folder, seed);
       await Promise.all(stores.map((store, i) => model.run(store, `host-${i + 1}`, 120)));
       for (const store of stores) {
-        await store.sweep(scope);
-        await store.reclaim(scope);
+        await store.housekeeping.sweep(scope);
+        await store.housekeeping.reclaim(scope);
       }
       expect(model.faults(), `seed ${seed}`).toEqual([]);
-      const kinds = (await (stores[0] as FileStore).orphans(scope)).map((orphan) => `${orphan.kind} ${orphan.name}`);
+      const kinds = (await (stores[0] as FileStore).housekeeping.orphans(scope)).map(
+        (orphan) => `${orphan.kind} ${orphan.name}`,
+      );
       expect(kinds.filter((kind) => !kind.startsWith('unknown-volume'))).toEqual(['unreadable-record somebody']);
       expect(readFileSync(join(folder, 'somebody.meta'), 'utf8')).toBe('not ours');
     });
@@ -221,8 +223,8 @@ function createModel(folder: string, seed: number) {
       () => store.trash.restore(ref.id, anyName(), scope),
       () => destroy(ref.id, () => store.delete(ref, scope)),
       () => destroy(ref.id, () => store.trash.purge(ref.id, scope)),
-      () => store.sweep(scope),
-      () => store.reclaim(scope),
+      () => store.housekeeping.sweep(scope),
+      () => store.housekeeping.reclaim(scope),
     ];
     return pick(verbs)();
   }

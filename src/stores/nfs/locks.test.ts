@@ -137,7 +137,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const slow = one.store.label(volume, { x: 'slow' }, scope);
     await until(slow, reached);
     const other = await host('cluster');
-    await other.store.sweep(scope);
+    await other.store.housekeeping.sweep(scope);
     goOn();
     expect((await slow).revision).toBe(2);
     expect(contentsOf(folder).own('tmp')).toEqual([]);
@@ -372,7 +372,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     ).toEqual([]);
     await store.delete(a, scope);
     await store.delete(b, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(await store.names(scope)).toEqual([]);
     const again = await store.create(spec('c', 'one'), scope);
     await store.delete(again, scope);
@@ -420,7 +420,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     expect(await one.names(scope)).toEqual([]);
     expect(contentsOf(path).heldLocks()).toEqual([]);
     // The file that was made while the volume went is of no use to anybody.
-    await one.sweep(scope);
+    await one.housekeeping.sweep(scope);
     expect(contentsOf(path).own('locks')).toEqual([]);
   });
 });

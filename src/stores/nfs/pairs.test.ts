@@ -129,8 +129,8 @@ const verbs: Readonly<Record<string, Verb>> = {
   'adopt n': (store, _, host) => store.adoption.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
   'use a': (store, { a }, host) => store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? unable(),
   'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? unable(),
-  sweep: (store) => store.sweep(scope),
-  reclaim: (store) => store.reclaim(scope),
+  sweep: (store) => store.housekeeping.sweep(scope),
+  reclaim: (store) => store.housekeeping.reclaim(scope),
 };
 
 const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
@@ -305,8 +305,8 @@ describe.each([
       interleave({
         ...{ one, other, destroyed: destroyed() },
         afterwards: async () => {
-          await first.sweep(scope);
-          await first.reclaim(scope);
+          await first.housekeeping.sweep(scope);
+          await first.housekeeping.reclaim(scope);
         },
       }),
     );

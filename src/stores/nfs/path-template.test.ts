@@ -199,7 +199,7 @@ describe('in a store', () => {
     expect(path).toMatch(/^\/export\/red\/a-[0-9a-f]{8}$/);
     expect(readFileSync(join(folder, path.slice('/export/'.length), 'data'), 'utf8')).toBe('first');
     expect(await pathOf(store, second)).toBe('/export/red/a');
-    expect(await store.orphans(scope)).toEqual([]);
+    expect(await store.housekeeping.orphans(scope)).toEqual([]);
   });
 
   test('an empty volume never becomes the folder of another', async () => {
@@ -237,7 +237,7 @@ describe('in a store', () => {
     const under = await storeWith('{label:team}/{name}');
     const made = await create(under.store, 'a', 'red');
     expect((await under.store.adoption.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
-    const orphans = await under.store.orphans(scope);
+    const orphans = await under.store.housekeeping.orphans(scope);
     expect(orphans.filter(({ kind }) => kind === 'unrecorded-directory')).toEqual([]);
     const adopting = under.store.adoption.adopt(volumeName('red'), spec('red', {}), scope);
     expect(await refusal(adopting)).toMatchObject({ code: 'conflict', reason: 'not-adoptable' });

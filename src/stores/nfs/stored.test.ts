@@ -91,7 +91,7 @@ describe('an NFS store that 0.1 left', () => {
     for (const path of Object.keys(await fixture()).filter((one) => one.includes('/locks/')))
       await utimes(join(root, path), 1, 1);
     store = await opened(root);
-    await store.sweep(scope);
+    await store.housekeeping.sweep(scope);
   });
 
   test('is the same store, with all its volumes', async () => {

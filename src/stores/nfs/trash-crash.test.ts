@@ -105,9 +105,9 @@ async function crashes(next: () => Promise<{ readonly ground: Ground; readonly e
       const store = await open(ground, 'mortal');
       // As a restart repeats what was begun.
       await store.trash.purgeExpired(entries.due.id, scope);
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
       await maintain(store);
-      await store.reclaim(scope);
+      await store.housekeeping.reclaim(scope);
       expect(wrongRecords(contents.records()), where).toEqual([]);
       expect(
         (await store.trash.list(scope)).map(({ volume }) => volume.id),

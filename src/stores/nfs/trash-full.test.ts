@@ -48,7 +48,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
 
   test('takes volumes, and gives them back when there is room', async () => {
     const made = [await create('a'), await create('b')];
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     fill();
     for (const volume of made) {
       const expiresAt = await store.trash.put(volume, { deletedAt: 1, retention: day }, scope);
@@ -57,7 +57,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     expect((await store.trash.list(scope)).map(({ volume }) => volume.name).toSorted()).toEqual(['a', 'b']);
     expect(readdirSync(reserve()).length).toBeLessThan(8);
     rmSync(join(folder, 'filling'), { recursive: true });
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(readdirSync(reserve())).toHaveLength(8);
     for (const { id, name } of made) expect((await store.trash.restore(id, name, scope)).id).toBe(id);
   });

@@ -60,7 +60,7 @@ const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);
 /** Rounds of maintenance, half a minute apart. The test times out if they do not lead there. */
 async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Promise<void> {
   for (; !isDone(); clock.pass(minute / 2)) {
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     await store.trash.expired(week, scope);
   }
 }
@@ -117,7 +117,7 @@ describe('a host that is suspended right before it purges', () => {
     });
     await expect(purge(slow, volume)).rejects.toMatchObject({ code: 'deadline' });
     expect(wasSuspended()).toBe(true);
-    for (const { store } of [slow, other]) await store.reclaim(scope);
+    for (const { store } of [slow, other]) await store.housekeeping.reclaim(scope);
     expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);
     await untilFree(other, () => other.store.trash.restore(volume.id, volume.name, scope));
     expect(readFileSync(join(folder, 'a', 'file'), 'utf8')).toBe(volume.id);
@@ -168,7 +168,7 @@ test('a repeated purge leaves the data of a later deletion that was interrupted 
   expect([existsSync(own('trash', volume.id, 'data')), existsSync(recordOf(volume))]).toEqual([true, false]);
   for (const only of [{ deletedAt: 1 }, undefined])
     await untilFree(other, () => other.store.trash.purge(volume.id, scope, only));
-  await other.store.reclaim(scope);
+  await other.store.housekeeping.reclaim(scope);
   // The deletion is finished when somebody repeats it.
   await other.store.trash.put(volume, keptForAWeek(2), scope);
   expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);

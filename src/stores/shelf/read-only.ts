@@ -122,9 +122,11 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
         'long',
       ),
     ...createRefusals(place),
-    orphans: async () => [],
-    sweep: async () => undefined,
-    reclaim: async () => undefined,
+    housekeeping: {
+      sweep: async () => undefined,
+      orphans: async () => [],
+      reclaim: async () => undefined,
+    },
     close: () => place.close(),
   };
 }

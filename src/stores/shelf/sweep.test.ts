@@ -54,10 +54,10 @@ async function host(instance: string, hook: Hook = never): Promise<Host> {
     store,
     sweepForLong: async () => {
       for (const ms of [61_000, 1_500, 1_500, 1_500]) {
-        await store.sweep(scope);
+        await store.housekeeping.sweep(scope);
         clock.pass(ms);
       }
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
     },
   };
 }
@@ -93,14 +93,14 @@ describe('a name that was taken for data that are to be adopted', () => {
   test('is given back by its taker when that comes back', async () => {
     await die();
     const back = await host('one');
-    await back.store.sweep(scope);
+    await back.store.housekeeping.sweep(scope);
     expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 
   test('is given back by another host only when its taker has been silent for long', async () => {
     await die();
     const other = await host('two');
-    for (let i = 0; i < 3; i++) await other.store.sweep(scope);
+    for (let i = 0; i < 3; i++) await other.store.housekeeping.sweep(scope);
     expect(lying()).toEqual(['d', 'd.meta']);
     await other.sweepForLong();
     expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
@@ -133,7 +133,7 @@ describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>(
     await other.sweepForLong();
     expect(read('n.meta')).toBe('');
     const back = await host('one');
-    await back.store.sweep(scope);
+    await back.store.housekeeping.sweep(scope);
     expect((await back.store.get(name('n'), scope))?.volume.id).toBe(volume.id);
     expect([lying(), read('n', 'file')]).toEqual([['n', 'n.meta'], volume.id]);
   });

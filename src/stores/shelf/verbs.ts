@@ -1,4 +1,4 @@
-import type { Store, StoreKind } from '#core/ports.ts';
+import type { Housekeeping, Store, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
 import { createCreate } from './create.ts';
 import { createOrphans } from './orphans.ts';
@@ -12,7 +12,7 @@ import { createEnforce, createNoteUse, createRelease, createVolumes } from './vo
 type Facets = 'adoption';
 
 /** A store that keeps volumes as files. These facets do not depend on its options or its layout. */
-export type FileStore = Store & Required<Pick<Store, Facets>>;
+export type FileStore = Store & Required<Pick<Store, Facets>> & { readonly housekeeping: Required<Housekeeping> };
 
 export interface FileStoreKind extends StoreKind {
   open(...opening: Parameters<StoreKind['open']>): Promise<FileStore>;
@@ -36,8 +36,7 @@ export function createVerbs(
     create: createCreate(parts),
     trash: createTrash(parts),
     adoption: { ...createAdopt(parts), ...createRelease(parts) },
-    orphans: createOrphans(parts),
-    ...createSweep(parts),
+    housekeeping: { ...createSweep(parts), orphans: createOrphans(parts) },
     close: () => place.close(),
   };
 }

@@ -148,7 +148,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         expect(seen).toMatchObject({ volume: made, condition: 'missing' });
         expect(seen?.detail).toBeTruthy();
         expect(await list()).toEqual([made]);
-        expect(await store.orphans(scope)).toMatchObject([{ kind: 'missing-data', name: 'a' }]);
+        expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'missing-data', name: 'a' }]);
       });
 
       test('survive a restart', async () => {
@@ -171,9 +171,9 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         await under.mark(made, 'data');
         await twice(() => store.delete(made, scope));
         expect(await store.get(made.name, scope)).toBeUndefined();
-        await twice(() => store.reclaim(scope));
+        await twice(() => store.housekeeping.reclaim(scope));
         expect(await under.count()).toBe(before);
-        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.housekeeping.orphans(scope)).toEqual([]);
       });
 
       test('leaves another volume of that name alone', async () => {
@@ -207,9 +207,9 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         const made = await create('a');
         await twice(() => deleteIfEmpty(made));
         expect(await store.get(made.name, scope)).toBeUndefined();
-        await twice(() => store.reclaim(scope));
+        await twice(() => store.housekeeping.reclaim(scope));
         expect(await under.count()).toBe(before);
-        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.housekeeping.orphans(scope)).toEqual([]);
       });
 
       test('refuses a volume that was written to after it was found empty, and leaves it intact', async () => {
@@ -219,12 +219,12 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         await under.mark(made, 'precious');
         const error = await refused(() => deleteIfEmpty(made));
         expect([error.code, error.reason]).toEqual(['conflict', 'volume-not-empty']);
-        await store.reclaim(scope);
+        await store.housekeeping.reclaim(scope);
         store = await under.reopen();
-        await store.sweep(scope);
+        await store.housekeeping.sweep(scope);
         expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
         expect(await under.readMark(made)).toBe('precious');
-        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.housekeeping.orphans(scope)).toEqual([]);
         expect(await store.trash.list(scope)).toEqual([]);
         await twice(() => store.delete(made, scope));
         expect(await list()).toEqual([]);
@@ -268,7 +268,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         expect(await store.get(made.name, scope)).toBeUndefined();
         expect(await store.get(moved.name, scope)).toEqual({ volume: moved, condition: 'ok' });
         expect(await under.readMark(moved)).toBe('mine');
-        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.housekeeping.orphans(scope)).toEqual([]);
       });
 
       test('to its own name changes nothing', async () => {
@@ -405,8 +405,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         expect(await store.get(made.name, scope)).toBeUndefined();
         expect(await twice(() => store.trash.list(scope))).toEqual([{ volume: made, deletedAt: 1234, expiresAt }]);
         store = await under.reopen();
-        await store.sweep(scope);
-        await store.reclaim(scope);
+        await store.housekeeping.sweep(scope);
+        await store.housekeeping.reclaim(scope);
         const back = await twice(() => store.trash.restore(made.id, made.name, scope));
         expect(back).toEqual({ ...made, revision: back.revision });
         expect(await under.readMark(back)).toBe('mine');
@@ -457,7 +457,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         await under.mark(made, 'mine');
         await store.trash.put(made, keptForAWeek(1), scope);
         await twice(() => store.trash.purge(made.id, scope));
-        await store.reclaim(scope);
+        await store.housekeeping.reclaim(scope);
         expect(await trashed()).toEqual([]);
         expect(await under.count()).toBe(before);
         expect((await refused(() => store.trash.restore(made.id, made.name, scope))).code).toBe('not-found');
@@ -479,7 +479,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         expect(await list()).toEqual([]);
         expect(await store.adoption.adoptable(scope)).toEqual([{ name: 'a' }]);
         store = await under.reopen();
-        await store.sweep(scope);
+        await store.housekeeping.sweep(scope);
         const back = await twice(() => store.adoption.adopt(made.name, spec('a', { requestId: 'adopt' }), scope));
         expect(back).toEqual({ ...made, requestId: 'adopt', revision: back.revision });
         expect(await under.readMark(back)).toBe('mine');
@@ -492,7 +492,7 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         const made = await twice(() => store.adoption.adopt(name('a'), want, scope));
         expect(made).toMatchObject({ id: want.id, name: 'a', labels: want.labels, revision: 1 });
         expect(await store.get(name('a'), scope)).toEqual({ volume: made, condition: 'ok' });
-        expect(await store.orphans(scope)).toEqual([]);
+        expect(await store.housekeeping.orphans(scope)).toEqual([]);
       });
 
       test('data that are not there cannot be adopted, nor can a volume twice', async () => {
@@ -510,8 +510,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
         await store.adoption.claim(made, 'another', scope);
         await under.plant('b');
         store = await under.reopen();
-        await twice(() => store.sweep(scope));
-        const found = await twice(() => store.orphans(scope));
+        await twice(() => store.housekeeping.sweep(scope));
+        const found = await twice(() => store.housekeeping.orphans(scope));
         expect(found.map(({ kind, name }) => [kind, name])).toEqual([
           ...(store.changedByOthers === undefined ? [['unknown-volume', 'a']] : []),
           ['unrecorded-directory', 'b'],
@@ -522,8 +522,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
       test('a sweep leaves whole volumes as they are', async () => {
         const made = await create('a');
         await under.mark(made, 'mine');
-        await twice(() => store.sweep(scope));
-        await twice(() => store.reclaim(scope));
+        await twice(() => store.housekeeping.sweep(scope));
+        await twice(() => store.housekeeping.reclaim(scope));
         expect(await list()).toEqual([made]);
         expect(await under.readMark(made)).toBe('mine');
       });
@@ -581,8 +581,8 @@ export function storeContract(title: string, make: () => Promise<StoreUnderTest<
           const error = await refused(change);
           expect([error.code, error.reason]).toEqual(['denied', 'store-read-only']);
         }
-        await store.sweep(scope);
-        await store.reclaim(scope);
+        await store.housekeeping.sweep(scope);
+        await store.housekeeping.reclaim(scope);
         expect(await list()).toEqual([made]);
       });
     });

@@ -42,9 +42,9 @@ const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
   'adoption.adoptable': [scope],
   'adoption.adopt': ['a', {}, scope],
   'adoption.claim': [{}, 'instance', scope],
-  orphans: [scope],
-  sweep: [scope],
-  reclaim: [scope],
+  'housekeeping.orphans': [scope],
+  'housekeeping.sweep': [scope],
+  'housekeeping.reclaim': [scope],
 };
 const verbs = Object.keys(calls) as GatedVerb[];
 
@@ -112,10 +112,11 @@ describe('a store with some verbs replaced', () => {
   test('answers with the replacements, and with its own verbs otherwise', async () => {
     const store = replaceVerbs(await openIn(plainKind()), {
       'trash.list': async () => [],
-      sweep: async () => undefined,
+      'housekeeping.sweep': async () => undefined,
     });
-    expect([await call(store, 'trash.list'), await call(store, 'sweep')]).toEqual([[], undefined]);
-    for (const path of verbs) if (path !== 'trash.list' && path !== 'sweep') expect(await call(store, path)).toBe(path);
+    expect([await call(store, 'trash.list'), await call(store, 'housekeeping.sweep')]).toEqual([[], undefined]);
+    for (const path of verbs)
+      if (path !== 'trash.list' && path !== 'housekeeping.sweep') expect(await call(store, path)).toBe(path);
   });
 
   test('is refused when it lacks the verb', async () => {
