@@ -43,7 +43,7 @@ export interface Store {
   /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
   filesystemFor?(bytes: bigint): string;
   /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
-  readonly identity: string | undefined;
+  readonly identity?: string | undefined;
 
   /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
   create(want: VolumeSpec, scope: Scope): Promise<Volume>;
@@ -51,8 +51,8 @@ export interface Store {
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
   /** All volumes the store records, in no particular order. Unreadable records are left out (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
-  /** Just the names of what `list` would yield: cheap, to compare with a catalogue. */
-  names(scope: Scope): Promise<readonly VolumeName[]>;
+  /** Present where names are cheaper to list than volumes. Also gives the names of records that cannot be read. */
+  names?(scope: Scope): Promise<readonly VolumeName[]>;
   /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
   readonly enforcement?: Enforcement;
   /** Present where others can add, change and remove volumes. A listing asks the store first. */
@@ -60,10 +60,10 @@ export interface Store {
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
   /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
-  rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
+  rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
   /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
-  expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
+  expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
   /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
   usable?(source: Source, scope: Scope): Promise<void>;
@@ -78,9 +78,10 @@ export interface Store {
    */
   noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
   /** The volume's own figures, not the file system's around it. */
-  usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
+  usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
 
-  readonly trash: Trash;
+  /** Present where the store can keep deleted volumes for a while. */
+  readonly trash?: Trash;
   /** Present where the store can forget a volume without touching its data, and make existing data a volume. */
   readonly adoption?: AdoptionFacet;
   /** Present where a crash can leave something half done on the store, or something can lie there that belongs to no volume. */
@@ -90,7 +91,7 @@ export interface Store {
 
   check(scope: Scope): Promise<StoreCheck>;
   /** One call to the disk or server, unlike `check`. */
-  room(scope: Scope): Promise<Room>;
+  room?(scope: Scope): Promise<Room>;
   /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
   identityBelow?(path: string): Promise<string | undefined>;
   /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
@@ -117,7 +118,8 @@ export interface DeletionMode {
   /**
    * The step that removes the data must itself fail when there are any ('conflict', reason 'volume-not-empty'): a check
    * before it would be too early. Volumes whose content can't be counted must never have been mounted. A refused deletion
-   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed.
+   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed. A store that cannot tell
+   * whether a volume is empty refuses.
    */
   readonly onlyIfEmpty?: boolean;
 }

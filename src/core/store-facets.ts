@@ -10,6 +10,24 @@ const errors = {
       reason: 'adoption-unsupported',
       action: 'Create a volume and copy the data into it.',
     }),
+  expand: (store: StoreName) =>
+    new StowageError(`store '${store}' cannot enlarge volumes`, {
+      code: 'unsupported',
+      reason: 'expand-unsupported',
+      action: 'Create a larger volume and copy the data into it.',
+    }),
+  rename: (store: StoreName) =>
+    new StowageError(`store '${store}' cannot rename volumes`, {
+      code: 'unsupported',
+      reason: 'rename-unsupported',
+      action: 'Create a volume with the other name and copy the data into it.',
+    }),
+  usage: (store: StoreName) =>
+    new StowageError(`store '${store}' does not know how much its volumes hold`, {
+      code: 'unsupported',
+      reason: 'usage-unsupported',
+      action: 'Mount the volume and look there, for example with: df',
+    }),
   uses: (store: StoreName) =>
     new StowageError(`store '${store}' has no records of who uses its volumes: no other host can`, {
       code: 'unsupported',
@@ -25,14 +43,18 @@ export function facetOf<F extends keyof typeof errors>(store: Store, facet: F): 
   return found;
 }
 
-/** The facet that deletes volumes with this policy. Throws 'invalid' if the store lacks it. */
-export function adoptionForRetain({ adoption, name }: Store): NonNullable<Store['adoption']> {
-  if (adoption === undefined) throw policyUnsupported(name, 'retain');
-  return adoption;
+const neededFor = { retain: 'adoption', archive: 'trash' } as const satisfies Partial<Record<OnDelete, keyof Store>>;
+type NeededFor = typeof neededFor;
+
+/** The facet that core deletes volumes with under this policy. Throws 'invalid' if the store lacks it. */
+export function facetFor<P extends keyof NeededFor>(onDelete: P, store: Store): NonNullable<Store[NeededFor[P]]> {
+  const found = store[neededFor[onDelete]];
+  if (found === undefined) throw policyUnsupported(store.name, onDelete);
+  return found;
 }
 
 export function refusePolicy(store: Store, { onDelete }: Pick<StorePolicy, 'onDelete'>): void {
-  if (onDelete === 'retain') adoptionForRetain(store);
+  if (onDelete !== 'delete') facetFor(onDelete, store);
 }
 
 function policyUnsupported(store: StoreName, wanted: OnDelete): StowageError {

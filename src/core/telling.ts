@@ -30,7 +30,7 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   pod-without-address pods-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
   volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved
-  adoption-unsupported store-policy-unsupported`.split(/\s+/),
+  adoption-unsupported expand-unsupported rename-unsupported store-policy-unsupported usage-unsupported`.split(/\s+/),
 );
 
 /** What went wrong, in whatever shape it is passed on. */

@@ -9,7 +9,7 @@ import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
 import { createEnforce, createNoteUse, createRelease, createVolumes } from './volumes.ts';
 
-type Facets = 'adoption';
+type Facets = 'names' | 'expand' | 'rename' | 'usage' | 'room' | 'trash' | 'adoption';
 
 /** A store that keeps volumes as files. These facets do not depend on its options or its layout. */
 export type FileStore = Store & Required<Pick<Store, Facets>> & { readonly housekeeping: Required<Housekeeping> };
@@ -22,9 +22,10 @@ export interface FileStoreKind extends StoreKind {
 export function createVerbs(
   parts: Parts,
   readOnly: boolean,
-): ReturnType<typeof createReadOnlyVerbs> & Pick<Store, 'room'> {
+): ReturnType<typeof createReadOnlyVerbs> & Pick<FileStore, 'room'> {
   const { place, during } = parts;
-  const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room(scope.signal));
+  const room: FileStore['room'] = (scope) =>
+    during('measuring the free space', [], scope, () => place.room(scope.signal));
   const enforcement = enforcementOf(parts, readOnly);
   if (readOnly) return { ...createReadOnlyVerbs(parts), ...enforcement, room };
   return {

@@ -10,6 +10,7 @@ import { takeName } from './naming.ts';
 import { pruneParents } from './parents.ts';
 import type { HeldScope, Limit, Parts } from './parts.ts';
 import { usable } from './reading.ts';
+import type { FileStore } from './verbs.ts';
 
 type Verbs = 'delete' | 'rename' | 'label' | 'expand';
 
@@ -61,7 +62,7 @@ export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
   };
 }
 
-export function createVolumes(parts: Parts): Pick<Store, Verbs> {
+export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
   const { place, layout, during, emptying, dataPath, volume } = parts;
   const { files } = place;
   const changing = createChanging(parts);
