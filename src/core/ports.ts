@@ -71,7 +71,7 @@ export interface Store {
    * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
    * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
    */
-  give?(source: Source, group: number, scope: Scope): Promise<void>;
+  chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
   /**
    * Present where what is in a volume cannot be counted: that somebody is given it is on record when this returns, over a power
    * cut too, so that it is not taken for empty from then on. Before every mount. Already so is success.

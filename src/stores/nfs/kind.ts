@@ -121,7 +121,7 @@ async function open(
     sources: ['nfs'],
     ...(readOnly ? {} : { usable: createUsable(place, options) }),
     // Where everybody is one user, a mount shows whatever group is wanted.
-    ...(readOnly || options.squash === 'all' ? {} : { give: createGiving(place, options) }),
+    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(place, options) }),
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>

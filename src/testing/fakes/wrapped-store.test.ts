@@ -22,7 +22,7 @@ const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
   expand: [{}, 1n, scope],
   source: [{}, scope],
   usable: [{}, scope],
-  give: [{}, 1, scope],
+  chownToGroup: [{}, 1, scope],
   noteUse: [{}, scope],
   usage: [{}, scope],
   'trash.put': [{}, {}, scope],
