@@ -40,46 +40,53 @@ export interface Store {
   readonly access: readonly Access[];
   /** The source kinds that `source()` can return. */
   readonly sources: readonly SourceKind[];
-  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
-  filesystemFor?(bytes: bigint): string;
-  /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
-  readonly identity?: string | undefined;
-
   /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
   create(want: VolumeSpec, scope: Scope): Promise<Volume>;
   /** By name, from the store itself. Undefined: no such volume (said only when the store answered). */
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
   /** All volumes the store records, in no particular order. Unreadable records are left out (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
-  /** Present where names are cheaper to list than volumes. Also gives the names of records that cannot be read. */
-  names?(scope: Scope): Promise<readonly VolumeName[]>;
-  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
-  readonly enforcement?: Enforcement;
-  /** Present where others can add, change and remove volumes. A listing asks the store first. */
-  readonly changedByOthers?: ChangedByOthers;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
-  /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
-  rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
+  source(volume: VolumeRef, scope: Scope): Promise<Source>;
+  check(scope: Scope): Promise<StoreCheck>;
+  close(): Promise<void>;
+
+  /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
+  readonly identity?: string | undefined;
+  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
+  identityBelow?(path: string): Promise<string | undefined>;
+  /** Present where names are cheaper to list than volumes. Also gives the names of records that cannot be read. */
+  names?(scope: Scope): Promise<readonly VolumeName[]>;
+  /** Present where others can add, change and remove volumes. A listing asks the store first. */
+  readonly changedByOthers?: ChangedByOthers;
+  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
+  readonly enforcement?: Enforcement;
+  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
+  filesystemFor?(bytes: bigint): string;
+  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
+  ping?(scope: Scope): Promise<void>;
   /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
   expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
-  source(volume: VolumeRef, scope: Scope): Promise<Source>;
+  /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
+  rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
+  /** The volume's own figures, not the file system's around it. */
+  usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
+  /** One call to the disk or server, unlike `check`. */
+  room?(scope: Scope): Promise<Room>;
   /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
   usable?(source: Source, scope: Scope): Promise<void>;
-  /**
-   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
-   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
-   */
-  chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
   /**
    * Present where what is in a volume cannot be counted: that somebody is given it is on record when this returns, over a power
    * cut too, so that it is not taken for empty from then on. Before every mount. Already so is success.
    */
   noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
-  /** The volume's own figures, not the file system's around it. */
-  usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
-
+  /**
+   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
+   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
+   */
+  chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
   /** Present where the store can keep deleted volumes for a while. */
   readonly trash?: Trash;
   /** Present where the store can forget a volume without touching its data, and make existing data a volume. */
@@ -88,15 +95,6 @@ export interface Store {
   readonly housekeeping?: Housekeeping;
   /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
   readonly uses?: Uses;
-
-  check(scope: Scope): Promise<StoreCheck>;
-  /** One call to the disk or server, unlike `check`. */
-  room?(scope: Scope): Promise<Room>;
-  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
-  identityBelow?(path: string): Promise<string | undefined>;
-  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
-  ping?(scope: Scope): Promise<void>;
-  close(): Promise<void>;
 }
 
 export interface ChangedByOthers {
