@@ -33,7 +33,8 @@ import type { Placement } from './placement.ts';
 
 /**
  * A place volumes come from. Every call may be repeated, also after a crash in the middle of the first one; a second
- * call answers as the first did. Errors are StowageErrors. A facet that is present IS the capability.
+ * call answers as the first did. Errors are StowageErrors. Optional members are facets: a facet that is present IS the capability, and
+ * core/store-facets.ts has the errors for those that are missing.
  */
 export interface Store {
   readonly name: StoreName;
@@ -53,7 +54,10 @@ export interface Store {
   check(scope: Scope): Promise<StoreCheck>;
   close(): Promise<void>;
 
-  /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
+  /**
+   * What the place says it is, the same for as long as the store lives. Absent: it has no such record, so core does not notice
+   * that another store lies there.
+   */
   readonly identity?: string | undefined;
   /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
   identityBelow?(path: string): Promise<string | undefined>;
@@ -67,13 +71,16 @@ export interface Store {
   filesystemFor?(bytes: bigint): string;
   /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
   ping?(scope: Scope): Promise<void>;
-  /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
+  /** Absent: 'unsupported'. Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
   expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
-  /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
+  /**
+   * Absent: 'unsupported'. Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is
+   * taken.
+   */
   rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
-  /** The volume's own figures, not the file system's around it. */
+  /** The volume's own figures, not the file system's around it. Absent: core reports those of the mount, or none. */
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
-  /** One call to the disk or server, unlike `check`. */
+  /** One call to the disk or server, unlike `check`. Absent: the free space is unknown. */
   room?(scope: Scope): Promise<Room>;
   /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
   usable?(source: Source, scope: Scope): Promise<void>;
@@ -87,9 +94,12 @@ export interface Store {
    * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
    */
   chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
-  /** Present where the store can keep deleted volumes for a while. */
+  /** Present where the store can keep deleted volumes for a while. Absent: onDelete=archive is refused. */
   readonly trash?: Trash;
-  /** Present where the store can forget a volume without touching its data, and make existing data a volume. */
+  /**
+   * Present where the store can forget a volume without touching its data, and make existing data a volume. Absent: onDelete=retain
+   * is refused.
+   */
   readonly adoption?: AdoptionFacet;
   /** Present where a crash can leave something half done on the store, or something can lie there that belongs to no volume. */
   readonly housekeeping?: Housekeeping;
