@@ -242,7 +242,7 @@ describe('a volume that lived with a pod', () => {
     const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
     const made = await it.engine.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
     // As if that machine had made it.
-    await it.engine.stores.view('silver').store?.claim(made, host, aCall());
+    await it.engine.stores.view('silver').store?.adoption?.claim(made, host, aCall());
     await names();
     expect(it.engine.records.volumes.byId(made.id)?.instance).toBe(host);
     return made;

@@ -5,6 +5,7 @@ import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import type { Store } from './ports.ts';
+import { facetOf } from './store-facets.ts';
 import { readOnly } from './volume-errors.ts';
 import type { Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
@@ -72,6 +73,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
         if (config.policy.readOnly) throw readOnly(store.name);
+        facetOf(store, 'adoption');
         using _ = await operations.lock([adoptKey(store.name)], call.signal);
         const params = { ...how };
         const about = { kind: 'store.adopt', store: store.name, subject: store.name };
@@ -79,7 +81,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
         return await operations.run(intent, call, (work) => step(store, config, params, work));
       });
     },
-    orphans: (name, scope) => stores.use(name, (store) => store.orphans(scope)),
+    orphans: (name, scope) => stores.use(name, async (store) => (await store.housekeeping?.orphans(scope)) ?? []),
     steps: { 'store.adopt': step },
   };
 }
@@ -113,7 +115,8 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
     const volume = (await store.get(seen.name, scope))?.volume;
     if (volume === undefined || isKnown(volume)) return undefined;
-    const mine = volume.instance === instance ? volume : await store.claim(volume, instance, scope);
+    const mine =
+      volume.instance === instance ? volume : await facetOf(store, 'adoption').claim(volume, instance, scope);
     keep(mine);
     return mine;
   }
@@ -155,7 +158,7 @@ function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work
       ...{ id: newVolumeId(), name, bytes: undefined, enforce: false, access: 'filesystem', labels: {} },
       ...{ requestId: work.operation, createdAt: clock.now(), instance },
     };
-    const volume = await store.adopt(name, spec, work);
+    const volume = await facetOf(store, 'adoption').adopt(name, spec, work);
     keep(volume);
     return volume;
   }
@@ -163,7 +166,7 @@ function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work
   return async (store, { dryRun, wanted }, work) => {
     const adopted: Adopted[] = [];
     const skipped: Adoption['skipped'][number][] = [];
-    const candidates = (await store.adoptable(work)).filter(({ name }) => wanted(name));
+    const candidates = (await facetOf(store, 'adoption').adoptable(work)).filter(({ name }) => wanted(name));
     for (const [index, { name, reason }] of candidates.entries()) {
       work.progress({ done: index, total: candidates.length, unit: 'directories' });
       if (reason !== undefined || !isVolumeName(name)) {

@@ -79,7 +79,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
   async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
     const before = marks.get(store);
     const now = await store.changedByOthers?.marks?.(scope);
-    if (now === undefined) return new Map((await store.names(scope)).map((name) => [name, true]));
+    if (now === undefined) return new Map((await namesOf(store, scope)).map((name) => [name, true]));
     marks.set(store, now);
     return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
   }
@@ -130,5 +130,8 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
       }),
   };
 }
+
+const namesOf = async (store: Store, scope: Scope): Promise<readonly VolumeName[]> =>
+  (await store.names?.(scope)) ?? (await Array.fromAsync(store.list(scope), ({ name }) => name));
 
 const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);

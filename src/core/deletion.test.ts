@@ -135,7 +135,7 @@ describe('delete', () => {
       expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('precious');
       expect(await server.engine.catalogue.resolve(volume.id, aCall())).toEqual(volume);
       expect(unfinished()).toEqual([]);
-      await server.engine.stores.view('keep').store?.reclaim(aCall());
+      await server.engine.stores.view('keep').store?.housekeeping?.reclaim?.(aCall());
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
       expect(await readdir(join(root, '.stowage', 'deleting'))).toEqual([]);
       await rm(join(root, 'a', 'file'));

@@ -6,6 +6,7 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import type { Store } from './ports.ts';
+import { facetFor } from './store-facets.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
@@ -94,7 +95,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
 }
 
 async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<void> {
-  const usage = await store.usage(volume, scope).catch((thrown: unknown) => {
+  const usage = await store.usage?.(volume, scope).catch((thrown: unknown) => {
     // The record or the data are gone: the rest of an interrupted deletion goes too. The store decides what it is.
     const { code, reason } = stowageError(thrown);
     if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
@@ -129,19 +130,23 @@ function createSteps(parts: DeletionParts): DeletionSteps {
           reclaimSoon(store.name);
           return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
         case 'retain':
-          await store.release(ref, work);
+          await facetFor('retain', store).release(ref, work);
           return gone(ref.id, store.name, { outcome: 'retained', expiresAt: undefined });
         case 'archive':
           return gone(ref.id, store.name, {
             outcome: 'archived',
-            expiresAt: await store.trash.put(ref, { deletedAt, retention }, work),
+            expiresAt: await facetFor('archive', store).put(ref, { deletedAt, retention }, work),
           });
         default:
           return onDelete satisfies never;
       }
     },
     'volume.restore': async (store, _config, params, work) => {
-      const volume = await store.trash.restore(refFrom(params).id, volumeName(String(params['to'])), work);
+      const volume = await facetFor('archive', store).restore(
+        refFrom(params).id,
+        volumeName(String(params['to'])),
+        work,
+      );
       return {
         value: volume,
         record: () => records.volumes.put(volume),
@@ -152,8 +157,9 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       const { id } = refFrom(params);
       // Of one that an older Stowage began only the id is known.
       const only = params['deletedAt'] === undefined ? undefined : { deletedAt: Number(params['deletedAt']) };
-      if (params['expired'] === true) await store.trash.purgeExpired(id, work);
-      else await store.trash.purge(id, work, only);
+      const trash = facetFor('archive', store);
+      if (params['expired'] === true) await trash.purgeExpired(id, work);
+      else await trash.purge(id, work, only);
       reclaimSoon(store.name);
       return { value: undefined };
     },

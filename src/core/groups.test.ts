@@ -27,7 +27,7 @@ test('it is known for which group a volume is mounted', () => {
 
 describe('a volume is given to the group', () => {
   let given: number[];
-  const give: Store['give'] = async (_, group) => void given.push(group);
+  const chownToGroup: Store['chownToGroup'] = async (_, group) => void given.push(group);
   const mount = { source: nfs({ squash: 'none' }), readOnly: false };
 
   beforeEach(() => {
@@ -35,7 +35,7 @@ describe('a volume is given to the group', () => {
   });
 
   test('where its store has to be told', async () => {
-    await giveToGroup({ give }, volume, mount, 2000, scope);
+    await giveToGroup({ chownToGroup }, volume, mount, 2000, scope);
     await giveToGroup({}, volume, mount, 2000, scope);
     expect(given).toEqual([2000]);
   });
@@ -45,7 +45,7 @@ describe('a volume is given to the group', () => {
     ['for who only reads', 2000, { ...mount, readOnly: true }, volume],
     ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
   ])('but not %s', async (_, group, how, which) => {
-    await giveToGroup({ give }, which, how, group, scope);
+    await giveToGroup({ chownToGroup }, which, how, group, scope);
     expect(given).toEqual([]);
   });
 });

@@ -7,13 +7,13 @@ import type { Staging } from './staging.ts';
 
 /** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
 export async function giveToGroup(
-  store: Pick<Store, 'give'>,
+  store: Pick<Store, 'chownToGroup'>,
   { access }: Pick<Volume, 'access'>,
   { source, readOnly }: Pick<Mount, 'source' | 'readOnly'>,
   group: number | undefined,
   scope: Scope,
 ): Promise<void> {
-  if (group !== undefined && !readOnly && access !== 'block') await store.give?.(source, group, scope);
+  if (group !== undefined && !readOnly && access !== 'block') await store.chownToGroup?.(source, group, scope);
 }
 
 export interface Regrouping {

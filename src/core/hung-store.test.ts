@@ -299,7 +299,7 @@ describe('what one store lacks does not keep others from theirs', () => {
     const server = await started();
     await add(server, 'a');
     await server.engine.stores.remove('a', aCall());
-    const sweep = kind.close('sweep');
+    const sweep = kind.close('housekeeping.sweep');
     const failing = new AbortController();
     const other = server.engine.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
     const refused = expect(other).rejects.toThrow();
@@ -329,7 +329,7 @@ describe('closing a store', () => {
     const server = await started();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
-    const gate = kind.close('reclaim', { store: 'a' });
+    const gate = kind.close('housekeeping.reclaim', { store: 'a' });
     expect((await server.admin.delete('/v1/volumes/a..x')).status).toBe(200);
     await vi.waitFor(() => {
       clock.advance(250);
@@ -361,7 +361,7 @@ describe('closing a store on a disk that does not answer', () => {
   test('that is then not closed goes on freeing space', async () => {
     const { server, gate, labelled } = await busyServer();
     await server.admin.post('/v1/volumes', { store: 'a', name: 'y' });
-    const freeing = kind.close('reclaim', { store: 'a' });
+    const freeing = kind.close('housekeeping.reclaim', { store: 'a' });
     await server.admin.delete('/v1/volumes/a..y');
     await vi.waitFor(() => {
       clock.advance(250);

@@ -33,82 +33,78 @@ import type { Placement } from './placement.ts';
 
 /**
  * A place volumes come from. Every call may be repeated, also after a crash in the middle of the first one; a second
- * call answers as the first did. Errors are StowageErrors. A facet that is present IS the capability.
+ * call answers as the first did. Errors are StowageErrors. Optional members are facets: a facet that is present IS the capability, and
+ * core/store-facets.ts has the errors for those that are missing.
  */
 export interface Store {
   readonly name: StoreName;
   readonly access: readonly Access[];
   /** The source kinds that `source()` can return. */
   readonly sources: readonly SourceKind[];
-  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
-  filesystemFor?(bytes: bigint): string;
-  /** What the place says it is, the same for as long as the store lives. Undefined: it has no such record. */
-  readonly identity: string | undefined;
-
   /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
   create(want: VolumeSpec, scope: Scope): Promise<Volume>;
   /** By name, from the store itself. Undefined: no such volume (said only when the store answered). */
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
   /** All volumes the store records, in no particular order. Unreadable records are left out (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
-  /** Just the names of what `list` would yield: cheap, to compare with a catalogue. */
-  names(scope: Scope): Promise<readonly VolumeName[]>;
-  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
-  readonly enforcement?: Enforcement;
-  /** Present where others can add, change and remove volumes. A listing asks the store first. */
-  readonly changedByOthers?: ChangedByOthers;
   /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
-  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
-  release(volume: VolumeRef, scope: Scope): Promise<void>;
-  /** Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is taken. */
-  rename(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
-  /** Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
-  expand(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
+  check(scope: Scope): Promise<StoreCheck>;
+  close(): Promise<void>;
+
+  /**
+   * What the place says it is, the same for as long as the store lives. Absent: it has no such record, so core does not notice
+   * that another store lies there.
+   */
+  readonly identity?: string | undefined;
+  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
+  identityBelow?(path: string): Promise<string | undefined>;
+  /** Present where names are cheaper to list than volumes. Also gives the names of records that cannot be read. */
+  names?(scope: Scope): Promise<readonly VolumeName[]>;
+  /** Present where others can add, change and remove volumes. A listing asks the store first. */
+  readonly changedByOthers?: ChangedByOthers;
+  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
+  readonly enforcement?: Enforcement;
+  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
+  filesystemFor?(bytes: bigint): string;
+  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
+  ping?(scope: Scope): Promise<void>;
+  /** Absent: 'unsupported'. Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
+  expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
+  /**
+   * Absent: 'unsupported'. Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is
+   * taken.
+   */
+  rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
+  /** The volume's own figures, not the file system's around it. Absent: core reports those of the mount, or none. */
+  usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
+  /** One call to the disk or server, unlike `check`. Absent: the free space is unknown. */
+  room?(scope: Scope): Promise<Room>;
   /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
   usable?(source: Source, scope: Scope): Promise<void>;
-  /**
-   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
-   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
-   */
-  give?(source: Source, group: number, scope: Scope): Promise<void>;
   /**
    * Present where what is in a volume cannot be counted: that somebody is given it is on record when this returns, over a power
    * cut too, so that it is not taken for empty from then on. Before every mount. Already so is success.
    */
   noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
-  /** The volume's own figures, not the file system's around it. */
-  usage(volume: VolumeRef, scope: Scope): Promise<Usage>;
-
-  readonly trash: Trash;
+  /**
+   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
+   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
+   */
+  chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
+  /** Present where the store can keep deleted volumes for a while. Absent: onDelete=archive is refused. */
+  readonly trash?: Trash;
+  /**
+   * Present where the store can forget a volume without touching its data, and make existing data a volume. Absent: onDelete=retain
+   * is refused.
+   */
+  readonly adoption?: AdoptionFacet;
+  /** Present where a crash can leave something half done on the store, or something can lie there that belongs to no volume. */
+  readonly housekeeping?: Housekeeping;
   /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
   readonly uses?: Uses;
-
-  check(scope: Scope): Promise<StoreCheck>;
-  /** One call to the disk or server, unlike `check`. */
-  room(scope: Scope): Promise<Room>;
-  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
-  identityBelow?(path: string): Promise<string | undefined>;
-  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
-  ping?(scope: Scope): Promise<void>;
-  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
-  adoptable(scope: Scope): Promise<readonly Adoptable[]>;
-  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
-  adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
-  /** Makes a volume recorded by another instance this instance's own. */
-  claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
-  orphans(scope: Scope): Promise<readonly Orphan[]>;
-  /**
-   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
-   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
-   * anybody else may use the store. Touches only what this instance made.
-   */
-  sweep(scope: Scope): Promise<void>;
-  /** Frees the space of deleted volumes. Safe at any time; stops at the signal and goes on at the next call. */
-  reclaim(scope: Scope): Promise<void>;
-  close(): Promise<void>;
 }
 
 export interface ChangedByOthers {
@@ -130,9 +126,36 @@ export interface DeletionMode {
   /**
    * The step that removes the data must itself fail when there are any ('conflict', reason 'volume-not-empty'): a check
    * before it would be too early. Volumes whose content can't be counted must never have been mounted. A refused deletion
-   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed.
+   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed. A store that cannot tell
+   * whether a volume is empty refuses.
    */
   readonly onlyIfEmpty?: boolean;
+}
+
+export interface AdoptionFacet {
+  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
+  adoptable(scope: Scope): Promise<readonly Adoptable[]>;
+  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
+  adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
+  /** Makes a volume recorded by another instance this instance's own. */
+  claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
+  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
+  release(volume: VolumeRef, scope: Scope): Promise<void>;
+}
+
+export interface Housekeeping {
+  /**
+   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
+   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
+   * anybody else may use the store. Touches only what this instance made.
+   */
+  sweep(scope: Scope): Promise<void>;
+  orphans(scope: Scope): Promise<readonly Orphan[]>;
+  /**
+   * Present where the space of deleted volumes is freed after their deletion. Safe at any time; stops at the signal and continues
+   * at the next call.
+   */
+  reclaim?(scope: Scope): Promise<void>;
 }
 
 export interface Adoptable {

@@ -29,7 +29,7 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
     try {
       await stores.useBehind(name, async (store, closing) => {
         ending = AbortSignal.any([stopping.signal, closing]);
-        await store.reclaim({ signal: ending, log });
+        await store.housekeeping?.reclaim?.({ signal: ending, log });
       });
     } catch (thrown) {
       // It is taken up again at the next deletion and at the next start.

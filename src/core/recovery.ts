@@ -91,7 +91,7 @@ export function createRecovery(parts: {
     await eachBounded(short, inParallel, (operation) =>
       replay(operation, scope, (work) => stepOf(operation.kind)(store, config, operation.params, work)),
     );
-    await store.sweep(scope);
+    await store.housekeeping?.sweep(scope);
     scope.signal.throwIfAborted();
     identities.remember(config, store);
     // Only a power cut can take back what our records say of volumes, and it needs a new start of the machine.

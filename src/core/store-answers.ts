@@ -121,10 +121,10 @@ export function createStoreAnswers(parts: {
   }
 
   async function roomOf(name: StoreName, scope: Scope): Promise<Room | undefined> {
-    if (stores().view(name).store === undefined || isLate(name, 'ping', 'room')) return undefined;
+    if (stores().view(name).store?.room === undefined || isLate(name, 'ping', 'room')) return undefined;
     let room: Room | undefined;
     const isAnswered = await answers('room', name, scope, async (open) => {
-      room = await open.room(scope);
+      room = await open.room?.(scope);
     });
     return isAnswered ? room : undefined;
   }

@@ -4,6 +4,7 @@ import { stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { published, refuseWhileMounted } from './store-changes.ts';
 import type { Entries, Entry } from './store-entries.ts';
+import { refusePolicy } from './store-facets.ts';
 import type { Reading } from './store-reading.ts';
 import type { Stores, StoresParts } from './stores.ts';
 
@@ -60,6 +61,7 @@ export function createConfiguring(
     if (entry.config.origin === 'api' && isByHand(entry, next)) return undefined;
     if (next !== undefined && opensAlike(next, entry.config) && entry.shutting === undefined) {
       const before = entry.config;
+      if (entry.store !== undefined) refusePolicy(entry.store, next.policy);
       entry.config = next;
       if (before.uri !== next.uri) published(events, 'changed', next);
       await entries.open(entry, scope);

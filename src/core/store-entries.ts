@@ -5,6 +5,7 @@ import { type StowageError, stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
 import { busy, closing, opening } from './store-errors.ts';
+import { refusePolicy } from './store-facets.ts';
 import { schemeOf } from './store-uri.ts';
 
 /** Brings a freshly opened store and our records of it together, before anybody may use it. */
@@ -202,6 +203,7 @@ async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): 
   try {
     // It may have been given up while it was opened; then another one has its name, and its records.
     scope.signal.throwIfAborted();
+    refusePolicy(store, config.policy);
     await parts.takeUp(store, config, scope);
     return store;
   } catch (cause) {

@@ -29,7 +29,8 @@ export const harmlessReasons: ReadonlySet<string> = new Set(
   agent-too-old check-only-from-pods pod-ended pod-ending pod-network-slow pod-networks-hidden pod-replaced pod-unasked pod-unknown
   pod-without-address pods-unknown
   condition-unsupported not-in-a-cluster review-failed rule-missing store-of-nodes token-ambiguous
-  volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved`.split(/\s+/),
+  volume-has-another-pv volume-not-empty volume-still-used volume-store-gone volume-store-moved
+  adoption-unsupported expand-unsupported rename-unsupported store-policy-unsupported usage-unsupported`.split(/\s+/),
 );
 
 /** What went wrong, in whatever shape it is passed on. */

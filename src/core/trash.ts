@@ -34,7 +34,7 @@ const purgeMs = 60_000;
 
 export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
-    const asked = stores.use(name, (store) => store.trash.list(scope));
+    const asked = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
     if (!(await endsWithin(asked, listPatienceMs, clock))) throw silent(name);
     return await asked;
   }
@@ -147,7 +147,10 @@ export function createPurge(
     using limit = clock.deadline(expireDeadlineMs, stopping.signal);
     const scope = { signal: limit.signal, log };
     try {
-      const expired = await stores.use(store, ({ trash }, { policy }) => trash.expired(policy.retention, scope));
+      const expired = await stores.use(
+        store,
+        async ({ trash }, { policy }) => (await trash?.expired(policy.retention, scope)) ?? [],
+      );
       const byId = new Map(expired.map((entry) => [entry.volume.id, entry]));
       await passOf(store)(byId.keys(), scope, async (id, own) => {
         const entry = byId.get(id);

@@ -4,7 +4,7 @@ import { volumeKey } from './keys.ts';
 import type { SeenUse, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Call } from './operations.ts';
-import type { Store, Uses } from './ports.ts';
+import { facetOf } from './store-facets.ts';
 import { readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
@@ -27,7 +27,7 @@ export function createUseRecords({
   operations,
 }: Pick<VolumeParts, 'stores' | 'catalogue' | 'operations'>): UseRecords {
   const release: Step<void> = async (store, _config, params, work) => {
-    await usesOf(store).remove(refFrom(params).id, String(params['host']), work);
+    await facetOf(store, 'uses').remove(refFrom(params).id, String(params['host']), work);
     return { value: undefined };
   };
 
@@ -39,7 +39,7 @@ export function createUseRecords({
         if (config.policy.readOnly) throw readOnly(store.name);
         using _ = await operations.lock([volumeKey(before.id)], call.signal);
         const volume = await catalogue.resolve(before.id, call);
-        const uses = await usesOf(store).list(volume.id, call);
+        const uses = await facetOf(store, 'uses').list(volume.id, call);
         if (!uses.some((use) => use.host === host)) throw unused(volume, host);
         const params = { id: volume.id, name: volume.name, host };
         const intent = { kind: 'volume.release', store: store.name, subject: `${store.name}/${volume.name}`, params };
@@ -48,15 +48,6 @@ export function createUseRecords({
     },
     steps: { 'volume.release': release },
   };
-}
-
-function usesOf({ uses, name }: Store): Uses {
-  if (uses !== undefined) return uses;
-  throw new StowageError(`store '${name}' has no records of who uses its volumes: no other host can`, {
-    code: 'unsupported',
-    reason: 'uses-unsupported',
-    action: 'See where this host has mounted it, and unmount it there: stowage mounts',
-  });
 }
 
 function unused({ store, name }: Volume, host: string): StowageError {

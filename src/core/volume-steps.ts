@@ -4,6 +4,7 @@ import type { Mounts } from './mounts.ts';
 import { volumeName } from './names.ts';
 import type { Outcome, Work } from './operations.ts';
 import type { Records, Store } from './ports.ts';
+import { facetOf } from './store-facets.ts';
 import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
 
@@ -43,7 +44,7 @@ export function createVolumeSteps(parts: {
       return kept(volume, 'created');
     },
     'volume.expand': async (store, _config, params, work) => {
-      const volume = await store.expand(refFrom(params), BigInt(String(params['bytes'])), work);
+      const volume = await facetOf(store, 'expand')(refFrom(params), BigInt(String(params['bytes'])), work);
       // The store has enlarged it, whatever becomes of the file system: on record before growing can fail.
       const outcome = kept(volume, 'changed');
       outcome.record();
@@ -57,7 +58,7 @@ export function createVolumeSteps(parts: {
       return kept(volume, 'changed');
     },
     'volume.rename': async (store, _config, params, work) => {
-      const volume = await store.rename(refFrom(params), volumeName(String(params['to'])), work);
+      const volume = await facetOf(store, 'rename')(refFrom(params), volumeName(String(params['to'])), work);
       return kept(volume, 'changed');
     },
     'volume.label': async (store, _config, params, work) => {

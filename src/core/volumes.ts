@@ -12,6 +12,7 @@ import type { Mounts } from './mounts.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
+import { facetOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 import {
   cannotEnforce,
@@ -106,13 +107,17 @@ export function createVolumes(parts: VolumeParts): Volumes {
     },
     usage: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
-      return await stores.use(volume.store, (store) => store.usage(volume, scope));
+      return await stores.use(volume.store, (store) => facetOf(store, 'usage')(volume, scope));
     },
     expand: (ref, bytes, expected, call) =>
-      change(ref, expected, call, async (volume) => {
+      change(ref, expected, call, async (volume, store) => {
         checkSize(bytes);
         if (volume.bytes !== undefined && bytes < volume.bytes) throw shrink(volume, bytes);
-        if (volume.bytes === bytes && !(await mounts.staged(volume.id, call))) return undefined;
+        // A staged volume whose store was enlarged may have a file system that still has to grow.
+        const isGrown = async (): Promise<boolean> =>
+          store.expand === undefined || !(await mounts.staged(volume.id, call));
+        if (volume.bytes === bytes && (await isGrown())) return undefined;
+        facetOf(store, 'expand');
         return { kind: 'volume.expand', params: { bytes: String(bytes) }, bytes };
       }),
     enforce: (ref, on, expected, call) =>
@@ -126,6 +131,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       const name = volumeName(to);
       const about = async (volume: Volume, store: Store): Promise<Todo | undefined> => {
         if (name === volume.name) return undefined;
+        facetOf(store, 'rename');
         await mounts.refuseInUse(volume, store, 'renamed', call);
         const present = records.volumes.byName(volume.store, name);
         if (present !== undefined) throw exists(present);

@@ -48,7 +48,7 @@ for (let i = 0; i < 20; i++) await writeFile(join(roots.hung, 'full', `${i}`), '
 await hung.delete(full, scope);
 
 await run('fsfreeze', ['--freeze', disk]);
-const reclaim = watched(hung.reclaim(scope));
+const reclaim = watched(hung.housekeeping.reclaim(scope));
 const namesBesideReclaim = await outcome(hung.names(scope));
 const opening = [roots.known, roots.fresh].map((root) => openLocal(root));
 const opens = opening.map(watched);
@@ -61,7 +61,7 @@ for (let i = 0; i < 5; i++) {
   besides.push(await outcome(fine.delete(made, scope)));
 }
 patience.abort(new StowageError('enough', { code: 'deadline', reason: 'test', action: 'None.' }));
-await outcome(fine.reclaim(scope));
+await outcome(fine.housekeeping.reclaim(scope));
 using limit = systemClock().deadline(200, scope.signal);
 const whileFrozen = {
   namesBesideReclaim,
@@ -83,7 +83,7 @@ const afterwards = {
   reclaim: reclaim.how,
   opens: opens.map(({ how }) => how),
   sameName: await outcome(create(hung, 'v0')),
-  orphans: (await hung.orphans(scope)).length,
+  orphans: (await hung.housekeeping.orphans(scope)).length,
 };
 await hung.close();
 await fine.close();

@@ -6,14 +6,14 @@ import { promisify } from 'node:util';
 import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
+import type { FileStore } from '#stores/shelf/verbs.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
 import { plainPolicy as policy } from './policy.ts';
 
 const run = promisify(execFile);
 
-export interface LocalStoreUnderTest extends StoreUnderTest {
+export interface LocalStoreUnderTest extends StoreUnderTest<FileStore> {
   readonly root: string;
   /** A path below the root. */
   at(...parts: readonly string[]): string;
@@ -34,7 +34,7 @@ export interface OpenOptions {
 export function openLocal(
   root: string,
   { options = {}, readOnly = false, instance = 'instance-1', identity }: OpenOptions = {},
-): Promise<Store> {
+): Promise<FileStore> {
   const node = 'node-1' as NodeName;
   const context = { instance, node, identity };
   return createLocalStoreKind().open(localConfig(root, options), { ...policy, readOnly }, context, scope);
@@ -48,13 +48,13 @@ export async function localStore(
   const root = given ?? (await mkdtemp(join(tmpdir(), 'stowage-store-')));
   const image = options['layout'] === 'image';
   const dataOf = (name: string): string => join(root, image ? `${name}.img` : name);
-  let store: Store | undefined = await openLocal(root, { options });
+  let store: FileStore | undefined = await openLocal(root, { options });
   const close = async (): Promise<void> => {
     const open = store;
     store = undefined;
     await open?.close();
   };
-  const again = async (readOnly: boolean): Promise<Store> => {
+  const again = async (readOnly: boolean): Promise<FileStore> => {
     await close();
     store = await openLocal(root, { options, readOnly });
     return store;

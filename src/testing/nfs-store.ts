@@ -4,20 +4,21 @@ import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
-import type { ProcessMarks, Store, StoreKind } from '#core/ports.ts';
+import type { ProcessMarks } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
+import type { FileStore, FileStoreKind } from '#stores/shelf/verbs.ts';
 import { removeTree } from '#wire/nfs3/index.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
 import { plainPolicy as policy } from './policy.ts';
 
-export interface NfsStoreUnderTest extends StoreUnderTest {
+export interface NfsStoreUnderTest extends StoreUnderTest<FileStore> {
   /** The folder that the server exports: what the store writes can be seen in it. */
   readonly folder: string;
   /** Another host, on the same export. Closed with the first. */
-  another(instance: string, options?: Readonly<Record<string, string>>): Promise<Store>;
+  another(instance: string, options?: Readonly<Record<string, string>>): Promise<FileStore>;
 }
 
 export interface Export extends AsyncDisposable {
@@ -37,7 +38,7 @@ export interface OpenNfs {
   readonly readOnly?: boolean;
   readonly instance?: string;
   readonly identity?: string | undefined;
-  readonly kind?: StoreKind;
+  readonly kind?: FileStoreKind;
   readonly marks?: ProcessMarks;
 }
 
@@ -49,7 +50,7 @@ export function openNfs({
   identity,
   kind = createNfsStoreKind(),
   marks,
-}: OpenNfs): Promise<Store> {
+}: OpenNfs): Promise<FileStore> {
   const context = { instance, node: 'node-1' as NodeName, identity, marks };
   return kind.open(nfsConfig(uri, options), { ...policy, readOnly }, context, scope);
 }
@@ -65,9 +66,9 @@ export async function nfsStore(
   const clock = systemClock();
   const reach = connect ?? createConnect(clock);
   const dataOf = ({ name }: Pick<Volume, 'name'>): string => join(folder, name);
-  const opened: Store[] = [];
+  const opened: FileStore[] = [];
   const lives = createLives();
-  const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<Store> => {
+  const opening = async (readOnly: boolean, instance = 'instance-1', extra = {}): Promise<FileStore> => {
     const kind = createNfsStoreKind(clock, reach, connect && (() => connect));
     const marks = lives(instance);
     const store = await openNfs({ uri, options: { ...options, ...extra }, readOnly, instance, kind, marks });
@@ -75,7 +76,7 @@ export async function nfsStore(
     return store;
   };
   let store = await opening(false);
-  const again = async (readOnly: boolean): Promise<Store> => {
+  const again = async (readOnly: boolean): Promise<FileStore> => {
     await store.close();
     store = await opening(readOnly);
     return store;

@@ -1,5 +1,7 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { closeSync, mkdirSync, openSync, rmSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect } from 'vitest';
 import { systemClock } from '#base/clock.ts';
@@ -7,6 +9,7 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import type { NodeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { peerOf } from '#keeper/system.ts';
+import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { clientContract } from '#testing/contracts/client.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
@@ -72,9 +75,10 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('images', () => {
         client: createLoopClient({ mounter, run, clock }),
         source: { kind: 'loop', node, path, filesystem: 'ext4' },
         lose: () => rmSync(path),
+        attached: () => ground.loops(path),
       };
     },
-    { lose: true },
+    { lose: true, attached: true },
   );
 });
 
@@ -153,6 +157,31 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
             (dead) => dead?.[0] === place.at,
           );
         },
+        hang: async (at) => {
+          const file = await open(join(at, 'file'), 'w');
+          await exported.server.freeze();
+          await file.write('text');
+          return {
+            [Symbol.asyncDispose]: async () => {
+              exported.server.thaw();
+              await file.close();
+            },
+          };
+        },
+        copy: async (at) => {
+          const other = join(ground.folder, 'other');
+          mkdirSync(other);
+          // A bind at another path: the unmount of the first one does not reach it.
+          const words = ['sh', '-ec', 'mount --bind "$1" "$2"; echo ready; read -r line', 'sh', at, other];
+          const they = spawn('unshare', [...slaveMounts, ...words], { stdio: ['pipe', 'pipe', 'inherit'] });
+          await once(they.stdout, 'data');
+          return {
+            [Symbol.asyncDispose]: async () => {
+              they.stdin.end('\n');
+              await once(they, 'close');
+            },
+          };
+        },
         [Symbol.asyncDispose]: async () => {
           await client.unstage(source, targetAt(place.at), ground.scope, { force: true }).catch(() => undefined);
           await eventually(state, (found) => (found?.mounts ?? 0) === 0);
@@ -163,6 +192,6 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         },
       };
     },
-    { kill: true },
+    { kill: true, sharing: true },
   );
 });

@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { mounterContract } from '#testing/contracts/mounter.ts';
+import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
 import { createGround } from '#testing/ground.ts';
 import { createLinuxMounter } from './linux.ts';
 import { createRun } from './run.ts';
+import { createUnableMounter } from './unable.ts';
 
 describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
   mounterContract('the Linux mounter', () => {
@@ -36,4 +37,10 @@ describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
       [Symbol.dispose]: () => ground[Symbol.dispose](),
     };
   });
+});
+
+unableMounterContract('where nobody may mount', () => {
+  const root = { at: '/', device: '0:1', root: '/', source: '/dev/root', type: 'ext4', readOnly: false };
+  const unable = { why: 'mounting takes root on Linux', action: 'Start Stowage as root.' };
+  return { mounter: createUnableMounter(unable, async () => [root]), folder: '/srv' };
 });

@@ -68,7 +68,7 @@ export function createCounting({ stores, clock, log }: CountingParts): Counting 
     try {
       return await stores.useBehind(volume.store, async (store, closing) => {
         using limit = clock.deadline(countMs, AbortSignal.any([ending.signal, closing]));
-        return await store.usage(volume, { signal: limit.signal, log });
+        return await store.usage?.(volume, { signal: limit.signal, log });
       });
     } catch (thrown) {
       log.debug('a volume could not be counted', { volume: volume.id, why: stowageError(thrown).message });

@@ -62,15 +62,15 @@ function crash(title: string, prepare: () => Promise<Ending>, sweepEndsDifferent
       await between();
       if (way === 'swept') {
         for (let i = 0; i < 2; i++) {
-          await under.store.sweep(scope);
-          await under.store.reclaim(scope);
+          await under.store.housekeeping.sweep(scope);
+          await under.store.housekeeping.reclaim(scope);
         }
         await (sweepEndsDifferently ?? after)();
         if (sweepEndsDifferently === undefined) await repeat();
         else return;
       } else for (let i = 0; i < 2; i++) await repeat();
-      await under.store.sweep(scope);
-      await under.store.reclaim(scope);
+      await under.store.housekeeping.sweep(scope);
+      await under.store.housekeeping.reclaim(scope);
       await after();
       expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
     });
@@ -123,7 +123,7 @@ describe('delete, killed', () => {
   const gone = async (): Promise<void> => {
     expect(await tree()).toEqual([]);
     expect(await seen()).toEqual([]);
-    expect(await under.store.orphans(scope)).toEqual([]);
+    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
   };
 
   crash('when the data were moved out', async () => {
@@ -166,7 +166,7 @@ describe('delete, killed', () => {
     const made = await filled();
     await rename(under.at('a'), under.at('.stowage', 'deleting', made.id));
     await under.reopen();
-    await under.store.reclaim(scope);
+    await under.store.housekeeping.reclaim(scope);
     await gone();
   });
 
@@ -176,7 +176,7 @@ describe('delete, killed', () => {
     await under.reopen();
     const again = await under.store.create({ ...want, id: newVolumeId() }, scope);
     expect(again.id).not.toBe(made.id);
-    await under.store.reclaim(scope);
+    await under.store.housekeeping.reclaim(scope);
     expect(await tree()).toEqual(['a', 'a.meta']);
   });
 });
@@ -185,7 +185,7 @@ describe('rename, killed', () => {
   const done = async (): Promise<void> => {
     expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
     expect(await seen()).toMatchObject([{ id: want.id, name: 'b' }]);
-    expect(await under.store.orphans(scope)).toEqual([]);
+    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
   };
   const oneOnly = async (): Promise<void> => {
     expect((await seen()).map(({ id }) => id)).toEqual([want.id]);
@@ -229,7 +229,7 @@ describe('rename, killed', () => {
     const other = await under.store.create({ ...want, id: newVolumeId(), name: b, requestId: 'other' }, scope);
     await under.lose(made);
     await under.reopen();
-    await under.store.sweep(scope);
+    await under.store.housekeeping.sweep(scope);
     expect((await under.store.get(b, scope))?.volume).toEqual(other);
     expect((await under.store.get(made.name, scope))?.condition).toBe('missing');
   });
@@ -290,7 +290,7 @@ describe('restoring, killed', () => {
     expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
     expect(await seen()).toMatchObject([{ id: want.id, name: 'b' }]);
     expect(await trashed()).toEqual([]);
-    expect(await under.store.orphans(scope)).toEqual([]);
+    expect(await under.store.housekeeping.orphans(scope)).toEqual([]);
   };
   const inOnePlace = async (): Promise<void> => {
     expect([...(await seen()).map(({ id }) => id), ...(await trashed())]).toEqual([want.id]);
@@ -326,7 +326,7 @@ describe('restoring, killed', () => {
 describe('adopting a released volume, killed', () => {
   crash('when the record was written', async () => {
     const made = await filled();
-    await under.store.release(made, scope);
+    await under.store.adoption.release(made, scope);
     const retained = under.at('.stowage', 'retained', `${made.id}.meta`);
     const meta = JSON.parse(await readFile(retained, 'utf8'));
     await writeFile(under.at('a.meta'), JSON.stringify({ ...meta, requestId: 'adopt', revision: 2 }));
@@ -336,7 +336,7 @@ describe('adopting a released volume, killed', () => {
     };
     return {
       between: async () => expect(await seen()).toMatchObject([{ id: made.id }]),
-      repeat: () => under.store.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
+      repeat: () => under.store.adoption.adopt(made.name, { ...want, requestId: 'adopt' }, scope),
       after: whole,
     };
   });

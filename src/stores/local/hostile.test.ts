@@ -58,8 +58,10 @@ describe('a symbolic link', () => {
     expect(await reason(create('a'))).toBe('exists directory-unrecorded');
     expect(await readlink(under.at('a'))).toBe(outside);
     expect(await readdir(under.root)).toEqual(['.stowage', 'a']);
-    expect(await under.store.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
-    expect(await reason(under.store.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe('conflict not-adoptable');
+    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'a', reason: 'it is a symbolic link' }]);
+    expect(await reason(under.store.adoption.adopt(volumeName('a'), volumeSpec('a'), scope))).toBe(
+      'conflict not-adoptable',
+    );
   });
 
   test('that dangles is no free name either', async () => {
@@ -79,7 +81,7 @@ describe('a symbolic link', () => {
     expect(await reason(under.store.usage(made, scope))).toBe('conflict volume-data-unusable');
     expect(await reason(create('a'))).toBe('conflict volume-data-unusable');
     await under.store.delete(made, scope);
-    await under.store.reclaim(scope);
+    await under.store.housekeeping.reclaim(scope);
     expect(await readdir(under.root)).toEqual(['.stowage']);
     expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
   });
@@ -93,8 +95,8 @@ describe('a symbolic link', () => {
       'conflict record-unreadable',
     );
     expect(await Array.fromAsync(under.store.list(scope))).toEqual([made]);
-    await under.store.sweep(scope);
-    expect(await under.store.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
+    await under.store.housekeeping.sweep(scope);
+    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
   test('in the place of a record is not read even when it leads to a good one', async () => {
@@ -113,7 +115,7 @@ describe('a symbolic link', () => {
     const usage = await under.store.usage(made, scope);
     expect(usage).toMatchObject({ files: 4n, complete: true });
     await under.store.delete(made, scope);
-    await under.store.reclaim(scope);
+    await under.store.housekeeping.reclaim(scope);
     expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
   });
 });
@@ -143,8 +145,8 @@ describe('a record', () => {
     await mkdir(under.at('a'));
     await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), ...change }));
     expect(await Array.fromAsync(under.store.list(scope))).toEqual([]);
-    await under.store.sweep(scope);
-    expect(await under.store.orphans(scope)).toMatchObject([
+    await under.store.housekeeping.sweep(scope);
+    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([
       {
         kind: 'unreadable-record',
         detail: `the record ${under.at('a.meta')} cannot be read: its field ${field} is missing or wrong`,
@@ -186,7 +188,7 @@ describe('a record', () => {
   test('that is a FIFO does not make anybody wait, and is left alone', async () => {
     execFileSync('mkfifo', [under.at('a.meta')]);
     const store = await under.reopen();
-    await store.sweep(scope);
+    await store.housekeeping.sweep(scope);
     const failure = store.get(volumeName('a'), scope);
     await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is not a plain file`);
     expect(await reason(create('a'))).toBe('conflict record-unreadable');
@@ -199,7 +201,7 @@ describe('a record', () => {
     await once(server, 'listening');
     try {
       const store = await under.reopen();
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
       for (const name of ['a', 'b']) {
         expect(await reason(store.get(volumeName(name), scope))).toBe('conflict record-unreadable');
       }
@@ -221,11 +223,11 @@ describe('a record', () => {
   ])('that is somebody’s own file is never removed: %j', async (text) => {
     await writeFile(under.at('a.meta'), text);
     const store = await under.reopen();
-    await store.sweep(scope);
+    await store.housekeeping.sweep(scope);
     expect(await reason(create('a'))).toBe('conflict record-unreadable');
     expect(await reason(store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
     expect(await readFile(under.at('a.meta'), 'utf8')).toBe(text);
-    expect(await store.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
+    expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
   test('of our own, cut off anywhere and without data, is an interrupted creation', async () => {
@@ -235,7 +237,7 @@ describe('a record', () => {
     // Without its last byte, the end of the line, it is still complete.
     for (let length = 0; length < whole.length - 1; length++) {
       await writeFile(under.at('a.meta'), whole.subarray(0, length));
-      await under.store.sweep(scope);
+      await under.store.housekeeping.sweep(scope);
       expect(await readdir(under.root), whole.toString('utf8', 0, length)).toEqual(['.stowage']);
     }
   });
@@ -252,7 +254,7 @@ describe('what lies about', () => {
     await create('mine');
     for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta']) await mkdir(under.at(name));
     await writeFile(under.at('file'), '');
-    const found = (await under.store.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    const found = (await under.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
     expect(found).toEqual([
       { name: '.hidden', reason: "'.hidden' cannot be a volume name: it must begin with a letter or a digit" },
       { name: 'a..b', reason: "'a..b' cannot be a volume name: it contains '..'" },
@@ -279,10 +281,10 @@ describe('a directory that is a store itself', () => {
 
   test('cannot be adopted', async () => {
     const why = 'it is a store itself: it contains .stowage';
-    expect(await under.store.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
-    const adopting = under.store.adopt(volumeName('inner'), volumeSpec('inner'), scope);
+    expect(await under.store.adoption.adoptable(scope)).toEqual([{ name: 'inner', reason: why }]);
+    const adopting = under.store.adoption.adopt(volumeName('inner'), volumeSpec('inner'), scope);
     await expect(adopting).rejects.toThrow(`${under.at('inner')} cannot become a volume: ${why}`);
-    expect(await under.store.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
+    expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
   });
 
   test('is no volume of a read-only store', async () => {
@@ -330,9 +332,9 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     const made = await fill();
     expect(made.length).toBeGreaterThan(3);
     expect((await store.store.names(scope)).toSorted()).toEqual(made.map(({ name }) => name).toSorted());
-    expect(await store.store.orphans(scope)).toEqual([]);
+    expect(await store.store.housekeeping.orphans(scope)).toEqual([]);
     const reopened = await store.reopen();
-    await reopened.sweep(scope);
+    await reopened.housekeeping.sweep(scope);
     for (const volume of made) await reopened.delete(volume, scope);
     expect(await reopened.names(scope)).toEqual([]);
     expect((await reopened.create(volumeSpec('again'), scope)).name).toBe('again');
@@ -344,7 +346,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       // Large enough to have a reserve.
       execFileSync('mount', ['-o', 'remount,size=8m,nr_inodes=100', disk]);
       const roomy = await store.reopen();
-      await roomy.reclaim(scope);
+      await roomy.housekeeping.reclaim(scope);
       const made = await Promise.all(['a', 'b', 'c', 'd'].map((name) => roomy.create(volumeSpec(name), scope)));
       const [a, b, c, d] = made as [Volume, Volume, Volume, Volume];
       await writeFile(join(disk, 'b', 'file'), '');
@@ -353,7 +355,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       expect(await reason(roomy.label(a, { a: 'b' }, scope))).toBe('exhausted store-full');
       expect(await reason(roomy.rename(a, volumeName('z'), scope))).toBe('exhausted store-full');
       for (const volume of [a, b]) await roomy.trash.put(volume, keptForAWeek(1234), scope);
-      await roomy.release(c, scope);
+      await roomy.adoption.release(c, scope);
       expect((await roomy.trash.list(scope)).map(({ deletedAt }) => deletedAt)).toEqual([1234, 1234]);
       await roomy.trash.purge(a.id, scope);
       await roomy.delete(d, scope);
@@ -361,7 +363,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       const reserve = join(disk, '.stowage', 'reserve');
       expect((await readdir(reserve)).length).toBeLessThan(8);
       await rm(join(disk, 'b-fill'), { recursive: true });
-      await roomy.reclaim(scope);
+      await roomy.housekeeping.reclaim(scope);
       expect(await readdir(reserve)).toHaveLength(8);
       expect((await roomy.trash.restore(b.id, b.name, scope)).id).toBe(b.id);
     },
@@ -421,12 +423,12 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     const left = join(disk, '.stowage', 'deleting');
     try {
       expect((await store.store.usage(await store.store.create(volumeSpec('b'), scope), scope)).complete).toBe(true);
-      await store.store.reclaim(scope);
+      await store.store.housekeeping.reclaim(scope);
       expect(await store.store.names(scope)).toEqual(['b']);
     } finally {
       for (const name of await readdir(left)) execFileSync('umount', [join(left, name, 'mnt')]);
     }
-    await store.store.reclaim(scope);
+    await store.store.housekeeping.reclaim(scope);
     expect(await readdir(left)).toEqual([]);
   });
 
@@ -437,9 +439,9 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     await store.store.delete(volume, scope);
     const path = join(disk, '.stowage', 'deleting', volume.id);
     try {
-      expect(await store.store.orphans(scope)).toEqual([]);
-      await store.store.reclaim(scope);
-      expect(await store.store.orphans(scope)).toEqual([
+      expect(await store.store.housekeeping.orphans(scope)).toEqual([]);
+      await store.store.housekeeping.reclaim(scope);
+      expect(await store.store.housekeeping.orphans(scope)).toEqual([
         {
           ...{ store: 'test', kind: 'leftover', name: path },
           detail: expect.stringMatching(/^the data of a deleted volume could not be removed: Error: EBUSY: /),
@@ -449,8 +451,8 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     } finally {
       execFileSync('umount', [join(path, 'mnt')]);
     }
-    await store.store.reclaim(scope);
-    expect(await store.store.orphans(scope)).toEqual([]);
+    await store.store.housekeeping.reclaim(scope);
+    expect(await store.store.housekeeping.orphans(scope)).toEqual([]);
   });
 
   test('a volume something is mounted on cannot be deleted', async () => {

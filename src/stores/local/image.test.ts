@@ -216,7 +216,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     await symlink(under.at('a.img'), under.at('link.img'));
     await mkdir(under.at('dir.img'));
     await writeFile(under.at('notes.txt'), '');
-    const found = (await under.store.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
+    const found = (await under.store.adoption.adoptable(scope)).toSorted((a, b) => (a.name < b.name ? -1 : 1));
     expect(found).toEqual([
       { name: 'copy' },
       { name: 'dir.img', reason: 'it is not a plain file' },
@@ -224,9 +224,9 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
       { name: 'notes.txt', reason: 'it is not a .img file' },
       { name: 'raw.img', reason: 'it holds neither an xfs nor an ext4 file system' },
     ]);
-    const adopted = await under.store.adopt(volumeName('copy'), spec('copy', undefined), scope);
+    const adopted = await under.store.adoption.adopt(volumeName('copy'), spec('copy', undefined), scope);
     expect(adopted.bytes).toBeGreaterThanOrEqual(made.bytes ?? 0n);
-    expect(await reason(under.store.adopt(volumeName('raw'), spec('raw', undefined), scope))).toBe(
+    expect(await reason(under.store.adoption.adopt(volumeName('raw'), spec('raw', undefined), scope))).toBe(
       'conflict not-adoptable',
     );
   });
@@ -281,9 +281,9 @@ describe.skipIf(needs('ext4'))('an image', () => {
     const record = JSON.parse(await readFile(under.at('a.meta'), 'utf8'));
     await writeFile(under.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);
     expect(await isEmpty(early)).toBe(false);
-    await under.store.release(released, scope);
-    expect(await isEmpty(await under.store.adopt(released.name, spec('b', undefined), scope))).toBe(false);
+    await under.store.adoption.release(released, scope);
+    expect(await isEmpty(await under.store.adoption.adopt(released.name, spec('b', undefined), scope))).toBe(false);
     await copyFile(under.at('b.img'), under.at('c.img'));
-    expect(await isEmpty(await under.store.adopt(volumeName('c'), spec('c', undefined), scope))).toBe(false);
+    expect(await isEmpty(await under.store.adoption.adopt(volumeName('c'), spec('c', undefined), scope))).toBe(false);
   });
 });

@@ -3,10 +3,10 @@ import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreConfig, StorePolicy } from '#core/model.ts';
-import type { Store, StoreContext, StoreKind } from '#core/ports.ts';
+import type { StoreContext } from '#core/ports.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
 import { createParts } from '../shelf/parts.ts';
-import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
+import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../shelf/verbs.ts';
 import { checkStore } from './check.ts';
 import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createImageLayout } from './layout-image.ts';
@@ -16,7 +16,7 @@ import { optionHelp, parseOptions } from './options.ts';
 import { openPlace, openReadOnlyPlace } from './place.ts';
 
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
-export function createLocalStoreKind(clock: Clock = systemClock()): StoreKind {
+export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKind {
   const inFlightOn = createInFlightByDevice();
   return {
     scheme: 'local',
@@ -43,7 +43,7 @@ async function open(
   context: StoreContext,
   { clock, inFlightOn }: { readonly clock: Clock; readonly inFlightOn: InFlightOn },
   scope: Scope,
-): Promise<Store> {
+): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const { readOnly } = policy;
   const place = readOnly

@@ -86,7 +86,7 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
     }
     case 'release': {
       const known = model.volumes.get(step.name);
-      await store.release(ref(step.name), scope);
+      await store.adoption.release(ref(step.name), scope);
       if (known === undefined) return;
       model.volumes.delete(step.name);
       model.released.set(step.name, known);
@@ -94,7 +94,10 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
     }
     case 'adopt': {
       const known = model.released.get(step.name);
-      const back = await attempt(known !== undefined, store.adopt(step.name, spec(step.name, undefined), scope));
+      const back = await attempt(
+        known !== undefined,
+        store.adoption.adopt(step.name, spec(step.name, undefined), scope),
+      );
       if (known === undefined || back === undefined) return;
       expect(back.id).toBe(known.id);
       model.released.delete(step.name);
@@ -134,10 +137,10 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
       return;
     }
     case 'restart':
-      await (await under.reopen()).sweep(scope);
+      await (await under.reopen()).housekeeping.sweep(scope);
       return;
     case 'reclaim':
-      return store.reclaim(scope);
+      return store.housekeeping.reclaim(scope);
     case 'purge': {
       const [id] = model.trash.keys();
       if (id === undefined) return;
@@ -158,7 +161,9 @@ async function compare({ store, root, at }: LocalStoreUnderTest, model: Model): 
   expect(known).toEqual(model.volumes);
   const trash = (await store.trash.list(scope)).map(({ volume }) => [volume.id, volume.name] as const);
   expect(new Map(trash)).toEqual(new Map([...model.trash].map(([id, { name }]) => [id, name])));
-  expect(new Set((await store.adoptable(scope)).map(({ name }) => name))).toEqual(new Set(model.released.keys()));
+  expect(new Set((await store.adoption.adoptable(scope)).map(({ name }) => name))).toEqual(
+    new Set(model.released.keys()),
+  );
   for (const [name, { id }] of model.volumes) expect(await readFile(at(name, 'id'), 'utf8')).toBe(id);
   const expected = [...model.volumes.keys(), ...model.released.keys()].concat(
     [...model.volumes.keys()].map((name) => `${name}.meta` as VolumeName),

@@ -7,17 +7,17 @@ import { pathToFileURL } from 'node:url';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { createLocalStoreKind } from './kind.ts';
 
 let root: string;
-const opened: Store[] = [];
-const open = async (...args: Parameters<typeof openLocal>): Promise<Store> => {
+const opened: FileStore[] = [];
+const open = async (...args: Parameters<typeof openLocal>): Promise<FileStore> => {
   const store = await openLocal(...args);
   opened.push(store);
   return store;
@@ -31,7 +31,7 @@ afterEach(async () => {
   await rm(root, { recursive: true, force: true });
 });
 
-async function makeVolume(store: Store, name: string): Promise<void> {
+async function makeVolume(store: FileStore, name: string): Promise<void> {
   const about = {
     id: newVolumeId(),
     name: volumeName(name),
@@ -271,8 +271,8 @@ describe('a place that is known', () => {
 });
 
 describe('the root of an open store', () => {
-  const calls = (store: Store): (() => Promise<unknown>)[] => {
-    const ref = { id: 'sv1-00000000-0000-4000-8000-000000000001', name: 'a' } as Parameters<Store['delete']>[0];
+  const calls = (store: FileStore): (() => Promise<unknown>)[] => {
+    const ref = { id: 'sv1-00000000-0000-4000-8000-000000000001', name: 'a' } as Parameters<FileStore['delete']>[0];
     return [
       () => store.names(scope),
       () => store.get(ref.name, scope),
@@ -291,8 +291,8 @@ describe('the root of an open store', () => {
           scope,
         ),
       () => store.trash.put(ref, keptForAWeek(0), scope),
-      () => store.sweep(scope),
-      () => store.orphans(scope),
+      () => store.housekeeping.sweep(scope),
+      () => store.housekeeping.orphans(scope),
     ];
   };
 
@@ -451,7 +451,7 @@ describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
       const store = await open(at('merged'));
       const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
       const made = { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' };
-      const volume = await store.adopt(spec.name, made, scope);
+      const volume = await store.adoption.adopt(spec.name, made, scope);
       const failure = await refusal(store.rename(volume, volumeName('b'), scope));
       expect([failure.code, failure.reason]).toEqual(['unsupported', 'store-cannot-move']);
       expect(failure.message).toContain(`the file system of ${at('merged')} does not move data within the store`);

@@ -71,16 +71,16 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
     });
 
     test('a move to the trash succeeds with the space that the store keeps in reserve', async () => {
-      await under.store.reclaim(scope);
+      await under.store.housekeeping.reclaim(scope);
       expect(await readdir(join(disk, '.stowage', 'reserve'))).toHaveLength(8);
       fillUpToOneBlock(disk);
       await under.store.trash.put(volume, { deletedAt: 1234, retention: 1000 }, scope);
       expect(await under.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 1234 }]);
       const reopened = await under.reopen();
-      await reopened.sweep(scope);
+      await reopened.housekeeping.sweep(scope);
       expect(await reopened.trash.list(scope)).toHaveLength(1);
       await reopened.trash.purge(volume.id, scope);
-      await reopened.reclaim(scope);
+      await reopened.housekeeping.reclaim(scope);
       expect(await reopened.trash.list(scope)).toEqual([]);
       expect(await readdir(join(disk, '.stowage', 'trash'))).toEqual([]);
     });
@@ -90,15 +90,15 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('with one free block lef
       const before = readFileSync(join(disk, 'a.meta'), 'utf8');
       const { store } = under;
       expect(await codeOf(store.label(volume, { ...manyLabels, more: 'x' }, scope))).toBe('store-full');
-      expect(await codeOf(store.claim(volume, 'instance-2', scope))).toBe('store-full');
+      expect(await codeOf(store.adoption.claim(volume, 'instance-2', scope))).toBe('store-full');
       expect(await codeOf(store.expand(volume, 1n << 20n, scope))).toBe('store-full');
       expect(await codeOf(store.rename(volume, volumeSpec('b').name, scope))).toBe('store-full');
-      expect(await codeOf(store.release(volume, scope))).toBe('store-full');
+      expect(await codeOf(store.adoption.release(volume, scope))).toBe('store-full');
       expect(await codeOf(store.create(volumeSpec('c', { labels: manyLabels }), scope))).toBe('store-full');
       await intact();
       expect(readFileSync(join(disk, 'a.meta'), 'utf8')).toBe(before);
       expect(await store.names(scope)).toEqual(['a']);
-      expect(await store.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'filler' }]);
+      expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'filler' }]);
     });
   });
 });

@@ -4,11 +4,11 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import type { VolumeRef, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 /** The folder of a store that 0.1 left. It never changes: a new format needs a new fixture. */
 const fixture = (layout: string): Promise<Tree> =>
@@ -38,21 +38,21 @@ async function emptyRoot(): Promise<string> {
   return root;
 }
 
-async function opened(root: string, layout: string): Promise<Store> {
+async function opened(root: string, layout: string): Promise<FileStore> {
   const store = await openLocal(root, { options: { layout } });
   onTestFinished(() => store.close());
   return store;
 }
 
 /** Creates every kind of file that a store can have. */
-async function fill(store: Store, root: string, more: Partial<VolumeSpec>): Promise<void> {
+async function fill(store: FileStore, root: string, more: Partial<VolumeSpec>): Promise<void> {
   const names = ['alpha', 'before', 'trashed', 'released'];
   for (const [at, name] of names.entries()) await store.create(spec(at + 1, name, more), scope);
   await store.label(ref(1, 'alpha'), { team: 'a' }, scope);
   await store.rename(ref(2, 'before'), volumeName('renamed'), scope);
   if (more.access !== 'block') await writeFile(join(root, 'trashed', 'file'), 'deleted in version 1\n');
   await store.trash.put(ref(3, 'trashed'), keptForAWeek(deletedAt), scope);
-  await store.release(ref(4, 'released'), scope);
+  await store.adoption.release(ref(4, 'released'), scope);
   // Makes the host record how long it has observed the trash.
   await store.trash.expired(week, scope);
 }
@@ -68,12 +68,12 @@ describe.each([
   });
 
   describe('that 0.1 left', () => {
-    let store: Store;
+    let store: FileStore;
     beforeEach(async () => {
       const root = await emptyRoot();
       await writeTree(root, await fixture(layout));
       store = await opened(root, layout);
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
     });
 
     test('is the same store, with all its volumes', async () => {
@@ -85,7 +85,7 @@ describe.each([
         { ...volume, ...ref(2, 'renamed'), requestId: 'request before' },
       ]);
       const released = layout === 'image' ? 'released.img' : 'released';
-      expect((await store.orphans(scope)).map(({ name }) => name)).toEqual([released]);
+      expect((await store.housekeeping.orphans(scope)).map(({ name }) => name)).toEqual([released]);
     });
 
     test('returns the same volume for a repeated request', async () => {
@@ -108,5 +108,5 @@ test('a volume that 0.1 released is adopted under its old id', async () => {
   await writeTree(root, await fixture('directory'));
   const store = await opened(root, 'directory');
   const wish = spec(9, 'released', { bytes: 2n ** 30n, requestId: 'adopt' });
-  expect(await store.adopt(volumeName('released'), wish, scope)).toMatchObject(ref(4, 'released'));
+  expect(await store.adoption.adopt(volumeName('released'), wish, scope)).toMatchObject(ref(4, 'released'));
 });

@@ -4,18 +4,18 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { Volume } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 let root: string;
-let store: Store;
+let store: FileStore;
 
 beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'stowage-upgrade-'));
   await cp(join(import.meta.dirname, 'fixtures', 'version-0'), root, { recursive: true });
   store = await openLocal(root);
-  await store.sweep(scope);
+  await store.housekeeping.sweep(scope);
 });
 afterEach(async () => {
   await store.close();
@@ -42,7 +42,7 @@ test('volumes of format version 0 are all there, with the fields that came later
   expect(all[0]).toEqual(alpha);
   expect(all[1]?.bytes).toBeUndefined();
   expect(await store.get(alpha.name, scope)).toEqual({ volume: alpha, condition: 'ok' });
-  expect((await store.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
+  expect((await store.housekeeping.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
 });
 
 test('the request that made a volume in version 0 still gives it', async () => {
@@ -85,6 +85,6 @@ test('the trash of version 0 gets a date when it is first seen, and no other one
 
 test('a volume released in version 0 comes back under its id', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
-  const back = await store.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
+  const back = await store.adoption.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
   expect(back).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });
 });

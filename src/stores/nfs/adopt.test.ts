@@ -17,8 +17,8 @@ describe('directories that other provisioners made', () => {
     const { store, folder } = await nfsStoreOnDisk();
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
-    expect(await store.adoptable(scope)).toEqual([{ name }]);
-    const made = await store.adopt(volumeName(name), spec(name), scope);
+    expect(await store.adoption.adoptable(scope)).toEqual([{ name }]);
+    const made = await store.adoption.adopt(volumeName(name), spec(name), scope);
     expect(await store.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
     expect(await readFile(join(folder, name, 'row'), 'utf8')).toBe('1');
   });
@@ -29,9 +29,9 @@ describe('directories that other provisioners made', () => {
     await mkdir(join(folder, 'web', 'cache'));
     await mkdir(join(folder, 'web', 'bad name'));
     await writeFile(join(folder, 'web', 'db', 'row'), '1');
-    const names = async () => (await store.adoptable(scope)).map(({ name }) => name).sort();
+    const names = async () => (await store.adoption.adoptable(scope)).map(({ name }) => name).sort();
     expect(await names()).toEqual(['cache', 'db']);
-    const made = await store.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
+    const made = await store.adoption.adopt(volumeName('db'), spec('db', { tier: 'gold' }), scope);
     expect(made.labels).toEqual({ namespace: 'web', tier: 'gold' });
     expect(await store.source(made, scope)).toMatchObject({ path: '/export/web/db' });
     expect(await readFile(join(folder, 'web', 'db', 'row'), 'utf8')).toBe('1');
@@ -41,7 +41,7 @@ describe('directories that other provisioners made', () => {
     const fresh = await store.create({ ...spec('new', { namespace: 'web' }) }, scope);
     expect(await store.source(fresh, scope)).toMatchObject({ path: '/export/web/new' });
     await store.delete(made, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
   });
 
@@ -50,6 +50,6 @@ describe('directories that other provisioners made', () => {
     const other = await another('instance-2', { pathTemplate: '{name}' });
     await other.create(spec('plain'), scope);
     await mkdir(join(folder, 'plain', 'inner'));
-    expect(await store.adoptable(scope)).toEqual([]);
+    expect(await store.adoption.adoptable(scope)).toEqual([]);
   });
 });

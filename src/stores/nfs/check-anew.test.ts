@@ -5,15 +5,15 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { StoreCheck } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // A check of a store that is open: its connections are no proof that one could be made now.
 
-async function openOn(port: number, options: Readonly<Record<string, string>> = {}): Promise<Store> {
+async function openOn(port: number, options: Readonly<Record<string, string>> = {}): Promise<FileStore> {
   const store = await openNfs({
     uri: 'nfs://127.0.0.1/export',
     options: { port: `${port}`, mountport: `${port}`, ...options },

@@ -5,7 +5,6 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
@@ -17,6 +16,7 @@ import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
 // the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In
@@ -28,7 +28,7 @@ interface Setting {
   readonly trashed: Volume;
   readonly released: Volume;
 }
-type Verb = (store: Store, setting: Setting) => Promise<unknown>;
+type Verb = (store: FileStore, setting: Setting) => Promise<unknown>;
 
 const name = volumeName;
 const spec = (called: string, requestId: string): VolumeSpec =>
@@ -48,13 +48,13 @@ const verbs: Readonly<Record<string, Verb>> = {
   rename: (store, { a }) => store.rename(a, name('n'), scope),
   'rename an empty one': (store, { empty }) => store.rename(empty, name('n'), scope),
   label: (store, { a }) => store.label(a, { x: 'y' }, scope),
-  release: (store, { a }) => store.release(a, scope),
+  release: (store, { a }) => store.adoption.release(a, scope),
   'put into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   restore: (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
   'restore under another name': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
   purge: (store, { trashed }) => store.trash.purge(trashed.id, scope),
-  'adopt planted data': (store) => store.adopt(name('d'), spec('d', 'adopt'), scope),
-  'adopt a released volume': (store) => store.adopt(name('r'), spec('r', 'adopt'), scope),
+  'adopt planted data': (store) => store.adoption.adopt(name('d'), spec('d', 'adopt'), scope),
+  'adopt a released volume': (store) => store.adoption.adopt(name('r'), spec('r', 'adopt'), scope),
 };
 
 /** A place with the same things in it each time. */
@@ -72,7 +72,7 @@ const open = (
   instance: string,
   connect = ground.connect,
   clock: Clock = impatient(systemClock()),
-): Promise<Store> => {
+): Promise<FileStore> => {
   const kind = createNfsStoreKind(clock, connect);
   return openNfs({ uri: ground.uri, options: ground.options, instance, kind, marks: lives(instance) });
 };
@@ -89,11 +89,11 @@ async function furnish(ground: Ground): Promise<Setting> {
   };
   const [a, empty, trashed, released] = [await fill('a'), await make('e'), await fill('t'), await fill('r')];
   await store.trash.put(trashed, keptForAWeek(1), scope);
-  await store.release(released, scope);
+  await store.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
   // Makes its reserve, which is not what these tests are about.
-  await store.reclaim(scope);
+  await store.housekeeping.reclaim(scope);
   await store.close();
   return { a, empty, trashed, released };
 }
@@ -115,9 +115,9 @@ function summary({ folder }: Ground, setting: Setting): string[] {
     .sort();
 }
 
-async function tidy(store: Store): Promise<void> {
-  await store.sweep(scope);
-  await store.reclaim(scope);
+async function tidy(store: FileStore): Promise<void> {
+  await store.housekeeping.sweep(scope);
+  await store.housekeeping.reclaim(scope);
 }
 
 /** What of the setting can be lost by that verb, since that is what it is for. */
@@ -181,7 +181,7 @@ async function work(ground: Ground, setting: Setting, verb: string): Promise<voi
   const clock = impatient(systemClock(), () => waits++);
   const other = await open(ground, 'another', ground.connect, clock);
   await tidy(other);
-  await other.orphans(scope);
+  await other.housekeeping.orphans(scope);
   expect(lost(ground, setting, verb)).toEqual([]);
   // What the dead host held is its own business.
   expect(waits).toBe(0);

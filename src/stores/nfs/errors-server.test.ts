@@ -5,7 +5,6 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
@@ -17,6 +16,7 @@ import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { nfsStatus } from '#wire/nfs3/index.ts';
 import { create, mkdir } from '#wire/nfs3/procedures.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { newProcessMark } from './lock-marks.ts';
 
 type Options = Readonly<Record<string, string>>;
@@ -35,7 +35,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   // One process, which knows what it made before.
   const marks = { own: newProcessMark(), dead: [] };
 
-  async function open(path: string, more: Options = {}, readOnly = false): Promise<Store> {
+  async function open(path: string, more: Options = {}, readOnly = false): Promise<FileStore> {
     const options = { port: `${ganesha.nfsPort}`, mountport: `${ganesha.mountPort}`, ...more };
     const store = await openNfs({ uri: `nfs://${ganesha.host}${at(path)}`, options, readOnly, marks });
     onTestFinished(() => store.close());
@@ -214,7 +214,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 });
 
 describe('our own server', () => {
-  const open = async (own: OwnServer, path: string, more: Options = {}): Promise<Store> => {
+  const open = async (own: OwnServer, path: string, more: Options = {}): Promise<FileStore> => {
     const port = `${own.server.port}`;
     const store = await openNfs({ uri: `nfs://127.0.0.1${path}`, options: { port, mountport: port, ...more } });
     onTestFinished(() => store.close());

@@ -4,12 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import type { StowageError } from '#core/errors.ts';
-import type { Store } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   let folder: string;
@@ -44,7 +44,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     return startOwnServer({ path: '/export', tls: { options, required: true } });
   };
 
-  async function open(own: OwnServer, more: Readonly<Record<string, string>> = {}): Promise<Store> {
+  async function open(own: OwnServer, more: Readonly<Record<string, string>> = {}): Promise<FileStore> {
     const port = `${own.server.port}`;
     const store = await openNfs({ uri: 'nfs://127.0.0.1/export', options: { port, mountport: port, ...more } });
     onTestFinished(() => store.close());

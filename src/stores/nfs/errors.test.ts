@@ -4,18 +4,18 @@ import { type AddressInfo, createServer, type Server } from 'node:net';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, onTestFinished, test } from 'vitest';
-import type { Store } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { mountProgram, mountVersion, nfsProgram } from '#wire/nfs3/index.ts';
 import { createRpcServer, type Reply, type ServedProgram } from '#wire/rpc/server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 const repository = join(import.meta.dirname, '..', '..', '..');
 type Options = Readonly<Record<string, string>>;
 
-async function open(uri: string, options: Options, readOnly = false): Promise<Store> {
+async function open(uri: string, options: Options, readOnly = false): Promise<FileStore> {
   const store = await openNfs({ uri, options, readOnly });
   onTestFinished(() => store.close());
   return store;

@@ -4,7 +4,6 @@ import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
@@ -20,6 +19,7 @@ import { startPassage } from '#testing/passage.ts';
 import { outcome } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Servers that stand still, die and come back, under a store that stays open.
 
@@ -35,8 +35,10 @@ const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
   return performance.now() - since < ms ? code : `${code}, too late`;
 };
 
-const openImpatient = ({ uri, options }: Required<Pick<OpenNfs, 'uri' | 'options'>>, ms = timeoutMs): Promise<Store> =>
-  openNfs({ uri, options: { ...options, timeout: `${ms}ms` } });
+const openImpatient = (
+  { uri, options }: Required<Pick<OpenNfs, 'uri' | 'options'>>,
+  ms = timeoutMs,
+): Promise<FileStore> => openNfs({ uri, options: { ...options, timeout: `${ms}ms` } });
 
 /** A folder that goes with the test. */
 function folderOf(what: string): string {
@@ -76,7 +78,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       within(stuckMs + 2_000, stuck.rename(one, volumeName('b'), scope)),
       within(stuckMs + 2_000, stuck.delete(two, scope)),
       within(stuckMs + 2_000, stuck.usage(three, scope)),
-      within(stuckMs + 2_000, stuck.sweep(scope)),
+      within(stuckMs + 2_000, stuck.housekeeping.sweep(scope)),
     ]);
     let answered = 0;
     const busy = (async () => {
@@ -107,7 +109,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
     }
-    await stuck.sweep(scope);
+    await stuck.housekeeping.sweep(scope);
     expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
     expect((await stuck.names(scope)).length).toBe(2);
     expect(contentsOf(folder).unrecorded()).toEqual([]);
@@ -127,13 +129,13 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const lives = createLives();
       const store = await openNfs({ ...at, kind, marks: lives('other') });
       const want = spec('b', 'request');
-      const run = (on: Store): Promise<unknown> =>
+      const run = (on: FileStore): Promise<unknown> =>
         verb === 'create' ? on.create(want, scope) : on.rename(volume, volumeName('b'), scope);
       expect(await within(3_900, run(store))).toBe('deadline');
       frozen.server.thaw();
       const again = await openNfs({ ...at, marks: lives('other') });
       await run(again);
-      await again.sweep(scope);
+      await again.housekeeping.sweep(scope);
       expect((await again.names(scope)).toSorted()).toEqual(verb === 'create' ? ['a', 'b'] : ['b']);
       expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
       await store.close();

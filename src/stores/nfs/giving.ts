@@ -24,7 +24,7 @@ const atOnce = 16;
  * Gives all files of a volume to a group, as a kubelet does, and leaves owners as they are. The top directory comes last: while it is not
  * the group's, there may be something below that is not; when it is, nobody looks below it any more.
  */
-export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<Store['give']> {
+export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<Store['chownToGroup']> {
   const { squash, timeout } = options;
   return async (source, group, { signal, log }) => {
     if (source.kind !== 'nfs') return;

@@ -2,7 +2,6 @@ import { existsSync, readdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -12,6 +11,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Other hosts take over a lock that has not changed for two minutes. So a verb must stop 30 s after its lock was taken, however often
 // it repeats its work, and however late it begins.
@@ -23,7 +23,7 @@ beforeEach(() => {
 });
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   readonly clock: ReturnType<typeof impatient>;
   hook: Hook;
 }
@@ -55,7 +55,7 @@ describe('the limit of a verb on a shared store', () => {
   test('does not begin again with each piece of the reserve that is given up', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
-    await host.store.reclaim(scope);
+    await host.store.housekeeping.reclaim(scope);
     expect(readdirSync(join(folder, '.stowage', 'reserve'))).toHaveLength(8);
     const refusals = fill(host, 20_000);
     await expect(host.store.trash.put(volume, keptForAWeek(1), scope)).rejects.toMatchObject({ code: 'deadline' });
@@ -67,7 +67,7 @@ describe('the limit of a verb on a shared store', () => {
   test('lets a verb retry as often as it needs within that time', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
-    await host.store.reclaim(scope);
+    await host.store.housekeeping.reclaim(scope);
     const refusals = fill(host, 1_000);
     await host.store.trash.put(volume, keptForAWeek(1), scope);
     expect(refusals()).toBe(4);

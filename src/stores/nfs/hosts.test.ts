@@ -5,7 +5,6 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -17,13 +16,14 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
 // pairs.test.ts; here they run freely, against real servers.
 
 /** Somewhere that several hosts can open as one store: a new one each time. */
 interface Site extends AsyncDisposable {
-  fresh(): { readonly folder: string; open(instance: string): Promise<Store> };
+  fresh(): { readonly folder: string; open(instance: string): Promise<FileStore> };
 }
 
 const kindOf = (connect: Parameters<typeof createNfsStoreKind>[1]) => createNfsStoreKind(systemClock(), connect);
@@ -35,7 +35,7 @@ function freshIn(parent: string, uriOf: (folder: string) => string, options: Rec
     mkdirSync(folder);
     const uri = uriOf(folder);
     // Each with connections of its own, as on hosts of their own.
-    const open = (instance: string): Promise<Store> =>
+    const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri, options, instance, kind: kindOf(createConnect(systemClock())) });
     return { folder, open };
   };
@@ -102,7 +102,7 @@ for (const [title, start] of Object.entries(sites))
     });
     afterAll(() => site[Symbol.asyncDispose]());
 
-    async function hosts(count: number): Promise<{ readonly folder: string; readonly stores: readonly Store[] }> {
+    async function hosts(count: number): Promise<{ readonly folder: string; readonly stores: readonly FileStore[] }> {
       const { folder, open } = site.fresh();
       // At the same moment: the store is new to all of them.
       const stores = await Promise.all(Array.from({ length: count }, (_, i) => open(`host-${i + 1}`)));
@@ -116,7 +116,7 @@ for (const [title, start] of Object.entries(sites))
     });
 
     test('a volume made by one is seen, changed and deleted by the other', async () => {
-      const [one, other] = (await hosts(2)).stores as [Store, Store];
+      const [one, other] = (await hosts(2)).stores as [FileStore, FileStore];
       const made = await one.create(spec('a'), scope);
       expect(await other.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
       expect(await Array.fromAsync(other.list(scope))).toEqual([made]);
@@ -151,7 +151,7 @@ for (const [title, start] of Object.entries(sites))
 
     test('labels by several at once: every change counts', async () => {
       const { stores } = await hosts(3);
-      const made = await (stores[0] as Store).create(spec('a'), scope);
+      const made = await (stores[0] as FileStore).create(spec('a'), scope);
       const revisions = await Promise.all(
         stores.map(async (store, host) => {
           const seen: number[] = [];
@@ -170,11 +170,13 @@ for (const [title, start] of Object.entries(sites))
       const model = createModel(folder, seed);
       await Promise.all(stores.map((store, i) => model.run(store, `host-${i + 1}`, 120)));
       for (const store of stores) {
-        await store.sweep(scope);
-        await store.reclaim(scope);
+        await store.housekeeping.sweep(scope);
+        await store.housekeeping.reclaim(scope);
       }
       expect(model.faults(), `seed ${seed}`).toEqual([]);
-      const kinds = (await (stores[0] as Store).orphans(scope)).map((orphan) => `${orphan.kind} ${orphan.name}`);
+      const kinds = (await (stores[0] as FileStore).housekeeping.orphans(scope)).map(
+        (orphan) => `${orphan.kind} ${orphan.name}`,
+      );
       expect(kinds.filter((kind) => !kind.startsWith('unknown-volume'))).toEqual(['unreadable-record somebody']);
       expect(readFileSync(join(folder, 'somebody.meta'), 'utf8')).toBe('not ours');
     });
@@ -194,7 +196,7 @@ function createModel(folder: string, seed: number) {
   }
   const anyName = (): VolumeName => name(pick(['a', 'b', 'c', 'd']));
 
-  async function create(store: Store, host: string): Promise<void> {
+  async function create(store: FileStore, host: string): Promise<void> {
     const made = await store.create(spec(anyName(), { instance: host }), scope);
     // Nobody else knows its id yet, so nobody moves it.
     writeFileSync(join(folder, made.name, 'file'), made.id);
@@ -206,7 +208,7 @@ function createModel(folder: string, seed: number) {
     return work();
   }
 
-  async function step(store: Store, host: string): Promise<unknown> {
+  async function step(store: FileStore, host: string): Promise<unknown> {
     const volume = known.length === 0 ? undefined : pick(known.slice(-6));
     if (volume === undefined) return create(store, host);
     const ref = { id: volume.id, name: pick([volume.name, anyName()]) };
@@ -221,14 +223,14 @@ function createModel(folder: string, seed: number) {
       () => store.trash.restore(ref.id, anyName(), scope),
       () => destroy(ref.id, () => store.delete(ref, scope)),
       () => destroy(ref.id, () => store.trash.purge(ref.id, scope)),
-      () => store.sweep(scope),
-      () => store.reclaim(scope),
+      () => store.housekeeping.sweep(scope),
+      () => store.housekeeping.reclaim(scope),
     ];
     return pick(verbs)();
   }
 
   return {
-    run: async (store: Store, host: string, steps: number): Promise<void> => {
+    run: async (store: FileStore, host: string, steps: number): Promise<void> => {
       for (let i = 0; i < steps; i++) {
         try {
           await step(store, host);

@@ -4,13 +4,13 @@ import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from '#core/errors.ts';
 import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
-import type { ProcessMarks, Store, StoreContext, StoreKind } from '#core/ports.ts';
+import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
 import { createDirectoryLayout } from '../shelf/layout-directory.ts';
 import { createParts } from '../shelf/parts.ts';
 import { createMarks } from '../shelf/reading.ts';
-import { createVerbs, layoutTraits } from '../shelf/verbs.ts';
+import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../shelf/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
@@ -29,7 +29,7 @@ export function createNfsStoreKind(
   clock: Clock = systemClock(),
   connect: Connect = createConnect(clock),
   anew: () => Connect = () => createConnect(clock),
-): StoreKind {
+): FileStoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
   const ways: Ways = {
     ...{ clock, connect, anew, shared: createSharedChecks(), removeLeftovers },
@@ -96,7 +96,7 @@ async function open(
   context: StoreContext,
   ways: Ways,
   scope: Scope,
-): Promise<Store> {
+): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
   const { clock, connect, held } = ways;
@@ -121,7 +121,7 @@ async function open(
     sources: ['nfs'],
     ...(readOnly ? {} : { usable: createUsable(place, options) }),
     // Where everybody is one user, a mount shows whatever group is wanted.
-    ...(readOnly || options.squash === 'all' ? {} : { give: createGiving(place, options) }),
+    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(place, options) }),
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { ProcessMarks, Store } from '#core/ports.ts';
+import type { ProcessMarks } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -22,6 +22,7 @@ import { outcome } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/index.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Hosts that die, stand still or find no room while they hold something.
 
@@ -31,7 +32,7 @@ const spec = (called: string, instance: string): VolumeSpec =>
 const reasonOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'reason');
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   readonly clock: ReturnType<typeof impatient>;
   /** How often it waited for somebody. */
   waits: number;
@@ -136,7 +137,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const slow = one.store.label(volume, { x: 'slow' }, scope);
     await until(slow, reached);
     const other = await host('cluster');
-    await other.store.sweep(scope);
+    await other.store.housekeeping.sweep(scope);
     goOn();
     expect((await slow).revision).toBe(2);
     expect(contentsOf(folder).own('tmp')).toEqual([]);
@@ -294,7 +295,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect((await one.store.get(volume.name, scope))?.volume.labels).toEqual({ x: '0' });
   });
 
-  type Verb = (store: Store, volume: Volume) => Promise<unknown>;
+  type Verb = (store: FileStore, volume: Volume) => Promise<unknown>;
   const put: Verb = (store, volume) => store.trash.put(volume, keptForAWeek(1), scope);
   test.each<[string, Verb, Verb?]>([
     ['rename', (store, volume) => store.rename(volume, name('n'), scope)],
@@ -304,8 +305,8 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     ['restore', (store, volume) => store.trash.restore(volume.id, volume.name, scope), put],
     [
       'adopt',
-      (store, { name: called }) => store.adopt(called, spec('a', 'adopt'), scope),
-      (store, volume) => store.release(volume, scope),
+      (store, { name: called }) => store.adoption.adopt(called, spec('a', 'adopt'), scope),
+      (store, volume) => store.adoption.release(volume, scope),
     ],
   ])('%s: who stood still for long gives up, and does it when asked again', async (_verb, verb, prepare) => {
     const one = await host('one');
@@ -371,7 +372,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     ).toEqual([]);
     await store.delete(a, scope);
     await store.delete(b, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(await store.names(scope)).toEqual([]);
     const again = await store.create(spec('c', 'one'), scope);
     await store.delete(again, scope);
@@ -382,7 +383,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     ['have no lock file yet', false],
     ['have a lock file', true],
   ])('volumes that %s are held by one host at a time all the same', async (_, hasLock) => {
-    const open = (): Promise<Store> => openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
+    const open = (): Promise<FileStore> => openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
     const one = await open();
     const volume = await one.create(spec(`v-${hasLock}`, 'one'), scope);
     if (hasLock) await one.label(volume, { x: 'y' }, scope);
@@ -419,7 +420,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     expect(await one.names(scope)).toEqual([]);
     expect(contentsOf(path).heldLocks()).toEqual([]);
     // The file that was made while the volume went is of no use to anybody.
-    await one.sweep(scope);
+    await one.housekeeping.sweep(scope);
     expect(contentsOf(path).own('locks')).toEqual([]);
   });
 });

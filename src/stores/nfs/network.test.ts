@@ -8,7 +8,6 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type StowageError, stowageError } from '#core/errors.ts';
-import type { Store, StoreKind } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
@@ -18,6 +17,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { suspend } from '#testing/suspend.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
+import type { FileStore, FileStoreKind } from '../shelf/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createEnter, type Network } from './network.ts';
 import { mostQuestions } from './network-messages.ts';
@@ -25,7 +25,7 @@ import { mostQuestions } from './network-messages.ts';
 const refusal = (work: Promise<unknown>): Promise<StowageError> =>
   work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
 
-async function namesIn(store: Store): Promise<readonly string[]> {
+async function namesIn(store: FileStore): Promise<readonly string[]> {
   const names: string[] = [];
   for await (const { name } of store.list(scope)) names.push(name);
   return names.sort();
@@ -41,7 +41,11 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
 
   const placeOptions = () => ({ port: `${far.port}`, mountport: `${far.port}`, timeout: '5s' });
 
-  async function open(more: Readonly<Record<string, string>> = {}, kind?: StoreKind, host = far.host): Promise<Store> {
+  async function open(
+    more: Readonly<Record<string, string>> = {},
+    kind?: FileStoreKind,
+    host = far.host,
+  ): Promise<FileStore> {
     const options = { ...placeOptions(), network: `netns:${far.name}`, ...more };
     const store = await openNfs({ uri: `nfs://${host}/export`, options, ...(kind === undefined ? {} : { kind }) });
     onTestFinished(() => store.close());

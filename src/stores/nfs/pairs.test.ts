@@ -5,7 +5,6 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import { scope } from '#testing/contracts/store.ts';
@@ -14,6 +13,7 @@ import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-con
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
 // whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
@@ -31,15 +31,15 @@ interface Setting {
   readonly released: Volume;
 }
 
-type Verb = (store: Store, setting: Setting, host: string) => Promise<unknown>;
+type Verb = (store: FileStore, setting: Setting, host: string) => Promise<unknown>;
 
 /** Of a process that was the first host before. */
 const dead = newProcessMark();
 
 let folder: string;
-let first: Store;
-let second: Store;
-let witness: Store;
+let first: FileStore;
+let second: FileStore;
+let witness: FileStore;
 /** Stops the first host before that call, and returns when it goes on. */
 let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
 let calls = 0;
@@ -60,7 +60,7 @@ beforeAll(async () => {
   folder = quickFolder('pairs');
   const connect = connectToDisk(folder);
   const clock = systemClock();
-  const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<Store> =>
+  const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<FileStore> =>
     openNfs({
       ...{ uri: 'nfs://nowhere/export', instance, kind },
       marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
@@ -99,7 +99,7 @@ async function setUp(): Promise<Setting> {
   const [a, trashed, released] = [await made('a'), await made('t'), await made('r')];
   // Expired at once, for the first host alone.
   await first.trash.put(trashed, { deletedAt: 1, retention: 0 }, scope);
-  await witness.release(released, scope);
+  await witness.adoption.release(released, scope);
   mkdirSync(join(folder, 'd'));
   writeFileSync(join(folder, 'd', 'file'), 'planted');
   return { a, trashed, released };
@@ -118,19 +118,19 @@ const verbs: Readonly<Record<string, Verb>> = {
   'rename a to n': (store, { a }) => store.rename(a, name('n'), scope),
   'rename a to m': (store, { a }) => store.rename(a, name('m'), scope),
   'label a': (store, { a }, host) => store.label(a, { [host]: 'was here' }, scope),
-  'release a': (store, { a }) => store.release(a, scope),
+  'release a': (store, { a }) => store.adoption.release(a, scope),
   'put a into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
   'restore t': (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
   'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
   'purge t': (store, { trashed }) => store.trash.purge(trashed.id, scope),
   'expire t': (store, { trashed }) => store.trash.purgeExpired(trashed.id, scope),
-  'adopt r': (store, _, host) => store.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
-  'adopt d': (store, _, host) => store.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
-  'adopt n': (store, _, host) => store.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
+  'adopt r': (store, _, host) => store.adoption.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
+  'adopt d': (store, _, host) => store.adoption.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
+  'adopt n': (store, _, host) => store.adoption.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
   'use a': (store, { a }, host) => store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? unable(),
   'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? unable(),
-  sweep: (store) => store.sweep(scope),
-  reclaim: (store) => store.reclaim(scope),
+  sweep: (store) => store.housekeeping.sweep(scope),
+  reclaim: (store) => store.housekeeping.reclaim(scope),
 };
 
 const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
@@ -276,7 +276,7 @@ describe.each([
     layAgain();
     const verb = verbs[died.replace(/,.*/, '')] as Verb;
     const once = mortal(connectToDisk(folder));
-    const open = (): Promise<Store> =>
+    const open = (): Promise<FileStore> =>
       openNfs({
         uri: 'nfs://nowhere/export',
         instance: 'first',
@@ -305,8 +305,8 @@ describe.each([
       interleave({
         ...{ one, other, destroyed: destroyed() },
         afterwards: async () => {
-          await first.sweep(scope);
-          await first.reclaim(scope);
+          await first.housekeeping.sweep(scope);
+          await first.housekeeping.reclaim(scope);
         },
       }),
     );

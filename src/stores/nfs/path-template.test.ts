@@ -4,13 +4,13 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import type { Labels, Volume, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import type { NfsStoreUnderTest } from '#testing/nfs-store.ts';
 import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { refusal, refusalOf } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 const id = newVolumeId();
@@ -116,9 +116,9 @@ describe('in a store', () => {
   const storeWith = (pathTemplate: string): Promise<NfsStoreUnderTest> => nfsStoreOnDisk({ pathTemplate });
   const spec = (name: string, labels: Labels, more: Partial<VolumeSpec> = {}): VolumeSpec =>
     volumeSpec(name, { labels, ...more });
-  const create = (store: Store, name: string, team: string): Promise<Volume> =>
+  const create = (store: FileStore, name: string, team: string): Promise<Volume> =>
     store.create(spec(name, { team }), scope);
-  const pathOf = async (store: Store, volume: Volume): Promise<string> => {
+  const pathOf = async (store: FileStore, volume: Volume): Promise<string> => {
     const source = await store.source(volume, scope);
     return source.kind === 'nfs' ? source.path : '';
   };
@@ -199,7 +199,7 @@ describe('in a store', () => {
     expect(path).toMatch(/^\/export\/red\/a-[0-9a-f]{8}$/);
     expect(readFileSync(join(folder, path.slice('/export/'.length), 'data'), 'utf8')).toBe('first');
     expect(await pathOf(store, second)).toBe('/export/red/a');
-    expect(await store.orphans(scope)).toEqual([]);
+    expect(await store.housekeeping.orphans(scope)).toEqual([]);
   });
 
   test('an empty volume never becomes the folder of another', async () => {
@@ -226,9 +226,9 @@ describe('in a store', () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
-    await store.release(made, scope);
-    expect(await store.adoptable(scope)).toEqual([{ name: 'a' }]);
-    const back = await store.adopt(volumeName('a'), spec('a', {}, { requestId: 'adopt' }), scope);
+    await store.adoption.release(made, scope);
+    expect(await store.adoption.adoptable(scope)).toEqual([{ name: 'a' }]);
+    const back = await store.adoption.adopt(volumeName('a'), spec('a', {}, { requestId: 'adopt' }), scope);
     expect(back.id).toBe(made.id);
     expect(await pathOf(store, back)).toBe('/export/red/a');
   });
@@ -236,10 +236,10 @@ describe('in a store', () => {
   test('folders are no volumes, and cannot become any', async () => {
     const under = await storeWith('{label:team}/{name}');
     const made = await create(under.store, 'a', 'red');
-    expect((await under.store.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
-    const orphans = await under.store.orphans(scope);
+    expect((await under.store.adoption.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
+    const orphans = await under.store.housekeeping.orphans(scope);
     expect(orphans.filter(({ kind }) => kind === 'unrecorded-directory')).toEqual([]);
-    const adopting = under.store.adopt(volumeName('red'), spec('red', {}), scope);
+    const adopting = under.store.adoption.adopt(volumeName('red'), spec('red', {}), scope);
     expect(await refusal(adopting)).toMatchObject({ code: 'conflict', reason: 'not-adoptable' });
     const readOnly = await under.reopenReadOnly();
     expect(await readOnly.names(scope)).toEqual(['a']);

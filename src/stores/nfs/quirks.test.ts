@@ -6,7 +6,6 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeSpec } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { freePorts, loopbackAddress } from '#testbed/daemon.ts';
@@ -23,6 +22,7 @@ import { startPassage } from '#testing/passage.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Servers that do not follow the protocol in all things; and more of everything than usual.
 
@@ -44,13 +44,13 @@ describe.skipIf(needs('go-nfs'))('go-nfs', () => {
 });
 
 /** What it keeps is in its memory: a test looks and changes things through the server as well. */
-async function onRust(): Promise<StoreUnderTest> {
+async function onRust(): Promise<StoreUnderTest<FileStore>> {
   const server = await startRustNfs(scope.signal);
   const { nfs, root, [Symbol.dispose]: hangUp } = await openExport(server, '/');
-  const open = (readOnly: boolean): Promise<Store> =>
+  const open = (readOnly: boolean): Promise<FileStore> =>
     openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), readOnly });
   let store = await open(false);
-  const again = async (readOnly: boolean): Promise<Store> => {
+  const again = async (readOnly: boolean): Promise<FileStore> => {
     await store.close();
     store = await open(readOnly);
     return store;
@@ -109,13 +109,13 @@ describe.each([
     const folder = quickFolder('quirks');
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     await using server = await start(folder);
-    const open = (instance: string): Promise<Store> =>
+    const open = (instance: string): Promise<FileStore> =>
       openNfs({ uri: `nfs://${server.host}/`, options: portsOf(server), instance });
     // One after the other, here and below: go-nfs looks and then creates, so of two at once both may be told that they did.
     const stores = [await open('one'), await open('two'), await open('three')];
     expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
     const want = spec('a');
-    const [first, ...rest] = stores as [Store, ...Store[]];
+    const [first, ...rest] = stores as [FileStore, ...FileStore[]];
     const volume = await first.create(want, scope);
     for (const store of rest) {
       expect((await store.create({ ...want, id: newVolumeId() }, scope)).id).toBe(volume.id);
@@ -144,7 +144,7 @@ test('stores on one server share its connections; closing one leaves the others'
 
   const kind = createNfsStoreKind(systemClock(), createConnect(systemClock()));
   const ports = { port: `${port}`, mountport: `${mountPort}` };
-  const open = (name: string, options = {}): Promise<Store> =>
+  const open = (name: string, options = {}): Promise<FileStore> =>
     openNfs({ uri: `nfs://${host}/${name}`, options: { ...ports, ...options }, kind });
   const [one, two] = [await open('one'), await open('two')];
   await Promise.all([one, two].flatMap((store) => ['a', 'b', 'c'].map((called) => store.create(spec(called), scope))));

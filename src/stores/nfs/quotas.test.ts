@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NfsWay, Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -12,19 +11,20 @@ import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { type Api, startServer } from '#testing/server.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 
 const GiB = 1024n ** 3n;
 let folder: string;
-let store: Store;
+let store: FileStore;
 
 const kind = () => createNfsStoreKind(systemClock(), connectToDisk(folder));
-const open = async (options: Readonly<Record<string, string>> = {}, readOnly = false): Promise<Store> => {
+const open = async (options: Readonly<Record<string, string>> = {}, readOnly = false): Promise<FileStore> => {
   const opened = await openNfs({ uri: 'nfs://nowhere/export', options, readOnly, kind: kind() });
   onTestFinished(() => opened.close());
   return opened;
 };
-const wayOf = async (volume: Volume, of: Store = store): Promise<NfsWay> => {
+const wayOf = async (volume: Volume, of: FileStore = store): Promise<NfsWay> => {
   const source = await of.source(volume, scope);
   if (source.kind !== 'nfs') throw new Error(`a source of kind ${source.kind}`);
   return source.way;
@@ -88,7 +88,7 @@ test('growing is told to who has it mounted', async () => {
 describe.each([
   ['deleted', (volume: Volume) => store.delete(volume, scope)],
   ['put into the trash', (volume: Volume) => store.trash.put(volume, keptForAWeek(1), scope)],
-  ['released', (volume: Volume) => store.release(volume, scope)],
+  ['released', (volume: Volume) => store.adoption.release(volume, scope)],
 ])('when it is %s', (_how, empty) => {
   test('the ledger goes, mounted before or not', async () => {
     const [a, b] = [await enforced('a'), await enforced('b')];

@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { StowageError } from '#core/errors.ts';
-import type { Store } from '#core/ports.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
@@ -14,6 +13,7 @@ import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full
 import { openNfs } from '#testing/nfs-store.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 /** A folder on a disk of its own, which is unmounted at the end of the test. */
 function smallDisk(): { readonly disk: string; readonly state: string } {
@@ -52,7 +52,7 @@ describe.each(['our own server', 'ganesha'] as const)('with one free block left 
   const isSkipped = needs('root', 'mount', ...(kind === 'ganesha' ? (['ganesha'] as const) : []));
   test.skipIf(isSkipped)('no change of a record cuts it short, and each succeeds once there is room', async () => {
     const { disk, ...server } = await servers[kind]();
-    const store: Store = await openNfs(server);
+    const store: FileStore = await openNfs(server);
     onTestFinished(() => store.close());
     const volume = await store.create(volumeSpec('a', { labels: manyLabels }), scope);
     fillUpToOneBlock(disk);

@@ -5,12 +5,12 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Use, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createMarks, isFree, isProcessMark, isTaken } from './lock-marks.ts';
 
@@ -53,20 +53,20 @@ async function emptyRoot(): Promise<string> {
   return root;
 }
 
-async function opened(root: string): Promise<Store> {
+async function opened(root: string): Promise<FileStore> {
   const kind = createNfsStoreKind(systemClock(), connectToDisk(root));
   const store = await openNfs({ uri: 'nfs://nowhere/export', options, kind, marks: { own: 1000, dead: [] } });
   onTestFinished(() => store.close());
   return store;
 }
 
-async function fill(store: Store, root: string): Promise<void> {
+async function fill(store: FileStore, root: string): Promise<void> {
   for (const [at, name] of ['alpha', 'before', 'trashed', 'released'].entries())
     await store.create(spec(at + 1, name), scope);
   await store.rename(ref(2, 'before'), volumeName('renamed'), scope);
   await writeFile(join(root, 'a', 'trashed', 'file'), 'deleted in version 1\n');
   await store.trash.put(ref(3, 'trashed'), keptForAWeek(deletedAt), scope);
-  await store.release(ref(4, 'released'), scope);
+  await store.adoption.release(ref(4, 'released'), scope);
   await store.trash.expired(week, scope);
   // `source` creates the quota folder, and `expand` writes the new size into it.
   await store.source(ref(1, 'alpha'), scope);
@@ -84,14 +84,14 @@ test('an NFS store is byte for byte the one that 0.1 leaves', async () => {
 
 describe('an NFS store that 0.1 left', () => {
   let root: string;
-  let store: Store;
+  let store: FileStore;
   beforeEach(async () => {
     root = await emptyRoot();
     await writeTree(root, await fixture());
     for (const path of Object.keys(await fixture()).filter((one) => one.includes('/locks/')))
       await utimes(join(root, path), 1, 1);
     store = await opened(root);
-    await store.sweep(scope);
+    await store.housekeeping.sweep(scope);
   });
 
   test('is the same store, with all its volumes', async () => {

@@ -4,7 +4,6 @@ import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
@@ -16,6 +15,7 @@ import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after
 // the server has done it. Nothing that is not due may be lost, and what is due must go in the end.
@@ -37,7 +37,7 @@ interface Entries {
 }
 
 /** A running host. */
-type Host = Store & { readonly clock: ReturnType<typeof impatient> };
+type Host = FileStore & { readonly clock: ReturnType<typeof impatient> };
 
 const lives = createLives();
 
@@ -105,9 +105,9 @@ async function crashes(next: () => Promise<{ readonly ground: Ground; readonly e
       const store = await open(ground, 'mortal');
       // As a restart repeats what was begun.
       await store.trash.purgeExpired(entries.due.id, scope);
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
       await maintain(store);
-      await store.reclaim(scope);
+      await store.housekeeping.reclaim(scope);
       expect(wrongRecords(contents.records()), where).toEqual([]);
       expect(
         (await store.trash.list(scope)).map(({ volume }) => volume.id),

@@ -4,7 +4,6 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
@@ -15,6 +14,7 @@ import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 const minute = 60_000;
 const day = 24 * 60 * minute;
@@ -22,7 +22,7 @@ const day = 24 * 60 * minute;
 describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () => {
   let folder: string;
   let server: Awaited<ReturnType<typeof startGanesha>>;
-  let store: Store;
+  let store: FileStore;
   const clock = impatient(systemClock());
 
   beforeEach(async () => {
@@ -48,7 +48,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
 
   test('takes volumes, and gives them back when there is room', async () => {
     const made = [await create('a'), await create('b')];
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     fill();
     for (const volume of made) {
       const expiresAt = await store.trash.put(volume, { deletedAt: 1, retention: day }, scope);
@@ -57,7 +57,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     expect((await store.trash.list(scope)).map(({ volume }) => volume.name).toSorted()).toEqual(['a', 'b']);
     expect(readdirSync(reserve()).length).toBeLessThan(8);
     rmSync(join(folder, 'filling'), { recursive: true });
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(readdirSync(reserve())).toHaveLength(8);
     for (const { id, name } of made) expect((await store.trash.restore(id, name, scope)).id).toBe(id);
   });

@@ -4,7 +4,6 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -14,6 +13,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Hosts that are suspended or die while they work on the trash of a store that others share.
 
@@ -27,7 +27,7 @@ beforeEach(() => {
 });
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   readonly clock: ReturnType<typeof impatient>;
   hook: Hook;
 }
@@ -60,7 +60,7 @@ const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);
 /** Rounds of maintenance, half a minute apart. The test times out if they do not lead there. */
 async function maintainUntil({ clock, store }: Host, isDone: () => boolean): Promise<void> {
   for (; !isDone(); clock.pass(minute / 2)) {
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     await store.trash.expired(week, scope);
   }
 }
@@ -117,7 +117,7 @@ describe('a host that is suspended right before it purges', () => {
     });
     await expect(purge(slow, volume)).rejects.toMatchObject({ code: 'deadline' });
     expect(wasSuspended()).toBe(true);
-    for (const { store } of [slow, other]) await store.reclaim(scope);
+    for (const { store } of [slow, other]) await store.housekeeping.reclaim(scope);
     expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);
     await untilFree(other, () => other.store.trash.restore(volume.id, volume.name, scope));
     expect(readFileSync(join(folder, 'a', 'file'), 'utf8')).toBe(volume.id);
@@ -168,7 +168,7 @@ test('a repeated purge leaves the data of a later deletion that was interrupted 
   expect([existsSync(own('trash', volume.id, 'data')), existsSync(recordOf(volume))]).toEqual([true, false]);
   for (const only of [{ deletedAt: 1 }, undefined])
     await untilFree(other, () => other.store.trash.purge(volume.id, scope, only));
-  await other.store.reclaim(scope);
+  await other.store.housekeeping.reclaim(scope);
   // The deletion is finished when somebody repeats it.
   await other.store.trash.put(volume, keptForAWeek(2), scope);
   expect(await other.store.trash.list(scope)).toMatchObject([{ volume: { id: volume.id }, deletedAt: 2 }]);

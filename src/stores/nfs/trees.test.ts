@@ -15,7 +15,6 @@ import { join, relative } from 'node:path';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
 import type { Volume } from '#core/model.ts';
-import type { Store } from '#core/ports.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { needs } from '#testbed/needs.ts';
@@ -24,6 +23,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 
 // Whole trees: what users put into volumes, deleted and measured through the server.
 
@@ -38,7 +38,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     hook = ({ make }) => make();
   });
 
-  function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<Store> {
+  function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<FileStore> {
     const connect = tapped(createConnect(systemClock()), (call) => hook(call));
     const kind = createNfsStoreKind(systemClock(), connect);
     return openNfs({ ...place, options: { ...place.options, ...more }, instance, kind });
@@ -88,12 +88,12 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
     await store.delete(made, scope);
     expect([existsSync(top), deleting()]).toEqual([false, [made.id]]);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(deleting()).toEqual([]);
     expect(readFileSync(join(elsewhere, 'kept'), 'utf8')).toBe('kept');
     expect(readFileSync(join(folder, 'b', 'kept'), 'utf8')).toBe('kept');
     expect((await store.get(neighbour.name, scope))?.condition).toBe('ok');
-    expect(await store.orphans(scope)).toEqual([]);
+    expect(await store.housekeeping.orphans(scope)).toEqual([]);
   });
 
   test('data that somebody replaced by a link: the link goes', async () => {
@@ -104,7 +104,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     rmSync(join(folder, 'a'), { recursive: true });
     symlinkSync(elsewhere, join(folder, 'a'));
     await store.delete(made, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect([readdirSync(folder), deleting(), readdirSync(elsewhere)]).toEqual([['.stowage'], [], ['kept']]);
   });
 
@@ -117,17 +117,17 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     mkdirSync(join(folder, 'a', 'of root'), { mode: 0o755 });
     for (const file of ['file', 'other']) writeFileSync(join(folder, 'a', 'of root', file), 'x');
     for (const volume of [one, two]) await store.delete(volume, scope);
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(deleting()).toEqual([one.id]);
     // Nor does it keep what lies beside it.
     expect(readdirSync(deletedAt(one))).toEqual(['of root']);
     const detail = expect.stringMatching(/of root\/(file|other): REMOVE: NFS3ERR_ACCES; 1 more refused/);
-    expect(await store.orphans(scope)).toMatchObject([
+    expect(await store.housekeeping.orphans(scope)).toMatchObject([
       { kind: 'leftover', name: expect.stringContaining(one.id), detail },
     ]);
     chownSync(join(deletedAt(one), 'of root'), 1000, 1000);
-    await store.reclaim(scope);
-    expect([deleting(), await store.orphans(scope)]).toEqual([[], []]);
+    await store.housekeeping.reclaim(scope);
+    expect([deleting(), await store.housekeeping.orphans(scope)]).toEqual([[], []]);
   });
 
   const deletedAt = ({ id }: Volume): string => join(folder, '.stowage', 'deleting', id);
@@ -139,9 +139,13 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       plantTree(made, 100);
       await one.delete(made, scope);
     }
-    await Promise.all([one.reclaim(scope), two.reclaim(scope), one.reclaim(scope)]);
+    await Promise.all([
+      one.housekeeping.reclaim(scope),
+      two.housekeeping.reclaim(scope),
+      one.housekeeping.reclaim(scope),
+    ]);
     expect(deleting()).toEqual([]);
-    expect([await one.orphans(scope), await two.orphans(scope)]).toEqual([[], []]);
+    expect([await one.housekeeping.orphans(scope), await two.housekeeping.orphans(scope)]).toEqual([[], []]);
   });
 
   test('stopped by its signal, it goes on at the next call', async () => {
@@ -155,12 +159,12 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       if (procedure === 'remove' && ++removed === 50) controller.abort();
       return make();
     };
-    const stopped = store.reclaim({ ...scope, signal: controller.signal });
+    const stopped = store.housekeeping.reclaim({ ...scope, signal: controller.signal });
     await expect(stopped).rejects.toMatchObject({ code: 'canceled' });
     const left = readdirSync(deletedAt(made), { recursive: true }).length;
     expect(left).toBeGreaterThan(50);
     hook = ({ make }) => make();
-    await store.reclaim(scope);
+    await store.housekeeping.reclaim(scope);
     expect(deleting()).toEqual([]);
   });
 

@@ -5,7 +5,7 @@ import { systemClock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store, Uses } from '#core/ports.ts';
+import type { Uses } from '#core/ports.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
@@ -15,6 +15,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 
@@ -53,10 +54,10 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
 };
 
 const use: Use = { host: 'h1', node: 'node 1' as NodeName, users: [{ kind: 'pod', name: 'web-0' }] };
-const usesOf = ({ uses }: Store): Uses => uses as Uses;
+const usesOf = ({ uses }: FileStore): Uses => uses as Uses;
 const to = volumeName('renamed');
 
-type Verb = (store: Store, volume: Volume) => Promise<unknown>;
+type Verb = (store: FileStore, volume: Volume) => Promise<unknown>;
 
 const begins: Readonly<Record<string, Verb>> = {
   'record a use': (store, volume) => usesOf(store).put(volume, use, scope),
@@ -65,7 +66,7 @@ const begins: Readonly<Record<string, Verb>> = {
 const ends: Readonly<Record<string, Verb>> = {
   'delete it': (store, volume) => store.delete(volume, scope),
   'put it into the trash': (store, volume) => store.trash.put(volume, keptForAWeek(1), scope),
-  'release it': (store, volume) => store.release(volume, scope),
+  'release it': (store, volume) => store.adoption.release(volume, scope),
 };
 const rename: Verb = (store, volume) => store.rename(volume, to, scope);
 
@@ -84,8 +85,8 @@ const mostCalls = 80;
 for (const [title, start] of Object.entries(sites))
   describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`on ${title}`, () => {
     let site: Site;
-    let first: Store;
-    let second: Store;
+    let first: FileStore;
+    let second: FileStore;
     /** Stops the first host before that call, and returns when it goes on. */
     let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
     let calls = 0;
@@ -111,7 +112,7 @@ for (const [title, start] of Object.entries(sites))
         },
       };
       const { uri, options } = site;
-      const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<Store> =>
+      const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<FileStore> =>
         openNfs({ uri, options, instance, kind });
       first = await open('first', createNfsStoreKind(clock, tapped(site.connect(), hook)));
       second = await open('second', createNfsStoreKind(waiting, site.connect()));

@@ -14,7 +14,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
-import type { Store, Uses } from '#core/ports.ts';
+import type { Uses } from '#core/ports.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, quickFolder } from '#testing/nfs-contents.ts';
@@ -24,6 +24,7 @@ import { expectTold, refusal } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { takenForDeadMs } from '../shelf/place.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
@@ -34,7 +35,7 @@ import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
 const dead = newProcessMark();
 
 let folder: string;
-let store: Store;
+let store: FileStore;
 let uses: Uses;
 let volume: Volume;
 /** Procedures called since it was emptied. */
@@ -63,7 +64,7 @@ const at = (file: string): string => join(usersFolder(), volume.id, file);
 
 const ends = {
   delete: () => store.delete(volume, scope),
-  release: () => store.release(volume, scope),
+  release: () => store.adoption.release(volume, scope),
   'put into the trash': () => store.trash.put(volume, keptForAWeek(1), scope),
 } as const;
 const uneasy = { ...ends, rename: () => store.rename(volume, volumeName('pictures'), scope) };

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { NodeName, Use, VolumeId, VolumeRef } from '#core/model.ts';
-import type { Store, Uses } from '#core/ports.ts';
+import type { Uses } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
@@ -18,6 +18,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { startServer } from '#testing/server.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
+import type { FileStore } from '../shelf/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
@@ -34,12 +35,12 @@ interface Served {
 /** A day ahead: whatever is told of time must not come from here. */
 const fastClock = { ...systemClock(), now: () => Date.now() + 86_400_000 };
 
-function usesOf(store: Store): Uses {
+function usesOf(store: FileStore): Uses {
   if (store.uses === undefined) throw new Error('this store has no use records');
   return store.uses;
 }
 
-async function openStore({ uri, options, connect }: Served, instance = 'instance-1'): Promise<Store> {
+async function openStore({ uri, options, connect }: Served, instance = 'instance-1'): Promise<FileStore> {
   const store = await openNfs({ uri, options, instance, kind: createNfsStoreKind(fastClock, connect) });
   onTestFinished(() => store.close());
   return store;
@@ -72,7 +73,7 @@ const recordsIn = (folder: string): string[] =>
 
 function contract(serve: () => Promise<Served>): void {
   let served: Served;
-  let store: Store;
+  let store: FileStore;
   let uses: Uses;
   let volume: VolumeRef;
   let id: VolumeId;

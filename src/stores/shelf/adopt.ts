@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, VolumeName, VolumeSpec } from '#core/model.ts';
 import { isVolumeName, quoted, volumeName } from '#core/names.ts';
-import type { Adoptable, Store } from '#core/ports.ts';
+import type { Adoptable, AdoptionFacet } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
 import type { Entry } from './files.ts';
@@ -22,7 +22,7 @@ const readsAtOnce = 16;
 /** Of a folder that the store's rule for paths made. */
 export const holdsVolumes = 'it holds volumes';
 
-export function createAdopt(parts: Parts): Pick<Store, 'adoptable' | 'adopt'> {
+export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'adopt'> {
   const { place, layout, during, dataPath, volume } = parts;
   return {
     adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts, scope), 'long'),

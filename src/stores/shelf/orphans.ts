@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Orphan, VolumeName } from '#core/model.ts';
 import { isVolumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import type { Housekeeping } from '#core/ports.ts';
 import { findAdoptable, holdsVolumes } from './adopt.ts';
 import { leftovers } from './leftovers.ts';
 import type { Parts } from './parts.ts';
@@ -10,7 +10,7 @@ import { inspect } from './reading.ts';
 
 const readsAtOnce = 16;
 
-export function createOrphans(parts: Parts): Store['orphans'] {
+export function createOrphans(parts: Parts): Housekeeping['orphans'] {
   const { place, during } = parts;
   const store = place.store;
 

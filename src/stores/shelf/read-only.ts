@@ -4,17 +4,20 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { notFound } from './errors.ts';
 import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
 import type { Place } from './place.ts';
 import { recordedNames, unobvious } from './reading.ts';
+import type { FileStore } from './verbs.ts';
 
 const looksAtOnce = 16;
 const listing = 'listing volumes';
 
-type Verbs = Exclude<keyof Store, 'identity' | 'name' | 'changedByOthers' | 'access' | 'sources' | 'check' | 'room'>;
+type Verbs = Exclude<
+  keyof FileStore,
+  'identity' | 'name' | 'changedByOthers' | 'access' | 'sources' | 'check' | 'room'
+>;
 
 interface Found {
   readonly path: string;
@@ -22,7 +25,7 @@ interface Found {
 }
 
 /** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
-export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
+export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
   const { place, layout, during, dataPath, volume } = parts;
   const { files } = place;
 
@@ -70,7 +73,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
       return { data, elsewhere };
     });
 
-  const names: Store['names'] = async (scope) => {
+  const names: FileStore['names'] = async (scope) => {
     const { data, elsewhere } = await candidates(scope);
     const visible: VolumeName[] = [];
     await eachBounded(data, looksAtOnce, async (name) => {
@@ -119,17 +122,18 @@ export function createReadOnlyVerbs(parts: Parts): Pick<Store, Verbs> {
         'long',
       ),
     ...createRefusals(place),
-    adoptable: async () => [],
-    orphans: async () => [],
-    sweep: async () => undefined,
-    reclaim: async () => undefined,
+    housekeeping: {
+      sweep: async () => undefined,
+      orphans: async () => [],
+      reclaim: async () => undefined,
+    },
     close: () => place.close(),
   };
 }
 
-type Changes = 'create' | 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'adopt' | 'claim' | 'trash';
+type Changes = 'create' | 'delete' | 'rename' | 'label' | 'expand' | 'trash' | 'adoption';
 
-function createRefusals(place: Place): Pick<Store, Changes> {
+function createRefusals(place: Place): Pick<FileStore, Changes> {
   const refuse = (name: string, verb: string) => async (): Promise<never> => {
     throw new StowageError(`store ${place.store} is read-only: ${name} cannot be ${verb}`, {
       code: 'denied',
@@ -143,12 +147,9 @@ function createRefusals(place: Place): Pick<Store, Changes> {
   return {
     create: refusing('created'),
     delete: refusing('deleted'),
-    release: refusing('released'),
     rename: refusing('renamed'),
     label: refusing('labelled'),
     expand: refusing('expanded'),
-    adopt: refusing('adopted'),
-    claim: refusing('claimed'),
     trash: {
       put: refusing('deleted'),
       list: async () => [],
@@ -156,6 +157,12 @@ function createRefusals(place: Place): Pick<Store, Changes> {
       purge: (id) => refuse(id, 'purged')(),
       expired: async () => [],
       purgeExpired: async () => false,
+    },
+    adoption: {
+      adoptable: async () => [],
+      adopt: refusing('adopted'),
+      claim: refusing('claimed'),
+      release: refusing('released'),
     },
   };
 }

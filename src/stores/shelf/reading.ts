@@ -1,11 +1,12 @@
 import type { Scope } from '#base/log.ts';
 import type { Inspection, VolumeName } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
-import type { ChangedByOthers, Store } from '#core/ports.ts';
+import type { ChangedByOthers } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
 import type { Meta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { hasMoved } from './settle.ts';
+import type { FileStore } from './verbs.ts';
 
 const readsAtOnce = 16;
 const recordOf = /^(.*)\.meta$/;
@@ -29,7 +30,7 @@ export function createMarks({ place, during }: Parts): Required<ChangedByOthers>
   };
 }
 
-export function createReading(parts: Parts): Pick<Store, 'get' | 'list' | 'names' | 'source' | 'usage'> {
+export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'names' | 'source' | 'usage'> {
   const { place, layout, during, dataPath, held, volume } = parts;
   const { files } = place;
   const names = (scope: Scope): Promise<readonly VolumeName[]> =>

@@ -5,7 +5,6 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import type { Volume, VolumeSpec } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -15,6 +14,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
+import type { FileStore } from './verbs.ts';
 
 // With other hosts on the store, an empty record keeps a name: for a volume that is being made, adopted or moved there.
 // A host that dies leaves it behind, beside data that are already there.
@@ -39,7 +39,7 @@ function plant(called: string): void {
 }
 
 interface Host {
-  readonly store: Store;
+  readonly store: FileStore;
   /** As often as a host looks that is there for a while. */
   sweepForLong(): Promise<void>;
 }
@@ -54,10 +54,10 @@ async function host(instance: string, hook: Hook = never): Promise<Host> {
     store,
     sweepForLong: async () => {
       for (const ms of [61_000, 1_500, 1_500, 1_500]) {
-        await store.sweep(scope);
+        await store.housekeeping.sweep(scope);
         clock.pass(ms);
       }
-      await store.sweep(scope);
+      await store.housekeeping.sweep(scope);
     },
   };
 }
@@ -65,7 +65,7 @@ async function host(instance: string, hook: Hook = never): Promise<Host> {
 /** Does something, and is killed when the server has done that call. */
 async function killedAfter(
   isLast: (procedure: string, text: string) => boolean,
-  work: (store: Store) => Promise<unknown>,
+  work: (store: FileStore) => Promise<unknown>,
 ): Promise<void> {
   let isDead = false;
   const { store } = await host('one', async ({ procedure, args, make }) => {
@@ -85,7 +85,7 @@ describe('a name that was taken for data that are to be adopted', () => {
     plant('d');
     await killedAfter(
       (procedure, text) => procedure === 'create' && text.includes("'d.meta'"),
-      (store) => store.adopt(name('d'), spec('d', 'one'), scope),
+      (store) => store.adoption.adopt(name('d'), spec('d', 'one'), scope),
     );
     expect([lying(), read('d.meta')]).toEqual([['d', 'd.meta'], '']);
   };
@@ -93,21 +93,21 @@ describe('a name that was taken for data that are to be adopted', () => {
   test('is given back by its taker when that comes back', async () => {
     await die();
     const back = await host('one');
-    await back.store.sweep(scope);
+    await back.store.housekeeping.sweep(scope);
     expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 
   test('is given back by another host only when its taker has been silent for long', async () => {
     await die();
     const other = await host('two');
-    for (let i = 0; i < 3; i++) await other.store.sweep(scope);
+    for (let i = 0; i < 3; i++) await other.store.housekeeping.sweep(scope);
     expect(lying()).toEqual(['d', 'd.meta']);
     await other.sweepForLong();
     expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 });
 
-describe.each<[string, (store: Store, volume: Volume) => Promise<unknown>]>([
+describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>([
   ['renamed', (store, volume) => store.rename(volume, name('n'), scope)],
   [
     'restored',
@@ -133,7 +133,7 @@ describe.each<[string, (store: Store, volume: Volume) => Promise<unknown>]>([
     await other.sweepForLong();
     expect(read('n.meta')).toBe('');
     const back = await host('one');
-    await back.store.sweep(scope);
+    await back.store.housekeeping.sweep(scope);
     expect((await back.store.get(name('n'), scope))?.volume.id).toBe(volume.id);
     expect([lying(), read('n', 'file')]).toEqual([['n', 'n.meta'], volume.id]);
   });
@@ -141,7 +141,7 @@ describe.each<[string, (store: Store, volume: Volume) => Promise<unknown>]>([
   test('keeps the data from being adopted as another volume', async () => {
     const other = await host('two');
     await other.sweepForLong();
-    const adopted = other.store.adopt(name('n'), spec('n', 'two'), scope);
+    const adopted = other.store.adoption.adopt(name('n'), spec('n', 'two'), scope);
     await expect(adopted).rejects.toMatchObject({ code: 'exists', reason: 'volume-exists' });
   });
 });

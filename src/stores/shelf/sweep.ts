@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
-import type { Store } from '#core/ports.ts';
+import type { Housekeeping } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
 import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
@@ -14,7 +14,7 @@ import { settleStaged } from './trash-staging.ts';
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';
 
-export function createSweep(parts: Parts): Pick<Store, 'sweep' | 'reclaim'> {
+export function createSweep(parts: Parts): Required<Pick<Housekeeping, 'sweep' | 'reclaim'>> {
   const { place, during } = parts;
 
   async function sweep(scope: Scope): Promise<void> {

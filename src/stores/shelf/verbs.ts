@@ -1,4 +1,4 @@
-import type { Store } from '#core/ports.ts';
+import type { Housekeeping, Store, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
 import { createCreate } from './create.ts';
 import { createOrphans } from './orphans.ts';
@@ -7,15 +7,25 @@ import { createReadOnlyVerbs } from './read-only.ts';
 import { createReading } from './reading.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createEnforce, createNoteUse, createVolumes } from './volumes.ts';
+import { createEnforce, createNoteUse, createRelease, createVolumes } from './volumes.ts';
+
+type Facets = 'names' | 'expand' | 'rename' | 'usage' | 'room' | 'trash' | 'adoption';
+
+/** A store that keeps volumes as files. These facets do not depend on its options or its layout. */
+export type FileStore = Store & Required<Pick<Store, Facets>> & { readonly housekeeping: Required<Housekeeping> };
+
+export interface FileStoreKind extends StoreKind {
+  open(...opening: Parameters<StoreKind['open']>): Promise<FileStore>;
+}
 
 /** All that is done with volumes, the same for every store that keeps them as files. */
 export function createVerbs(
   parts: Parts,
   readOnly: boolean,
-): ReturnType<typeof createReadOnlyVerbs> & Pick<Store, 'room'> {
+): ReturnType<typeof createReadOnlyVerbs> & Pick<FileStore, 'room'> {
   const { place, during } = parts;
-  const room: Store['room'] = (scope) => during('measuring the free space', [], scope, () => place.room(scope.signal));
+  const room: FileStore['room'] = (scope) =>
+    during('measuring the free space', [], scope, () => place.room(scope.signal));
   const enforcement = enforcementOf(parts, readOnly);
   if (readOnly) return { ...createReadOnlyVerbs(parts), ...enforcement, room };
   return {
@@ -24,11 +34,10 @@ export function createVerbs(
     ...createVolumes(parts),
     ...enforcement,
     ...(parts.layout.opaque ? createNoteUse(parts) : {}),
-    ...createAdopt(parts),
     create: createCreate(parts),
     trash: createTrash(parts),
-    orphans: createOrphans(parts),
-    ...createSweep(parts),
+    adoption: { ...createAdopt(parts), ...createRelease(parts) },
+    housekeeping: { ...createSweep(parts), orphans: createOrphans(parts) },
     close: () => place.close(),
   };
 }

@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeName, VolumeRef } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
-import type { Enforcement, Store } from '#core/ports.ts';
+import type { AdoptionFacet, Enforcement, Store } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { isRefusal } from './files.ts';
 import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
@@ -10,8 +10,9 @@ import { takeName } from './naming.ts';
 import { pruneParents } from './parents.ts';
 import type { HeldScope, Limit, Parts } from './parts.ts';
 import { usable } from './reading.ts';
+import type { FileStore } from './verbs.ts';
 
-type Verbs = 'delete' | 'release' | 'rename' | 'label' | 'expand' | 'claim';
+type Verbs = 'delete' | 'rename' | 'label' | 'expand';
 
 const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
@@ -61,7 +62,7 @@ export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
   };
 }
 
-export function createVolumes(parts: Parts): Pick<Store, Verbs> {
+export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
   const { place, layout, during, emptying, dataPath, volume } = parts;
   const { files } = place;
   const changing = createChanging(parts);
@@ -88,24 +89,11 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         },
         { keepsQuota: onlyIfEmpty },
       ),
-    release: (ref, scope) =>
-      emptying(called('releasing', ref.name), ref, scope, async (meta, { limit }) => {
-        // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
-        // before it was renamed, or an abandoned intent, must not.
-        await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
-        limit.check();
-        await files.rename(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
-        await place.sync();
-      }),
     rename: (ref, to, scope) =>
       during(called('renaming', ref.name), [ref.name, to, ref.id], scope, (at) => move(parts, ref, to, at)),
     label: (ref, labels, scope) =>
       changing(called('labelling', ref.name), ref, scope, (meta, change) =>
         sameLabels(meta.labels, labels) ? volume(meta) : change({ labels }),
-      ),
-    claim: (ref, instance, scope) =>
-      changing(called('claiming', ref.name), ref, scope, (meta, change) =>
-        meta.instance === instance ? volume(meta) : change({ instance }),
       ),
     expand: (ref, bytes, scope) =>
       changing(called('expanding', ref.name), ref, scope, async (meta, change) => {
@@ -115,6 +103,27 @@ export function createVolumes(parts: Parts): Pick<Store, Verbs> {
         await layout.grow(await usable(parts, meta), meta, bytes, scope);
         return meta.bytes === bytes ? volume(meta) : change({ bytes });
       }),
+  };
+}
+
+export function createRelease(parts: Parts): Pick<AdoptionFacet, 'release' | 'claim'> {
+  const { place, emptying, volume } = parts;
+  const changing = createChanging(parts);
+
+  return {
+    release: (ref, scope) =>
+      emptying(called('releasing', ref.name), ref, scope, async (meta, { limit }) => {
+        // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
+        // before it was renamed, or an abandoned intent, must not.
+        await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
+        limit.check();
+        await place.files.rename(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
+        await place.sync();
+      }),
+    claim: (ref, instance, scope) =>
+      changing(called('claiming', ref.name), ref, scope, (meta, change) =>
+        meta.instance === instance ? volume(meta) : change({ instance }),
+      ),
   };
 }
 

@@ -1,9 +1,10 @@
 import { existsSync, mkdirSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import type { SourceKind, SourceOf } from '#core/model.ts';
+import type { SourceKind, SourceOf, StoreName, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Client, Mounter } from '#core/ports.ts';
+import { collectingLog } from '../calls.ts';
 import { targetAt } from '../staging-target.ts';
 import { scope } from './store.ts';
 import { refused, twice } from './twice.ts';
@@ -25,13 +26,25 @@ export interface ClientUnderTest<K extends SourceKind> extends AsyncDisposable {
   readonly folders?: { readonly whole: string; readonly part: string };
   /** Present where something serves mounts: it ends, and resolves when that can be known. */
   readonly kill?: () => Promise<void>;
+  /** With `kill`: writes something into the mount, which its server does not take until the returned object is disposed of. */
+  readonly hang?: (at: string) => Promise<AsyncDisposable>;
+  /** With `kill`: another mount namespace has the mount, too, until the returned object is disposed of. */
+  readonly copy?: (at: string) => Promise<AsyncDisposable>;
+  /** Present where staging sets up more than the mount: what is set up for the source now. */
+  readonly attached?: () => readonly string[];
 }
 
 /** The promises of the port `Client`. `facets`: those that this one must have. */
 export function clientContract<K extends SourceKind>(
   title: string,
   make: () => Promise<ClientUnderTest<K>>,
-  facets: { readonly lose?: boolean; readonly kill?: boolean; readonly folders?: boolean } = {},
+  facets: {
+    readonly lose?: boolean;
+    readonly kill?: boolean;
+    readonly folders?: boolean;
+    readonly attached?: boolean;
+    readonly sharing?: boolean;
+  } = {},
 ): void {
   describe(`${title}: the contract of a client`, () => {
     let under: ClientUnderTest<K>;
@@ -143,6 +156,18 @@ export function clientContract<K extends SourceKind>(
       }
     });
 
+    test('a source that needs no options for its mount stays the same object', () => {
+      const use = { readOnly: false, group: undefined };
+      expect(under.client.withMountOptions?.(under.source, use) ?? under.source).toBe(under.source);
+    });
+
+    test('unstage does nothing when its signal has ended', async () => {
+      await stage();
+      const ended = { ...scope, signal: AbortSignal.abort(new Error('enough')) };
+      await expect(under.client.unstage(under.source, targetAt(under.at), ended)).rejects.toThrow('enough');
+      expect(await staged()).toBe(1);
+    });
+
     test('stage does nothing when its signal has ended', async () => {
       const signal = AbortSignal.abort(new Error('enough'));
       await under.client.stage(under.source, targetAt(under.at), { ...scope, signal }).catch(() => undefined);
@@ -155,6 +180,35 @@ export function clientContract<K extends SourceKind>(
       await twice(grow);
       expect(await staged()).toBe(1);
     });
+
+    if (facets.attached === true)
+      test('unstage after somebody else unmounted the stage detaches what the mount table does not show', async () => {
+        const attached = (): readonly string[] => under.attached?.() ?? [];
+        expect(attached()).toEqual([]);
+        await twice(stage);
+        expect(attached()).toHaveLength(1);
+        await under.mounter.unmount(under.at, scope);
+        await twice(unstage);
+        expect(attached()).toEqual([]);
+      });
+
+    if (facets.sharing === true)
+      test('a source that was stored shares a mount like the original, and can be replaced by it', () => {
+        const { sharing } = under.client;
+        const stored = (): SourceOf<K> => JSON.parse(JSON.stringify(under.source));
+        const volume = { store: 'silver' as StoreName, name: 'a' as VolumeName };
+        const log = collectingLog();
+        for (const [wanted, known] of [
+          [stored(), under.source],
+          [under.source, stored()],
+          [stored(), stored()],
+        ] as const) {
+          expect(sharing?.join(volume, wanted, known, log)).toEqual(known);
+          expect(JSON.stringify(sharing?.replace(known, wanted))).toBe(JSON.stringify(under.source));
+          expect(sharing?.groupOf(known)).toBe(sharing?.groupOf(wanted));
+        }
+        expect(log.lines).toEqual([]);
+      });
 
     if (facets.lose === true)
       test('stage of data that are gone is refused, and leaves nothing mounted', async () => {
@@ -231,17 +285,52 @@ export function clientContract<K extends SourceKind>(
 
     if (facets.kill === true)
       describe('a mount that a process serves', () => {
+        const target = () => targetAt(under.at);
+        const flush = async (): Promise<void> => await under.client.flush?.(under.source, target(), scope);
+        const elsewhere = (): Promise<boolean | undefined> =>
+          twice(async () => await under.client.elsewhere?.(under.source, target(), scope));
+
+        test('is busy while its server does not take what was written, and stays', async () => {
+          await stage();
+          {
+            await using _hung = await under.hang?.(under.at);
+            expect(await refused(flush)).toMatchObject({ code: 'busy', reason: 'data-unwritten' });
+            expect(await staged()).toBe(1);
+          }
+          await twice(flush);
+          expect(await staged()).toBe(1);
+        });
+
+        test('is served elsewhere after an unstage while another mount namespace has it', async () => {
+          await stage();
+          {
+            await using _copy = await under.copy?.(under.at);
+            await unstage();
+            expect(await staged()).toBe(0);
+            expect(await elsewhere()).toBe(true);
+          }
+          expect(await elsewhere()).toBe(false);
+        });
+
+        test('has no trouble any more when it was staged again after its process was killed', async () => {
+          const trouble = async (): Promise<string | undefined> =>
+            await under.client.daemon?.trouble(under.source, target(), scope);
+          await stage();
+          await under.kill?.();
+          expect(['undefined', 'string']).toContain(typeof (await trouble()));
+          await twice(stage);
+          expect(await twice(trouble)).toBeUndefined();
+        });
+
         test('is flushed when nothing is left to write, and stays', async () => {
-          await twice(async () => await under.client.flush?.(under.source, targetAt(under.at), scope));
+          await twice(flush);
           await stage();
           expect(under.client.flush).toBeDefined();
-          await twice(async () => await under.client.flush?.(under.source, targetAt(under.at), scope));
+          await twice(flush);
           expect(await staged()).toBe(1);
         });
 
         test('is not served elsewhere while it is staged, nor after that', async () => {
-          const elsewhere = (): Promise<boolean | undefined> =>
-            twice(async () => await under.client.elsewhere?.(under.source, targetAt(under.at), scope));
           expect(await elsewhere()).toBe(false);
           await stage();
           expect(await elsewhere()).toBe(false);

@@ -181,6 +181,18 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       await twice(() => mounter.detach(at('to'), scope, { abort: true }));
     });
 
+    test('detach with abort takes away a mount that is in use, and nothing else', async () => {
+      under.occupy(at('to'));
+      await bind('from', 'other');
+      using _busy = under.use(at('to'));
+      await twice(() => mounter.detach(at('to'), scope, { abort: true }));
+      expect(await mounted()).toEqual([at('other')]);
+    });
+
+    test('nothing is mounted at a path that does not exist', async () => {
+      expect(await twice(() => mounter.isMounted(at('missing/below'), scope))).toBe(false);
+    });
+
     test('a folder that is opened for engines is in memory, and goes with closing unless something is mounted in it', async () => {
       const folder = under.published;
       await twice(() => mounter.openShared(folder, scope));
@@ -266,6 +278,45 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
       expect(await reap()).toEqual([]);
       expect((await mounted()).toSorted()).toEqual([known, busy, 'foreign'].map(stage).sort());
       expect(await twice(() => mounter.reap(at('missing'), new Set(), scope))).toEqual([]);
+    });
+  });
+}
+
+/** The promises of a `Mounter` that cannot mount. The others of the port do not hold for it. */
+export function unableMounterContract(title: string, make: () => Pick<MounterUnderTest, 'mounter' | 'folder'>): void {
+  describe(`${title}: the contract of a mounter that is unable`, () => {
+    test('says why it cannot mount and what to do', () => {
+      const { unable } = make().mounter;
+      expect([unable?.why, unable?.action]).toEqual([expect.stringMatching(/./), expect.stringMatching(/./)]);
+    });
+
+    test('lists mounts, and says whether something is mounted at a path', async () => {
+      const { mounter, folder } = make();
+      const [first] = await twice(() => mounter.list(scope));
+      expect(await twice(() => mounter.isMounted(first?.at ?? '/', scope))).toBe(first !== undefined);
+      expect(await twice(() => mounter.isMounted(join(folder, 'missing'), scope))).toBe(false);
+    });
+
+    test('refuses everything else with what it takes', async () => {
+      const { mounter, folder } = make();
+      const calls: readonly (() => Promise<unknown>)[] = [
+        () => mounter.bind(folder, folder, { readOnly: false }, scope),
+        () => mounter.unmount(folder, scope),
+        () => mounter.detach(folder, scope),
+        () => mounter.openShared(folder, scope),
+        () => mounter.closeShared(folder, scope),
+        () => mounter.inspectTarget(folder, 'filesystem', scope),
+        () => mounter.locate(folder, scope),
+        () => mounter.makeTarget(folder, 'filesystem', scope),
+        () => mounter.removeTarget(folder, scope),
+        () => mounter.reap(folder, new Set(), scope),
+      ];
+      for (const call of calls) {
+        const { code, reason, message, action } = await refused(call);
+        expect([code, reason]).toEqual(['unsupported', 'mount-unable']);
+        expect(message).toContain(mounter.unable?.why);
+        expect(action).toBe(mounter.unable?.action);
+      }
     });
   });
 }

@@ -1,9 +1,12 @@
+import { readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type {
   Mount,
+  NfsWay,
   NodeName,
   Operation,
   OperationId,
+  Source,
   StoreName,
   Token,
   Volume,
@@ -62,6 +65,44 @@ const mount = (target: string, more: Partial<Mount> = {}): Mount => ({
   madeTarget: true,
   ...more,
 });
+
+const node = 'here' as NodeName;
+const way: NfsWay = {
+  ...{
+    client: 'built-in',
+    addresses: ['10.0.0.1'],
+    port: 2049,
+    mountPort: undefined,
+    root: 'cm9vdA==',
+    connections: 2,
+  },
+  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'all', uid: 1, gid: 2, softMs: undefined },
+  ...{ maxRead: 65_536, maxWrite: 65_536, locks: 'node', readOnly: false, quota: undefined },
+};
+const fullWay: NfsWay = {
+  ...{
+    ...way,
+    mountPort: 20_048,
+    sourcePorts: 'privileged',
+    tls: { folder: '/etc/tls' },
+    network: 'netns:a',
+    group: 7,
+  },
+  ...{ softMs: 1000, retries: 2, sync: true, quota: { bytes: 2 ** 40, ledger: 'bGVkZ2Vy' } },
+};
+/** Of every kind, with all optional fields and with none. */
+const sources: readonly Source[] = [
+  { kind: 'directory', node, path: '/srv/v1' },
+  { kind: 'loop', node, path: '/srv/v1.img', filesystem: 'xfs' },
+  { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined },
+  { kind: 'loop', node, path: '/srv/v1.img', filesystem: undefined, readOnly: true },
+  { kind: 'nfs', hosts: ['filer'], path: '/export/v1', way },
+  { kind: 'nfs', hosts: ['filer', '10.0.0.2'], path: '/export/v1', way: fullWay },
+];
+/** Of every kind, as 0.1 wrote them. */
+const { operations: intents }: { readonly operations: readonly Pick<Operation, 'kind' | 'params'>[] } = JSON.parse(
+  readFileSync(new URL('../../core/fixtures/stored-1.json', import.meta.url), 'utf8'),
+);
 
 /** The promises of the port `Records`. What is read, is read again after the records were closed and opened. */
 export function recordsContract(title: string, make: () => RecordsUnderTest): void {
@@ -203,6 +244,22 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       write(() => records.mounts.remove('/a'));
       kept(() => [records.mounts.at('/a'), records.mounts.of(idOf(1))], [undefined, []]);
     });
+
+    test.each(sources.map((source) => [JSON.stringify(source), source] as const))(
+      'a mount keeps its source to the letter: %s',
+      (text, source) => {
+        records.mounts.put(mount('/a', { source }));
+        kept(() => JSON.stringify(records.mounts.at('/a')?.source), text);
+      },
+    );
+
+    test.each(intents.map((intent) => [intent.kind, intent] as const))(
+      'an operation keeps its params to the letter: %s',
+      (kind, { params }) => {
+        records.operations.begin(operation(1, { kind, params }));
+        kept(() => JSON.stringify(records.operations.unfinished()[0]?.params), JSON.stringify(params));
+      },
+    );
 
     test('a token is found by its last hash, and is removed once', () => {
       const token: Token = { id: 't', name: 'n', role: 'user', stores: [gold], createdAt: 1, expiresAt: undefined };

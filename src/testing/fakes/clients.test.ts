@@ -30,7 +30,24 @@ async function under<K extends SourceKind>(
 }
 
 const node = 'here' as NodeName;
-const nfsSource = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as SourceOf<'nfs'>;
+const nfsSource: SourceOf<'nfs'> = {
+  kind: 'nfs',
+  hosts: ['filer'],
+  path: '/export/a',
+  way: {
+    ...{
+      client: 'built-in',
+      addresses: ['10.0.0.1'],
+      port: 2049,
+      mountPort: undefined,
+      root: 'cm9vdA==',
+      connections: 1,
+    },
+    ...{ sourcePorts: undefined, tls: { folder: undefined }, network: undefined, squash: 'none', uid: 0, gid: 0 },
+    ...{ softMs: undefined, maxRead: 65_536, maxWrite: 65_536, locks: 'node', readOnly: false },
+    quota: { bytes: 1024, ledger: 'bGVkZ2Vy' },
+  },
+};
 
 clientContract(
   'the directory client on the fake mounter',
@@ -58,6 +75,9 @@ clientContract(
 
 clientContract(
   'the fake NFS client',
-  () => under<'nfs'>(({ nfs }, _folder, at) => ({ client: nfs, source: nfsSource, kill: () => nfs.kill(at) })),
-  { kill: true },
+  () =>
+    under<'nfs'>(({ nfs }, _folder, at) => ({
+      ...{ client: nfs, source: nfsSource, kill: () => nfs.kill(at), hang: nfs.hang, copy: nfs.copy },
+    })),
+  { kill: true, sharing: true },
 );

@@ -5,6 +5,7 @@ import { nfsMountsOf } from '#clients/kinds/nfs-mounts.ts';
 import { nfsSources } from '#clients/kinds/nfs-sharing.ts';
 import { makeStage, removeStage, sourceAt } from '#clients/kinds/staging.ts';
 import { locatedOwn } from '#clients/mounter/paths.ts';
+import { StowageError } from '#core/errors.ts';
 import type { Access, VolumeId } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 import { ownSource } from '#core/staging.ts';
@@ -16,6 +17,10 @@ export interface FakeClients {
   readonly nfs: Client<'nfs'> & {
     /** What serves the mount that is at the path now ends. The mount table still shows the mount. */
     kill(at: string): Promise<void>;
+    /** The mount that is at the path has data that no server takes, until the returned object is disposed of. */
+    hang(at: string): Promise<AsyncDisposable>;
+    /** The mount that is at the path stays served when it is unmounted, until the returned object is disposed of. */
+    copy(at: string): Promise<AsyncDisposable>;
   };
 }
 
@@ -61,6 +66,15 @@ function createFakeLoopClient({ mounter, mount, readTable }: FakeMounts): Client
 function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeClients['nfs'] {
   let count = 0;
   const served = new Set<string>();
+  const [hung, copied] = [new Set<string>(), new Set<string>()];
+
+  const sourceOf = async (at: string): Promise<string> => (await readTable()).at(locatedOwn(at) ?? at)?.source ?? '';
+
+  async function whileIn(marked: Set<string>, at: string): Promise<AsyncDisposable> {
+    const source = await sourceOf(at);
+    marked.add(source);
+    return { [Symbol.asyncDispose]: async () => void marked.delete(source) };
+  }
 
   /** What the mount table calls our mount there. Undefined: nothing is mounted there. */
   async function ours(at: string, volumeId: VolumeId): Promise<string | undefined> {
@@ -96,13 +110,25 @@ function createFakeNfsClient({ mounter, mount, readTable }: FakeMounts): FakeCli
       return staged.map(({ target }) => target.path).filter((at) => !isServed(at));
     },
     mountsOf: async (source, { path }) => nfsMountsOf(source, path, await readTable()),
-    // It keeps nothing in memory, and no other mount namespace has its mounts.
-    flush: async () => undefined,
-    elsewhere: async () => false,
+    flush: async (_source, { path }) => {
+      if (hung.has(await sourceOf(path))) throw unwritten;
+    },
+    elsewhere: async (_source, { path, volumeId }) => {
+      const here = await sourceOf(path);
+      return [...copied].some((source) => source.startsWith(ownSource(volumeId)) && source !== here);
+    },
     daemon: { key: () => '', trouble: async () => undefined },
-    kill: async (at) => void served.delete((await readTable()).at(locatedOwn(at) ?? at)?.source ?? ''),
+    kill: async (at) => void served.delete(await sourceOf(at)),
+    hang: (at) => whileIn(hung, at),
+    copy: (at) => whileIn(copied, at),
   };
 }
+
+const unwritten = new StowageError('a file has data that the server does not have yet', {
+  code: 'busy',
+  reason: 'data-unwritten',
+  action: 'Wait until the server answers again.',
+});
 
 async function takeAway(
   place: string | undefined,

@@ -15,14 +15,14 @@ const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
   names: [scope],
   'changedByOthers.marks': [scope],
   delete: [{}, scope, { onlyIfEmpty: true }],
-  release: [{}, scope],
+  'adoption.release': [{}, scope],
   rename: [{}, 'b', scope],
   label: [{}, {}, scope],
   'enforcement.enforce': [{}, scope],
   expand: [{}, 1n, scope],
   source: [{}, scope],
   usable: [{}, scope],
-  give: [{}, 1, scope],
+  chownToGroup: [{}, 1, scope],
   noteUse: [{}, scope],
   usage: [{}, scope],
   'trash.put': [{}, {}, scope],
@@ -39,12 +39,12 @@ const calls: { readonly [V in GatedVerb]: readonly unknown[] } = {
   check: [scope],
   room: [scope],
   ping: [scope],
-  adoptable: [scope],
-  adopt: ['a', {}, scope],
-  claim: [{}, 'instance', scope],
-  orphans: [scope],
-  sweep: [scope],
-  reclaim: [scope],
+  'adoption.adoptable': [scope],
+  'adoption.adopt': ['a', {}, scope],
+  'adoption.claim': [{}, 'instance', scope],
+  'housekeeping.orphans': [scope],
+  'housekeeping.sweep': [scope],
+  'housekeeping.reclaim': [scope],
 };
 const verbs = Object.keys(calls) as GatedVerb[];
 
@@ -112,10 +112,11 @@ describe('a store with some verbs replaced', () => {
   test('answers with the replacements, and with its own verbs otherwise', async () => {
     const store = replaceVerbs(await openIn(plainKind()), {
       'trash.list': async () => [],
-      sweep: async () => undefined,
+      'housekeeping.sweep': async () => undefined,
     });
-    expect([await call(store, 'trash.list'), await call(store, 'sweep')]).toEqual([[], undefined]);
-    for (const path of verbs) if (path !== 'trash.list' && path !== 'sweep') expect(await call(store, path)).toBe(path);
+    expect([await call(store, 'trash.list'), await call(store, 'housekeeping.sweep')]).toEqual([[], undefined]);
+    for (const path of verbs)
+      if (path !== 'trash.list' && path !== 'housekeeping.sweep') expect(await call(store, path)).toBe(path);
   });
 
   test('is refused when it lacks the verb', async () => {

@@ -1,0 +1,282 @@
+import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
+import { keepApart } from '#app/store-places.ts';
+import { systemClock } from '#base/clock.ts';
+import { createCounting } from '#front/csi/counting.ts';
+import { createUsed } from '#front/docker-plugin/used.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { aCall, collectingLog, inTime, runMaintenance } from '#testing/calls.ts';
+import { gated } from '#testing/fakes/gated-store.ts';
+import { createMinimalStoreKind } from '#testing/fakes/minimal-store.ts';
+import { startCore, type TestCore } from '#testing/start-core.ts';
+import type { Volume } from './model.ts';
+import { storeName } from './names.ts';
+
+// What core does on a store that has the required members and nothing else.
+
+const minimal = createMinimalStoreKind();
+const kind = gated(minimal);
+let folder: string;
+/** The directory of the store. */
+let root: string;
+let config: string;
+let core: TestCore;
+
+const configure = (policy = ''): Promise<void> =>
+  writeFile(config, `stores:\n  plain: minimal://${root}${policy}\n  local: local://${folder}/local\n`);
+
+beforeEach(async () => {
+  folder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-facets-')));
+  onTestFinished(() => rm(folder, { recursive: true }));
+  [root, config] = [join(folder, 'plain'), join(folder, 'stowage.yaml')];
+  for (const name of ['plain', 'local']) await mkdir(join(folder, name));
+  await configure();
+  const first = await startCore({ config, kinds: [createLocalStoreKind(), kind] });
+  core = first;
+  onTestFinished(async () => {
+    await core.stop();
+    await first[Symbol.asyncDispose]();
+  });
+});
+
+const restart = async (): Promise<void> => {
+  await core.stop();
+  core = await startCore({ after: core, config, kinds: [createLocalStoreKind(), kind] });
+};
+const create = (name: string, bytes?: bigint): Promise<Volume> =>
+  core.engine.volumes.create({ store: 'plain', name, bytes, access: undefined, labels: {} }, aCall());
+const volumes = async (): Promise<readonly string[]> => {
+  const query = { stores: ['plain'], labels: {}, contains: undefined, after: undefined, limit: 100 };
+  return (await core.engine.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
+};
+/** The kinds of all operations on record. */
+const operations = (): readonly string[] =>
+  core.engine.operations.page({ limit: 100 }).items.map(({ operation }) => operation.kind);
+const view = () => core.engine.stores.view('plain');
+
+describe('a store with the required members only', () => {
+  test('creates, labels, mounts, inspects, checks and deletes volumes', async () => {
+    const made = await create('a', 10n);
+    const labelled = await core.engine.volumes.label(made.id, { team: 'b' }, undefined, aCall());
+    expect(await core.engine.volumes.inspect(made.id, aCall())).toEqual({ volume: labelled, condition: 'ok' });
+    const target = `${core.folder}-target`;
+    await core.engine.mounts.publish(made.id, target, { readOnly: false, user: undefined, group: 2000 }, aCall());
+    await core.engine.mounts.unpublish(target, made.id, aCall());
+    expect(await core.engine.stores.check('plain', aCall())).toMatchObject({ ok: true });
+    expect(await core.engine.deletions.delete(made.id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
+    expect(await volumes()).toEqual([]);
+    expect(minimal.volumesAt(root).size).toBe(0);
+    await runMaintenance(core.engine);
+  });
+
+  test('has no identity that core could remember', async () => {
+    const made = await core.engine.volumes.createKnown(
+      { store: 'plain', name: 'a', bytes: undefined, access: undefined, labels: {} },
+      aCall(),
+    );
+    expect(made.storeIdentity).toBeUndefined();
+    await core.stop();
+    const records = core.kept.records.open();
+    expect(records.settings.get('identity of local')).toMatch(/./);
+    expect(records.settings.get('identity of plain')).toBe('');
+    records.close();
+    await restart();
+    expect(view().problem).toBeUndefined();
+  });
+
+  test('is not compared with the places of other stores', async () => {
+    const apart = keepApart({ ...minimal, placement: 'anywhere' }, async ({ name }) => ({ on: [name], root }));
+    const { policy, ...given } = view().config;
+    const context = { instance: 'i', node: core.engine.node };
+    for (const name of ['one', 'two'].map(storeName)) {
+      const opened = await apart.open({ ...given, policy, name }, policy, context, aCall());
+      onTestFinished(() => opened.close());
+      expect(opened.name).toBe(name);
+    }
+  });
+
+  test('gives the names of its volumes by listing them', async () => {
+    const [a, b] = [await create('a'), await create('b')];
+    core.engine.records.volumes.remove(a.id);
+    minimal.volumesAt(root).delete(b.name);
+    await restart();
+    expect(await volumes()).toEqual(['a']);
+  });
+
+  test('is changed by Stowage only, so that the catalogue is not compared with it for each list', async () => {
+    const made = await create('a');
+    minimal.volumesAt(root).delete(made.name);
+    expect(await volumes()).toEqual(['a']);
+    expect(await core.engine.answers.silent([view().config.name], aCall())).toEqual(new Set());
+  });
+
+  test('cannot hold a volume to its size, which is a label', async () => {
+    const { id } = await create('a');
+    const enforcing = { store: 'plain', name: 'b', bytes: 10n, enforce: true, access: undefined, labels: {} };
+    const unsupported = {
+      ...{ code: 'unsupported', reason: 'enforcement-unsupported' },
+      message: "store 'plain' cannot hold a volume to its size",
+    };
+    await expect(core.engine.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
+    await expect(core.engine.volumes.enforce(id, true, undefined, aCall())).rejects.toMatchObject(unsupported);
+    expect(operations()).toEqual(['volume.create']);
+  });
+
+  test('refuses to enlarge a volume before an operation is recorded, unless it has that size already', async () => {
+    const made = await create('a', 10n);
+    await expect(core.engine.volumes.expand(made.id, 20n, undefined, aCall())).rejects.toMatchObject({
+      ...{ code: 'unsupported', reason: 'expand-unsupported' },
+      message: "store 'plain' cannot enlarge volumes",
+    });
+    expect(await core.engine.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
+    const target = `${core.folder}-target`;
+    await core.engine.mounts.publish(made.id, target, { readOnly: false, user: undefined }, aCall());
+    expect(await core.engine.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
+    await core.engine.mounts.unpublish(target, made.id, aCall());
+    expect(operations().filter((one) => one === 'volume.expand')).toEqual([]);
+  });
+
+  test('refuses to rename a volume before an operation is recorded, unless it has that name already', async () => {
+    const made = await create('a');
+    await expect(core.engine.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject({
+      ...{ code: 'unsupported', reason: 'rename-unsupported' },
+      message: "store 'plain' cannot rename volumes",
+    });
+    expect(await core.engine.volumes.rename(made.id, 'a', undefined, aCall())).toEqual(made);
+    expect(operations()).toEqual(['volume.create']);
+  });
+
+  test('does not know how much a volume holds, neither for CSI nor for Docker', async () => {
+    const made = await create('a');
+    await expect(core.engine.volumes.usage(made.id, aCall())).rejects.toMatchObject({
+      ...{ code: 'unsupported', reason: 'usage-unsupported' },
+      message: "store 'plain' does not know how much its volumes hold",
+    });
+    const log = collectingLog();
+    const counting = createCounting({ stores: core.engine.stores, clock: systemClock(), log });
+    expect(await counting.of(made)).toBeUndefined();
+    using used = createUsed(core.engine, systemClock(), log);
+    expect(await used.of(made)).toBeUndefined();
+    expect(log.lines).toEqual([]);
+  });
+
+  test('decides by itself whether a volume is deleted that must be empty', async () => {
+    const { id } = await create('a');
+    await expect(core.engine.deletions.delete(id, undefined, aCall(), { discard: true })).rejects.toMatchObject({
+      ...{ code: 'conflict', reason: 'volume-not-empty' },
+    });
+    expect(operations()).toEqual(['volume.delete', 'volume.create']);
+    expect(await volumes()).toEqual(['a']);
+  });
+
+  test('has an unknown amount of free space', async () => {
+    const log = collectingLog();
+    const rooms = await core.engine.answers.rooms(['local', 'plain'].map(storeName), aCall({ log }));
+    expect([...rooms.keys()]).toEqual(['local']);
+    expect(log.lines).toEqual([]);
+  });
+
+  test('is left out where trash is listed, searched and expired', async () => {
+    const { id } = await create('a');
+    const { trash, trashOf, restore, purge } = core.engine.deletions;
+    expect(await trashOf('plain', aCall())).toEqual([]);
+    expect(await trash(['plain', 'local'], aCall())).toEqual({ entries: [], unanswered: [] });
+    const unknown = { code: 'not-found', reason: 'trash-unknown' };
+    await core.engine.deletions.delete(id, undefined, aCall());
+    await expect(restore(id, undefined, () => true, aCall())).rejects.toMatchObject(unknown);
+    await expect(purge(id, () => true, aCall())).rejects.toMatchObject(unknown);
+    const log = collectingLog();
+    await runMaintenance(core.engine, aCall({ log }));
+    expect(log.lines.filter((line) => line.includes('trash'))).toEqual([]);
+  });
+
+  test('refuses to adopt before an operation is recorded', async () => {
+    for (const dryRun of [true, false]) {
+      const adopting = core.engine.adoptions.adopt('plain', { dryRun, data: true }, aCall());
+      await expect(adopting).rejects.toMatchObject({
+        ...{ code: 'unsupported', reason: 'adoption-unsupported' },
+        message: "store 'plain' cannot adopt volumes",
+      });
+    }
+    expect(operations()).toEqual([]);
+  });
+
+  test('has no orphans, no sweep, and no space to free', async () => {
+    const { id } = await create('a');
+    expect(await core.engine.adoptions.orphans('plain', aCall())).toEqual([]);
+    await core.engine.deletions.delete(id, undefined, aCall());
+    await restart();
+    expect(view().problem).toBeUndefined();
+  });
+
+  test('has no records of who uses its volumes', async () => {
+    const made = await create('a');
+    expect(await core.engine.uses.of(made, aCall())).toBeUndefined();
+    await expect(core.engine.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
+      ...{ code: 'unsupported', reason: 'uses-unsupported' },
+      message: "store 'plain' has no records of who uses its volumes: no other host can",
+    });
+  });
+});
+
+describe.each(['archive', 'retain'])('onDelete=%s on a store that does not support it', (onDelete) => {
+  const unsupported = {
+    ...{ code: 'invalid', reason: 'store-policy-unsupported' },
+    message: `store 'plain' does not support onDelete=${onDelete}`,
+  };
+
+  test('is refused when the store is added', async () => {
+    const adding = core.engine.stores.add('other', `minimal://${root}?onDelete=${onDelete}`, aCall());
+    await expect(adding).rejects.toMatchObject({
+      ...{ code: 'invalid', reason: 'store-policy-unsupported' },
+      message: `store 'other' does not support onDelete=${onDelete}`,
+    });
+    expect(core.engine.stores.list().map(({ config: { name } }) => name as string)).toEqual(['plain', 'local']);
+  });
+
+  test('keeps the store closed at a start, until the policy is changed', async () => {
+    await create('a');
+    await configure(`?onDelete=${onDelete}`);
+    await restart();
+    expect(view()).toMatchObject({ store: undefined, problem: unsupported });
+    await configure();
+    await core.reload();
+    expect(view()).toMatchObject({ store: { name: 'plain' }, problem: undefined });
+    expect(await volumes()).toEqual(['a']);
+  });
+
+  test('is refused when only the policy changes, and the old policy stays', async () => {
+    const { id } = await create('a');
+    const { store } = view();
+    await configure(`?onDelete=${onDelete}`);
+    await core.reload();
+    const why = `its options changed, which waits: ${unsupported.message}`;
+    expect(view()).toMatchObject({ config: { policy: { onDelete: 'delete' } }, problem: undefined, pending: why });
+    await core.engine.stores.retry(aCall());
+    expect(view().pending).toBe(why);
+    expect(view().store).toBe(store);
+    expect(await core.engine.deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
+    await configure();
+    await core.reload();
+    expect(view().pending).toBeUndefined();
+  });
+
+  test('is refused by the deletion itself when the policy changed while the store was being opened', async () => {
+    const { id } = await create('a');
+    await writeFile(config, `stores:\n  local: local://${folder}/local\n`);
+    await core.reload();
+    const gate = kind.close('open', { store: 'plain' });
+    await configure();
+    await core.reload();
+    expect(view().problem).toMatchObject({ reason: 'store-opening' });
+    await configure(`?onDelete=${onDelete}`);
+    await core.reload();
+    gate.open();
+    await vi.waitFor(() => expect(view().store).toBeDefined(), inTime);
+    await expect(core.engine.deletions.delete(id, undefined, aCall())).rejects.toMatchObject(unsupported);
+    expect(await volumes()).toEqual(['a']);
+    expect(minimal.volumesAt(root).size).toBe(1);
+  });
+});
