@@ -1,8 +1,8 @@
 import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { beforeAll, expect, test } from 'vitest';
+import { harmlessReasons, inShortByReason } from '#core/error-disclosure.ts';
 import { refusalReasons } from '#core/refusals.ts';
-import { harmlessReasons, inShortByReason } from '#core/telling.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 

@@ -33,7 +33,7 @@ interface About {
   readonly code: ErrorCode;
   readonly reason: string;
   readonly action: string;
-  /** In place of message, and action, for those who are not administrators; left out: telling.ts decides. */
+  /** In place of message, and action, for those who are not administrators; left out: error-disclosure.ts decides. */
   readonly toUsers?: { readonly message: string; readonly action?: string };
   readonly cause?: unknown;
 }

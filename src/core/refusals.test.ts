@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
+import { toldToUser } from './error-disclosure.ts';
 import { StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { unavailable } from './store-errors.ts';
-import { toldToUser } from './telling.ts';
 
 const config = { name: 'silver' } as StoreConfig;
 const problem = (code: StowageError['code'], reason: string): StowageError =>

@@ -1,10 +1,10 @@
 import { basename } from 'node:path';
 import type { Adoption } from '#core/adoption.ts';
+import { harmlessReasons, inShortByReason, type Trouble, toldToUser } from '#core/error-disclosure.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
 import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
-import { harmlessReasons, inShortByReason, type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** What somebody is told of it, who may be nobody known. */
