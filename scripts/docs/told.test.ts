@@ -1,43 +1,15 @@
 import { glob, readFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { beforeAll, expect, test } from 'vitest';
-import { harmlessReasons, inShortByReason } from '#core/error-disclosure.ts';
-import { refusalReasons } from '#core/refusals.ts';
+import { isForEverybody } from '#core/error-disclosure.ts';
+import { codeOfCause, type ErrorReason } from '#core/error-reasons/reason.ts';
+import { errorReasons } from '#core/error-reasons.ts';
 import { type Failure, failuresIn } from './errors.ts';
 import { parse, type Source } from './syntax.ts';
 
-// Who is told what goes wrong: decided for every reason in the sources.
+// The table of reasons agrees with the sources, and who may read a message fits what the message says.
 
 const words = (text: string): string[] => text.trim().split(/\s+/);
-
-/** Said in short to those who are not administrators: their texts name servers, exports, paths, devices, processes. */
-const inShort = words(`
-  agent-account-other agent-answer agent-answer-unreadable agent-lost agent-no-answer agent-node-unknown agent-not-serving agent-protocol-other pod-address-invalid pod-network-ambiguous pod-network-tool-missing pod-network-unknown pod-network-unreadable block-mode command-deadline container-networks-several container-not-running container-without-network engine-answer engine-denied engine-network-hidden
-  engine-network-missing engine-place-unknown engine-refused engine-unknown engine-unreachable keeper-container-impossible keeper-place-unknown
-  keeper-pod-missing keeper-pod-network keeper-pod-ports keeper-pod-upgrade mount-held
-  data-missing data-path-full data-path-moving data-path-unavailable data-unwritten data-wrong-kind directory-unrecorded
-  file-too-large fuse-missing mount-unanswered source-port-taken tls-file-unreadable
-  filesystem-damaged filesystem-unknown folder-occupied format-newer grow-failed grow-needs-unmount image-busy internal
-  layout-differs loop-deadline loop-detaching loop-no-answer loop-read-only loop-unavailable mkfs-failed mount-busy mount-denied mount-failed mount-flags-refused
-  mount-occupied mount-unable mount-vanished mounted-read-only mounts-exhausted mounts-folder-missing not-adoptable
-  owner-denied path-missing path-moved path-no-answer record-unreadable source-read-only state-corrupt state-denied
-  state-full state-io state-locked state-newer state-read-only store-cannot-move store-closing store-damaged
-  store-file-system-read-only store-full store-identity store-in-use store-io-error store-local-elsewhere
-  store-lock-irregular store-locked store-not-on-node store-option-in-cluster store-option-invalid store-option-unknown store-overlaps store-permission
-  store-place-taken store-quota store-records-foreign store-root-changed store-root-missing store-root-not-directory
-  store-shared-elsewhere store-uri-invalid system-table-too-large target-forbidden target-kind too-many-open-files
-  tool-missing tool-not-started volume-data-busy volume-data-unusable volume-in-use volume-in-use-elsewhere
-  volume-served-on volume-use-unknown operation-pending store-not-configured`);
-
-/** Only ever said by the command line, or before the server listens. */
-const neverSent = words(`
-  answer-unreadable config-invalid config-missing config-unreadable confirmation-required door-address-unknown csi-registry-alone connection-ambiguous
-  connection-broken interrupted keeper-not-ready keeper-unsupported kubernetes-unconfigured listen-failed listen-invalid log-level-invalid node-name-changed node-name-invalid node-name-required number-invalid plugin-folder-unusable plugin-socket-in-use port-in-use
-  revision-ambiguous server-no-answer server-not-running socket-denied socket-in-use socket-path-long socket-path-taken
-  state-folder-unusable store-ambiguous token-file token-malformed trash-ambiguous trash-not-found url-credentials
-  url-invalid usage account-unknown controller-unreachable kubeconfig-missing kubeconfig-unreadable kubeconfig-unusable
-  command-not-in-cluster kubernetes-refused kubernetes-unreachable proxy-denied stowage-not-installed token-request-denied
-  kubernetes-denied take-over-not-possible`);
 
 /** What may stand in a harmless text: what the asker gave, names of what they may see, numbers and states. */
 const filledIn = words(`
@@ -60,28 +32,49 @@ beforeAll(async () => {
   ofStores = failuresIn(sources.filter(({ path }) => path.startsWith('src/stores/')));
 });
 
-test('every reason is for everybody, or said in short, or never sent; those of NFS are always said in short', () => {
-  const found = new Set(failures.map(({ reason }) => reason).filter((reason) => !reason.startsWith('nfs-')));
-  expect([...harmlessReasons, ...inShort, ...neverSent].sort()).toEqual([...found].sort());
-  expect([...harmlessReasons].filter((reason) => reason.startsWith('nfs-'))).toEqual([]);
+const table = Object.entries<ErrorReason>(errorReasons);
+const reasonsThat = (fits: (about: ErrorReason) => boolean): string[] =>
+  table.flatMap(([reason, about]) => (fits(about) ? [reason] : []));
+
+test('the table has every reason that the sources give, with the same codes, and no other', () => {
+  const listed = table.flatMap(([reason, { code }]) =>
+    (code === codeOfCause ? [`<${code}>`] : [code].flat()).map((one) => `${reason}: ${one}`),
+  );
+  expect(listed.sort()).toEqual([...new Set(failures.map(({ reason, code }) => `${reason}: ${code}`))].sort());
+});
+
+test('each reason has one row', async () => {
+  const folder = join(import.meta.dirname, '..', '..', 'src', 'core', 'error-reasons');
+  const reasons: string[] = [];
+  for await (const file of glob('*.ts', { cwd: folder, exclude: ['reason.ts'] })) {
+    const areas: Readonly<Record<string, object>> = await import(join(folder, file));
+    reasons.push(...Object.values(areas).flatMap((area) => Object.keys(area)));
+  }
+  expect(reasons.sort()).toEqual(Object.keys(errorReasons).sort());
+});
+
+test('no message about NFS is for everybody', () => {
+  expect(reasonsThat(({ readers }) => readers === 'everybody').filter((reason) => reason.startsWith('nfs-'))).toEqual(
+    [],
+  );
 });
 
 test('every reason with which a store denies access is known to be a permission problem, whatever its code becomes', () => {
-  const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !harmlessReasons.has(reason));
+  const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
   // Stowage does not trust the server, or something is read-only or in the way: nobody denies Stowage access. Users get a text of its own.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
-  const inShort = [...inShortByReason.keys()];
+  const inShort = reasonsThat(({ short }) => short !== undefined);
   expect(inShort.filter((reason) => !/^(agent|pod)-/.test(reason)).sort()).toEqual(others);
   for (const reason of others) expect(denied.map((failure) => failure.reason)).toContain(reason);
   // These two may have another cause, so their code is `unavailable`.
   const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);
   for (const reason of others) expected.delete(reason);
   expect(expected.size).toBeGreaterThan(10);
-  expect([...refusalReasons].sort()).toEqual([...expected].sort());
+  expect(reasonsThat(({ denial }) => denial !== undefined).sort()).toEqual([...expected].sort());
 });
 
 test('what is for everybody is filled in with nothing that tells of a place', () => {
-  const harmless = failures.filter(({ reason }) => harmlessReasons.has(reason));
+  const harmless = failures.filter(({ reason }) => isForEverybody(reason));
   const used = harmless.flatMap(({ reason, message, action }) =>
     Array.from(`${message} ${action}`.matchAll(/<(?:folder of )?([^<>]+)>/g), ([, word = '']) => ({ reason, word })),
   );
