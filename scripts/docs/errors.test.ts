@@ -42,6 +42,13 @@ test('a code that was taken over from the cause is said to be that', () => {
   expect(() => failures(text.replace('stowageError(e.cause)', 'e'))).toThrow('src/a.ts: still-running');
 });
 
+test('an error that passes on the code or the reason of another one is found', () => {
+  const text =
+    "const { code } = cause; throw relayed(`store '${name}' is closed`, " +
+    "{ code: code === 'internal' ? 'denied' : code, reason: cause?.reason ?? 'closed', action: 'Wait.' });";
+  expect(failures(text)).toEqual(["denied closed: store '<name>' is closed -> Wait."]);
+});
+
 test('a reason that cannot be followed to a code stops the generator', () => {
   const text = "throw fail({ code: codeOf(cause), reason: 'lost', action: 'Look.' });";
   expect(() => failures(text)).toThrow('src/a.ts: lost');

@@ -1,3 +1,5 @@
+import type { ErrorReason } from '#core/error-reasons/reason.ts';
+import { errorReasons } from '#core/error-reasons.ts';
 import { errorCodes } from '#core/errors.ts';
 import { code, table } from './markdown.ts';
 import {
@@ -39,6 +41,10 @@ const nothing: Known = { ways: new Map(), given: new Map() };
 /** Callers of callers of callers. */
 const deepest = 3;
 
+/** `new StowageError(message, …)` or `relayed(message, …)`. */
+const makesError = (part: Syntax | undefined): boolean =>
+  part?.type === 'NewExpression' || (part?.type === 'CallExpression' && nameOf(partOf(part['callee'])) === 'relayed');
+
 /** Every object that has a code, a reason and an action: most are the second argument of `new StowageError`. */
 function placesIn(source: Source): Place[] {
   const found: Place[] = [];
@@ -47,7 +53,7 @@ function placesIn(source: Source): Place[] {
     const properties = propertiesOf(part);
     const [code, reason, action] = ['code', 'reason', 'action'].map((key) => properties.get(key));
     if (code === undefined || reason === undefined || action === undefined) continue;
-    const made = around[0]?.type === 'NewExpression' ? partsOf(around[0]['arguments'])[0] : undefined;
+    const made = makesError(around[0]) ? partsOf(around[0]?.['arguments'])[0] : undefined;
     const message = made ?? properties.get('message') ?? properties.get('why');
     const isWhy = message !== undefined && message === properties.get('why');
     // `other ?? 'mine'`: the other one has its own place.
@@ -190,14 +196,16 @@ function refuseMissing(sources: readonly Source[], failures: readonly Failure[])
     throw new Error(`reasons that scripts/docs/errors.ts does not understand:\n${missed.join('\n')}`);
 }
 
+/** The table of reasons, with the messages and actions of each reason as the sources have them. */
 export function errorPage(failures: readonly Failure[]): string {
-  const reasons = Map.groupBy(failures, (failure) => failure.reason);
-  const codes = Object.entries(errorCodes).map(([name, { http, exit, retry, title }]) => [
+  const cases = Map.groupBy(failures, (failure) => failure.reason);
+  const codes = Object.entries(errorCodes).map(([name, { http, exit, retry, title, short }]) => [
     code(name),
     title,
     String(http),
     String(exit),
     retry ? 'yes' : 'no',
+    short,
   ]);
   return [
     '# Errors',
@@ -208,24 +216,40 @@ export function errorPage(failures: readonly Failure[]): string {
     '',
     '## Codes',
     '',
-    'Repeat: whether the same request can succeed later without anybody doing anything.',
+    'Repeat: whether the same request can succeed later without anybody doing anything. In short: what callers who are not',
+    'administrators read where the full message is for administrators.',
     '',
-    ...table(['Code', 'Meaning', 'HTTP', 'Exit', 'Repeat'], codes),
+    ...table(['Code', 'Meaning', 'HTTP', 'Exit', 'Repeat', 'In short'], codes),
     '',
     '## Reasons',
     '',
     'What is filled in stands in `<angle brackets>`, what may be missing, or is one of several, in `[square ones]`.',
     '',
-    ...[...reasons].flatMap(([reason, cases]) => [
+    ...reasons.flatMap(([reason, about]) => [
       `### ${reason}`,
       '',
-      ...cases.flatMap(({ code: name, message, action }) => [
+      about.when,
+      ...noteFor(about),
+      '',
+      ...(cases.get(reason) ?? []).flatMap(({ code: name, message, action }) => [
         `- ${code(name)}: ${code(message)}`,
         ...(action === '' ? [] : [`  <br>${escaped(action)}`]),
       ]),
       '',
     ]),
   ].join('\n');
+}
+
+const reasons = Object.entries<ErrorReason>(errorReasons).sort(([a], [b]) => compare(a, b));
+
+/** Who reads something else than the message, and what. */
+function noteFor({ readers, short, denial }: ErrorReason): readonly string[] {
+  if (readers === 'everybody') return [];
+  if (readers === 'local') return ['Only the command line, or a server that fails to start, shows this error.'];
+  if (denial !== undefined)
+    return ['The full message is for administrators; others read that the store denies access.'];
+  if (short !== undefined) return [`The full message is for administrators; others read: ${short}.`];
+  return ['The full message is for administrators.'];
 }
 
 const escaped = (text: string): string => text.replaceAll('<', '&lt;').replaceAll(/([*_|])/g, '\\$1');

@@ -46,14 +46,20 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
     // Without a host Node takes IPv6 and IPv4 at once, and where the machine has only the latter, that.
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
-    const taken = codeOf(cause) === 'EADDRINUSE';
     const where = isAll ? `port ${at.port}, at any address` : `${at.host}:${at.port}`;
-    throw new StowageError(`cannot listen on ${where}: ${taken ? 'the port is in use' : codeOf(cause)}`, {
-      code: taken ? 'conflict' : 'unavailable',
-      reason: taken ? 'port-in-use' : 'listen-failed',
-      action: taken
-        ? 'Another program, perhaps another Stowage, has it. Choose another: stowage up --listen 127.0.0.1:7879, or none.'
-        : 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
+    if (codeOf(cause) === 'EADDRINUSE') {
+      throw new StowageError(`cannot listen on ${where}: the port is in use`, {
+        code: 'conflict',
+        reason: 'port-in-use',
+        action:
+          'Another program, perhaps another Stowage, has it. Choose another: stowage up --listen 127.0.0.1:7879, or none.',
+        cause,
+      });
+    }
+    throw new StowageError(`cannot listen on ${where}: ${codeOf(cause)}`, {
+      code: 'unavailable',
+      reason: 'listen-failed',
+      action: 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
       cause,
     });
   }

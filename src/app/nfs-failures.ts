@@ -12,10 +12,17 @@ export function noDirectory(path: string, cause: unknown): StowageError {
       cause,
     });
   }
-  const isMissing = code === 'ENOENT';
-  return new StowageError(isMissing ? `there is no directory ${path}` : `${path} is not a directory`, {
-    code: isMissing ? 'not-found' : 'invalid',
-    reason: isMissing ? 'nfs-directory-missing' : 'nfs-directory-invalid',
+  if (code === 'ENOENT') {
+    return new StowageError(`there is no directory ${path}`, {
+      code: 'not-found',
+      reason: 'nfs-directory-missing',
+      action: 'Name a directory that exists: stowage nfs serve DIR',
+      cause,
+    });
+  }
+  return new StowageError(`${path} is not a directory`, {
+    code: 'invalid',
+    reason: 'nfs-directory-invalid',
     action: 'Name a directory that exists: stowage nfs serve DIR',
     cause,
   });

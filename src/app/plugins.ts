@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { makeFolders } from '#base/make-folders.ts';
 import { pluginNames } from '#core/containers.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { relayed, StowageError, stowageError } from '#core/errors.ts';
 import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
 import { listenSocket } from './listen.ts';
 
@@ -69,18 +69,19 @@ async function serve(folder: string, parts: Omit<PluginOptions, 'plugin'>): Prom
 
 function unusable(folder: string, cause: unknown): StowageError {
   const { code, reason, message } = stowageError(cause);
-  const isTaken = reason === 'socket-in-use';
-  return new StowageError(
-    isTaken
-      ? `another Stowage serves container engines: ${message}`
-      : `${folder} cannot be used for plugins: ${message}`,
-    {
-      code: isTaken ? 'conflict' : code === 'internal' ? 'denied' : code,
-      reason: isTaken ? 'plugin-socket-in-use' : 'plugin-folder-unusable',
-      action: isTaken
-        ? 'An engine can have one Stowage only: stop the other, or start this one with --plugins none, or with a folder of its own.'
-        : 'Correct the folder, or give another: --plugins DIR, or none.',
+  if (reason === 'socket-in-use') {
+    return new StowageError(`another Stowage serves container engines: ${message}`, {
+      code: 'conflict',
+      reason: 'plugin-socket-in-use',
+      action:
+        'An engine can have one Stowage only: stop the other, or start this one with --plugins none, or with a folder of its own.',
       cause,
-    },
-  );
+    });
+  }
+  return relayed(`${folder} cannot be used for plugins: ${message}`, {
+    code: code === 'internal' ? 'denied' : code,
+    reason: 'plugin-folder-unusable',
+    action: 'Correct the folder, or give another: --plugins DIR, or none.',
+    cause,
+  });
 }

@@ -1,5 +1,6 @@
 import { parseDuration } from '#base/duration.ts';
 import { parseSize } from '#base/size.ts';
+import type { ReasonWith } from '#core/errors.ts';
 import { invalid } from './problem.ts';
 import { shown } from './text.ts';
 
@@ -28,9 +29,9 @@ export function refPath(ref: string): string {
 }
 
 /** The name of anything but a volume, as a step of a path. */
-export function step(what: string, name: string): string {
+export function step(what: string, name: string, reason: ReasonWith<'invalid'>): string {
   if (name !== '' && name !== '.' && name !== '..') return encodeURIComponent(name);
-  throw invalid(`'${shown(name)}' names no ${what}`, `${what}-reference`, 'Write it as the list shows it.');
+  throw invalid(`'${shown(name)}' names no ${what}`, reason, 'Write it as the list shows it.');
 }
 
 export const called = (volume: { readonly store: string; readonly name: string }): string =>

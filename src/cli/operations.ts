@@ -9,7 +9,7 @@ import { age, date, shown } from './text.ts';
 /** As many as the server gives at once. */
 const mostListed = 1000;
 
-const pathOf = (id: string): string => `/v1/operations/${step('operation', id)}`;
+const pathOf = (id: string): string => `/v1/operations/${step('operation', id, 'operation-reference')}`;
 
 export function addOperationCommands(program: Verb, act: Act): void {
   const operations = program

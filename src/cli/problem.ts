@@ -1,4 +1,4 @@
-import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { type ErrorCode, errorCodes, type ReasonWith, StowageError, stowageError } from '#core/errors.ts';
 import type { ProblemJson } from '#front/rest/schemas.ts';
 
 type Problem = Partial<ProblemJson> & Pick<ProblemJson, 'detail' | 'code' | 'reason' | 'action'>;
@@ -37,5 +37,9 @@ export function refusal(body: unknown): Refused | undefined {
   return new Refused({ ...body, detail, code, reason: text(reason), action: text(action) });
 }
 
-export const invalid = (message: string, reason: string, action: string, cause?: unknown): StowageError =>
-  new StowageError(message, { code: 'invalid', reason, action, cause });
+export const invalid = (
+  message: string,
+  reason: ReasonWith<'invalid'>,
+  action: string,
+  cause?: unknown,
+): StowageError => new StowageError(message, { code: 'invalid', reason, action, cause });

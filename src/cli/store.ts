@@ -5,7 +5,7 @@ import type { Act, Session } from './session.ts';
 import { plural, shown, size } from './text.ts';
 import { longWork } from './work.ts';
 
-const pathOf = (name: string): string => `/v1/stores/${step('store', name)}`;
+const pathOf = (name: string): string => `/v1/stores/${step('store', name, 'store-reference')}`;
 
 export function addStoreCommands(program: Verb, act: Act): void {
   const store = program

@@ -199,7 +199,7 @@ async function adoption(
   const answers: AdoptionJson[] = [];
   for (let at = 0; at < names.length; at += inOneCall) {
     const body = { dryRun, directories: true, names: names.slice(at, at + inOneCall) };
-    const path = `/v1/stores/${step('store', store)}/adopt`;
+    const path = `/v1/stores/${step('store', store, 'store-reference')}/adopt`;
     const answer = await longWork<AdoptionJson>(session, { method: 'POST', path, body });
     if (answer !== undefined) answers.push(answer);
   }

@@ -35,7 +35,7 @@ export function addTokenCommands(program: Verb, act: Act): void {
     .example('stowage token revoke 5d0c…', 'the id is in: stowage token list')
     .action(
       act(async ({ client, out }, id: string) => {
-        await client.change({ method: 'DELETE', path: `/v1/tokens/${step('token', id)}` });
+        await client.change({ method: 'DELETE', path: `/v1/tokens/${step('token', id, 'token-reference')}` });
         out.said(`token ${id} revoked`);
       }),
     );

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { type ErrorCode, StowageError } from '#core/errors.ts';
+import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { aCall } from '#testing/calls.ts';
 import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
@@ -107,7 +107,7 @@ describe('a PersistentVolume', () => {
     if (file === undefined) throw new Error('there is no provisioner');
     let mayNot = true;
     const retain: Provisioner['retain'] = async (handle, scope) => {
-      if (mayNot) throw new StowageError('it cannot be said', { code, reason, action: 'Wait.' });
+      if (mayNot) throw relayed('it cannot be said', { code, reason, action: 'Wait.' });
       await file.retain(handle, scope);
     };
     it.start(createDeleting, { provisioners: new Map([[file.driver, { ...file, retain }]]) });

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { StowageError } from '#core/errors.ts';
+import { relayed } from '#core/errors.ts';
 import { saying } from './store-seen.ts';
 
 test.each([
@@ -11,7 +11,7 @@ test.each([
 ] as const)(
   'a store problem with the code %s and the reason %s becomes the condition reason %s',
   (code, reason, said) => {
-    expect(saying(new StowageError('it failed', { code, reason, action: 'Look.' }))).toEqual({
+    expect(saying(relayed('it failed', { code, reason, action: 'Look.' }))).toEqual({
       ...{ status: 'False', reason: said, message: 'it failed. Look.' },
     });
   },

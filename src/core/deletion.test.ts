@@ -282,7 +282,7 @@ describe('the trash', () => {
         const opened = await local.open(...how);
         const purgeExpired: Trash['purgeExpired'] = (id, scope) => {
           if (!stuck.has(id)) return opened.trash.purgeExpired(id, scope);
-          throw new StowageError('it is stuck', { code: 'conflict', reason: 'stuck', action: 'None.' });
+          throw new StowageError('it is stuck', { code: 'conflict', reason: 'path-moved', action: 'None.' });
         };
         return replaceVerbs(opened, { 'trash.purgeExpired': purgeExpired });
       },

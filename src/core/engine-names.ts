@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import { type PluginName, pluginNames } from './containers.ts';
-import { StowageError, stowageError } from './errors.ts';
+import { relayed, StowageError, stowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId } from './model.ts';
 import { isVolumeName, partsOfQualified, qualified, quoted } from './names.ts';
 import { isShared, type Placement } from './placement.ts';
@@ -213,7 +213,7 @@ function otherScope(
 function noStore(name: string, others: readonly StoreName[]): StowageError {
   const { message, code, reason, action } = unknownStore(name);
   const these = others.map(quoted).join(', ');
-  return new StowageError(message, {
+  return relayed(message, {
     ...{ code, reason },
     action: others.length === 0 ? action : `Name one of those of this driver: ${these}`,
   });

@@ -27,8 +27,7 @@ let asked: string[] = [];
 /** What it is asked to make, where it shall make it later. */
 let owed: (() => Promise<unknown>)[] | undefined;
 function unheard(inner: StoreKind): StoreKind {
-  const noAnswer = () =>
-    new StowageError('no answer', { code: 'deadline', reason: 'store-not-answering', action: 'Wait.' });
+  const noAnswer = () => new StowageError('no answer', { code: 'deadline', reason: 'nfs-timeout', action: 'Wait.' });
   const answer = async <T>(made: T): Promise<T> => {
     if (!isDeaf) return made;
     throw noAnswer();

@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
 import { DeadlineExceeded, systemClock } from '#base/clock.ts';
-import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
+import { canceled, errorCodes, relayed, StowageError, stowageError } from './errors.ts';
 
-const full = new StowageError('store gold is full', {
+const full = relayed('store gold is full', {
   code: 'exhausted',
   reason: 'disk-full',
   action: 'Free some space.',
@@ -43,6 +43,22 @@ describe('a StowageError', () => {
       cause: { message: 'ENOSPC' },
     });
     expect(full).toBeInstanceOf(Error);
+  });
+});
+
+describe('code and reason', () => {
+  test('the compiler refuses a reason that is not in the table, and a code that the reason does not have', () => {
+    // @ts-expect-error: there is no such reason.
+    expect(new StowageError('x', { code: 'busy', reason: 'no-such-reason', action: '' }).code).toBe('busy');
+    // @ts-expect-error: the reason has the code not-found.
+    expect(new StowageError('x', { code: 'busy', reason: 'store-unknown', action: '' }).code).toBe('busy');
+  });
+
+  test('an error of another version keeps a reason that the table does not have', () => {
+    expect(relayed('x', { code: 'busy', reason: 'no-such-reason', action: '' })).toMatchObject({
+      code: 'busy',
+      reason: 'no-such-reason',
+    });
   });
 });
 

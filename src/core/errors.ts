@@ -1,57 +1,187 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { StillRunning } from '#base/patience.ts';
+import type { errorReasons, Reason } from './error-reasons.ts';
 
 /**
  * What a code means to every protocol. This table alone decides retry, the status of HTTP and gRPC, and the exit status; a front end that
- * speaks another protocol adds a column here, not a switch of its own.
+ * speaks another protocol adds a column here, not a switch of its own. `short` is for callers who may not read the message of the error.
  */
 export const errorCodes = {
-  invalid: { http: 400, grpc: 3, exit: 2, retry: false, title: 'The request is not valid' },
-  'out-of-range': { http: 400, grpc: 11, exit: 2, retry: false, title: 'A value is out of range' },
-  unauthenticated: { http: 401, grpc: 16, exit: 3, retry: false, title: 'No valid token was given' },
-  denied: { http: 403, grpc: 7, exit: 3, retry: false, title: 'Not permitted' },
-  'not-found': { http: 404, grpc: 5, exit: 4, retry: false, title: 'Not found' },
-  exists: { http: 409, grpc: 6, exit: 5, retry: false, title: 'It exists already' },
-  conflict: { http: 409, grpc: 9, exit: 5, retry: false, title: 'It is in a state that contradicts the request' },
-  'in-use': { http: 409, grpc: 9, exit: 6, retry: false, title: 'It is in use' },
-  stale: { http: 412, grpc: 10, exit: 5, retry: false, title: 'It changed since you read it' },
-  unsupported: { http: 422, grpc: 9, exit: 7, retry: false, title: 'Not supported here' },
-  busy: { http: 409, grpc: 10, exit: 8, retry: true, title: 'Busy with another operation' },
-  canceled: { http: 499, grpc: 1, exit: 130, retry: true, title: 'Cancelled' },
-  exhausted: { http: 507, grpc: 8, exit: 9, retry: false, title: 'No room left' },
-  unavailable: { http: 503, grpc: 14, exit: 10, retry: true, title: 'Not available at the moment' },
-  deadline: { http: 504, grpc: 4, exit: 10, retry: true, title: 'No answer in time' },
-  internal: { http: 500, grpc: 13, exit: 1, retry: false, title: 'A fault in Stowage' },
-} as const satisfies Record<string, { http: number; grpc: number; exit: number; retry: boolean; title: string }>;
+  invalid: {
+    http: 400,
+    grpc: 3,
+    exit: 2,
+    retry: false,
+    title: 'The request is not valid',
+    short: 'the store cannot use the place it was given',
+  },
+  'out-of-range': {
+    http: 400,
+    grpc: 11,
+    exit: 2,
+    retry: false,
+    title: 'A value is out of range',
+    short: 'the store cannot do this',
+  },
+  unauthenticated: {
+    http: 401,
+    grpc: 16,
+    exit: 3,
+    retry: false,
+    title: 'No valid token was given',
+    short: 'this needs a token',
+  },
+  denied: {
+    http: 403,
+    grpc: 7,
+    exit: 3,
+    retry: false,
+    title: 'Not permitted',
+    short: 'the store does not let Stowage do this: it is a permission',
+  },
+  'not-found': {
+    http: 404,
+    grpc: 5,
+    exit: 4,
+    retry: false,
+    title: 'Not found',
+    short: 'something that is needed for this is missing',
+  },
+  exists: {
+    http: 409,
+    grpc: 6,
+    exit: 5,
+    retry: false,
+    title: 'It exists already',
+    short: 'something is there already that is no volume',
+  },
+  conflict: {
+    http: 409,
+    grpc: 9,
+    exit: 5,
+    retry: false,
+    title: 'It is in a state that contradicts the request',
+    short: 'the store cannot use the place it was given',
+  },
+  'in-use': { http: 409, grpc: 9, exit: 6, retry: false, title: 'It is in use', short: 'it is in use' },
+  stale: {
+    http: 412,
+    grpc: 10,
+    exit: 5,
+    retry: false,
+    title: 'It changed since you read it',
+    short: 'it has changed meanwhile',
+  },
+  unsupported: {
+    http: 422,
+    grpc: 9,
+    exit: 7,
+    retry: false,
+    title: 'Not supported here',
+    short: 'the store cannot do this',
+  },
+  busy: {
+    http: 409,
+    grpc: 10,
+    exit: 8,
+    retry: true,
+    title: 'Busy with another operation',
+    short: 'something else is at work there',
+  },
+  canceled: { http: 499, grpc: 1, exit: 130, retry: true, title: 'Cancelled', short: 'it was cancelled' },
+  exhausted: {
+    http: 507,
+    grpc: 8,
+    exit: 9,
+    retry: false,
+    title: 'No room left',
+    short: 'no room is left in the store',
+  },
+  unavailable: {
+    http: 503,
+    grpc: 14,
+    exit: 10,
+    retry: true,
+    title: 'Not available at the moment',
+    short: 'the store cannot be used at the moment: it is the network, the server or the disk',
+  },
+  deadline: {
+    http: 504,
+    grpc: 4,
+    exit: 10,
+    retry: true,
+    title: 'No answer in time',
+    short: 'the store did not answer in time: it is the network or the server',
+  },
+  internal: {
+    http: 500,
+    grpc: 13,
+    exit: 1,
+    retry: false,
+    title: 'A fault in Stowage',
+    short: 'Stowage failed to do this',
+  },
+} as const satisfies Record<
+  string,
+  { http: number; grpc: number; exit: number; retry: boolean; title: string; short: string }
+>;
 
 export type ErrorCode = keyof typeof errorCodes;
 
 /** What a reason can look like. */
 export const reasonGrammar = '^[a-z][a-z0-9-]{0,63}$';
 
-interface About {
-  readonly code: ErrorCode;
-  readonly reason: string;
+type CodeIn<C> = C extends readonly (infer Each)[] ? Each : C;
+
+/** The reasons that an error with this code can have. */
+export type ReasonWith<Code extends ErrorCode> = {
+  [R in Reason]: Code extends CodeIn<(typeof errorReasons)[R]['code']> ? R : never;
+}[Reason];
+
+/** A code and a reason that belong together. */
+export type CodeAndReason = {
+  [C in ErrorCode]: { readonly code: C; readonly reason: ReasonWith<C> };
+}[ErrorCode];
+
+declare const foreign: unique symbol;
+/** A reason that error-reasons.ts may not have, because another version of Stowage gave it: see `relayed`. */
+type ForeignReason = string & { readonly [foreign]: true };
+
+interface Details {
   readonly action: string;
-  /** In place of message, and action, for those who are not administrators; left out: telling.ts decides. */
+  /** In place of message, and action, for those who are not administrators; left out: error-disclosure.ts decides. */
   readonly toUsers?: { readonly message: string; readonly action?: string };
   readonly cause?: unknown;
 }
 
-/** What failed (message), why (cause), what to do now (action). `reason` is fine-grained and stable: one docs entry each. */
+/**
+ * What failed (message), why (cause), what to do now (action). `reason` is fine-grained and stable: error-reasons.ts lists all reasons,
+ * and the compiler checks that code and reason agree with it.
+ */
 export class StowageError extends Error {
   override readonly name = 'StowageError';
   readonly code: ErrorCode;
-  readonly reason: string;
+  readonly reason: Reason | ForeignReason;
   readonly action: string;
-  readonly toUsers: About['toUsers'];
-  constructor(message: string, about: About) {
+  readonly toUsers: Details['toUsers'];
+  constructor(message: string, about: (CodeAndReason | { code: ErrorCode; reason: ForeignReason }) & Details) {
     super(message, { cause: about.cause });
     this.code = about.code;
     this.reason = about.reason;
     this.action = about.action;
     this.toUsers = about.toUsers;
   }
+}
+
+/**
+ * An error with the code or the reason of another error, possibly one from another version of Stowage. The compiler does not check
+ * that code and reason agree.
+ */
+export function relayed(
+  message: string,
+  { reason, ...about }: { readonly code: ErrorCode; readonly reason: string } & Details,
+): StowageError {
+  return new StowageError(message, { ...about, reason: reason as ForeignReason });
 }
 
 /** The single funnel: whatever was thrown becomes a StowageError. */
@@ -67,7 +197,7 @@ export function stowageError(thrown: unknown): StowageError {
   }
   if (thrown instanceof StillRunning) {
     const { code, message } = stowageError(thrown.cause);
-    return new StowageError(`${message}; what was begun goes on`, {
+    return relayed(`${message}; what was begun goes on`, {
       code,
       reason: 'still-running',
       action:

@@ -1,5 +1,5 @@
 import { formatSize } from '#base/size.ts';
-import { StowageError } from './errors.ts';
+import { type ReasonWith, StowageError } from './errors.ts';
 import type { StoreConfig, StoreName, VolumeId } from './model.ts';
 import type { Records } from './ports.ts';
 
@@ -62,7 +62,7 @@ export function createLimits(records: Records): Limits {
   };
 }
 
-function full(store: StoreName, why: string, reason: string): StowageError {
+function full(store: StoreName, why: string, reason: ReasonWith<'exhausted'>): StowageError {
   return new StowageError(`store '${store}' ${why}`, {
     code: 'exhausted',
     reason,

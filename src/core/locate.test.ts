@@ -1,13 +1,13 @@
 import { expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
-import { StowageError } from './errors.ts';
+import { relayed } from './errors.ts';
 import { createLocate } from './locate.ts';
 import type { Mounter } from './ports.ts';
 
 const locateBy = (mounter: Partial<Mounter>) => createLocate({ mounter: mounter as Mounter });
 const failing = (code: 'unavailable' | 'invalid') => ({
   locate: async (): Promise<never> => {
-    throw new StowageError('it failed', { code, reason: 'test', action: 'None.' });
+    throw relayed('it failed', { code, reason: 'test', action: 'None.' });
   },
 });
 

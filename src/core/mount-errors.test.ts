@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
+import { toldToUser } from './error-disclosure.ts';
 import type { NodeName, SeenUse, User, Volume } from './model.ts';
 import { engineSilent, inUse, inUseElsewhere } from './mount-errors.ts';
-import { toldToUser } from './telling.ts';
 
 const volume = { store: 'silver', name: 'photos' } as Volume;
 const node = 'one' as NodeName;

@@ -2,6 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
+import { toldToUser } from './error-disclosure.ts';
 import { stowageError } from './errors.ts';
 import { repairedAt } from './mended-mounts.ts';
 import type { Mount, StoreName, VolumeId } from './model.ts';
@@ -10,7 +11,6 @@ import type { Records } from './ports.ts';
 import type { StoreAnswers } from './store-answers.ts';
 import { notAnswering } from './store-errors.ts';
 import type { Stores } from './stores.ts';
-import { toldToUser } from './telling.ts';
 
 /**
  * ok: as it should be. unmounted: the kernel does not show it any more. dead: nobody serves it. client-failing: what serves it does

@@ -1,12 +1,12 @@
 import { describe, expect, test } from 'vitest';
-import { StowageError } from './errors.ts';
+import { toldToUser } from './error-disclosure.ts';
+import { relayed, type StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { unavailable } from './store-errors.ts';
-import { toldToUser } from './telling.ts';
 
 const config = { name: 'silver' } as StoreConfig;
 const problem = (code: StowageError['code'], reason: string): StowageError =>
-  new StowageError('10.10.2.4 does not let this host mount /export', { code, reason, action: 'Edit /etc/exports.' });
+  relayed('10.10.2.4 does not let this host mount /export', { code, reason, action: 'Edit /etc/exports.' });
 const how = 'in the log of Stowage on this host.';
 
 describe('a store that could not be opened', () => {

@@ -9,7 +9,7 @@ import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.
 import { type RefusingKind, refusing } from '#testing/fakes/refusing-store.ts';
 import { refusal } from '#testing/refusals.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import { StowageError } from './errors.ts';
+import { relayed, type StowageError } from './errors.ts';
 import type { Operation, Volume } from './model.ts';
 import { newOperationId } from './names.ts';
 
@@ -55,7 +55,7 @@ function leaveIntent(operationKind: string, params: Record<string, unknown>): Op
 }
 
 const error = (code: StowageError['code']): StowageError =>
-  new StowageError(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
+  relayed(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
 
 const operationOf = (server: TestCore, id: Operation['id']): Operation | undefined =>
   server.engine.operations.get(id)?.operation;

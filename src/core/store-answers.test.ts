@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type ErrorCode, StowageError } from './errors.ts';
+import { type ErrorCode, relayed, type StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';
 import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
@@ -9,7 +9,7 @@ import type { Stores } from './stores.ts';
 
 const silver = 'silver' as StoreName;
 const failure = (code: ErrorCode, reason: string): StowageError =>
-  new StowageError('it failed', { code, reason, action: 'Look.' });
+  relayed('it failed', { code, reason, action: 'Look.' });
 const denied = failure('unavailable', 'nfs-hangs-up');
 
 function setUp(ping: () => Promise<void>) {

@@ -19,7 +19,8 @@ function controlled() {
   const begun: (PromiseWithResolvers<StoreCheck> & { readonly from: string | undefined })[] = [];
   const kind: StoreKind = {
     ...createNfsStoreKind(),
-    open: () => Promise.reject(new StowageError('not open', { code: 'unavailable', reason: 'closed', action: '' })),
+    open: () =>
+      Promise.reject(new StowageError('not open', { code: 'unavailable', reason: 'store-closing', action: '' })),
     probe: (_config, _policy, _scope, from) => {
       const run = { ...Promise.withResolvers<StoreCheck>(), from };
       begun.push(run);

@@ -1,4 +1,4 @@
-import { StowageError } from './errors.ts';
+import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
 import { isAccessDenied, refusalToUsers } from './refusals.ts';
@@ -28,7 +28,7 @@ export function cannotAdd(problem: StowageError): StowageError {
   const { reason, message, cause } = problem;
   const code = mistakes.includes(reason) ? 'invalid' : problem.code;
   // There is no such store yet that could be checked.
-  return new StowageError(message, { code, reason, action: withoutCheck(problem.action), cause });
+  return relayed(message, { code, reason, action: withoutCheck(problem.action), cause });
 }
 
 /** For who has just checked the store, or cannot. */
@@ -170,7 +170,7 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
 /** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
 export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
   const isDenied = problem !== undefined && isAccessDenied(problem);
-  return new StowageError(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
+  return relayed(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
     reason: problem?.reason ?? 'store-not-open',
     action: problem?.action ?? 'Try again in a moment.',

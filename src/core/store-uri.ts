@@ -1,6 +1,6 @@
 import { formatDuration, parseDuration } from '#base/duration.ts';
 import { parseSize } from '#base/size.ts';
-import { StowageError } from './errors.ts';
+import { type ReasonWith, StowageError } from './errors.ts';
 import type { OnDelete, StoreConfig, StorePolicy } from './model.ts';
 import { quoted, storeName } from './names.ts';
 import type { StoreKind } from './ports.ts';
@@ -24,7 +24,7 @@ const week = 7 * 86_400_000;
 /** Beyond it a date can no longer be written down. */
 const longestMs = 1000 * 365 * 86_400_000;
 
-function refuse(message: string, action: string, reason = 'store-uri-invalid'): StowageError {
+function refuse(message: string, action: string, reason: ReasonWith<'invalid'> = 'store-uri-invalid'): StowageError {
   return new StowageError(message, { code: 'invalid', reason, action });
 }
 

@@ -2,7 +2,7 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
 import type { AgentRequest } from '#controllers/agents.ts';
-import { type ErrorCode, StowageError } from '#core/errors.ts';
+import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { agentCall } from '#front/cluster/agent-calls.ts';
@@ -53,7 +53,7 @@ async function ask({ admin }: TestServer, { method, path, body, requestId }: Age
   const answer = await admin.call(method, path, { headers, ...(body === undefined ? {} : { body }) });
   if (answer.status < 400) return answer.body ?? {};
   const { code, reason, detail, action } = answer.body as Record<string, string>;
-  throw new StowageError(detail ?? '', {
+  throw relayed(detail ?? '', {
     ...{ code: (code ?? 'internal') as ErrorCode, reason: reason ?? '', action: action ?? '' },
   });
 }

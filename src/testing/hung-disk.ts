@@ -60,7 +60,7 @@ for (let i = 0; i < 5; i++) {
   const made = await create(fine, `v${i}`);
   besides.push(await outcome(fine.delete(made, scope)));
 }
-patience.abort(new StowageError('enough', { code: 'deadline', reason: 'test', action: 'None.' }));
+patience.abort(new StowageError('enough', { code: 'deadline', reason: 'deadline', action: 'None.' }));
 await outcome(fine.housekeeping.reclaim(scope));
 using limit = systemClock().deadline(200, scope.signal);
 const whileFrozen = {

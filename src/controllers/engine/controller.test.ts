@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { type Scope, silentLog } from '#base/log.ts';
-import { StowageError } from '#core/errors.ts';
+import { relayed, type StowageError } from '#core/errors.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
@@ -46,7 +46,7 @@ function start(options: Partial<ControllerOptions> = {}, ...caches: Cache<KubeOb
 }
 
 const stowage = (code: StowageError['code']): StowageError =>
-  new StowageError('x', { code, reason: 'volume-unknown', action: 'y' });
+  relayed('x', { code, reason: 'volume-unknown', action: 'y' });
 const refused = (status: number, reason = '', retryAfterMs = 0): KubeError =>
   new KubeError('x', { failure: 'refused', status, reason, retryAfterMs });
 

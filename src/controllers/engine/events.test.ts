@@ -397,7 +397,7 @@ describe('a note', () => {
 
   test('says nothing of how a store is reached, nor what the API server said', () => {
     const inner = new StowageError('mount of 10.1.2.3:/secret failed', {
-      ...{ code: 'unavailable', reason: 'nfs-no-answer', action: 'nc -vz 10.1.2.3 2049' },
+      ...{ code: 'unavailable', reason: 'nfs-refused', action: 'nc -vz 10.1.2.3 2049' },
     });
     const refused = new KubeError('POST /x: secret', { failure: 'refused', status: 403, reason: 'Forbidden' });
     for (const error of [inner, refused, new Error('secret 10.1.2.3')]) {

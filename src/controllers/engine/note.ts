@@ -1,5 +1,5 @@
+import { toldToUser } from '#core/error-disclosure.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { toldToUser } from '#core/telling.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { codeOf } from './outcome.ts';
 

@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { harmlessPart } from '#base/harmless.ts';
-import { type ErrorCode, errorCodes, reasonGrammar, StowageError } from '#core/errors.ts';
+import { type ErrorCode, errorCodes, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, TooLong, Unanswered } from './exchange.ts';
 
 export const absent = (node: string): StowageError =>
@@ -62,5 +62,5 @@ function problem(body: unknown): StowageError | undefined {
   const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
   if (!isCode(code) || typeof reason !== 'string' || !reasonPattern.test(reason)) return undefined;
   const text = (value: unknown): string => (typeof value === 'string' ? harmlessPart(value) : '');
-  return new StowageError(text(detail), { code, reason, action: text(action) });
+  return relayed(text(detail), { code, reason, action: text(action) });
 }

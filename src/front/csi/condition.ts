@@ -1,9 +1,9 @@
 import type { Scope } from '#base/log.ts';
+import { toldToUser } from '#core/error-disclosure.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { MountState } from '#core/mount-health.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import { toldToUser } from '#core/telling.ts';
 import { VolumeHealthErrorType as Health } from '#wire/csi/generated/csi.ts';
 import type { About } from './driver.ts';
 

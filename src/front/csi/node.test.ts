@@ -322,7 +322,11 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await publish('pod');
     const { mounts } = csi.server.engine;
     const locate = async (path: string): Promise<never> => {
-      throw new StowageError(`${path} cannot be looked at`, { code: 'unavailable', reason: 'x', action: 'Wait.' });
+      throw new StowageError(`${path} cannot be looked at`, {
+        code: 'unavailable',
+        reason: 'path-no-answer',
+        action: 'Wait.',
+      });
     };
     const other = await csi.start('local', { mounts: { ...mounts, locate } });
     const stats = other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('link/pod') });

@@ -18,7 +18,7 @@ test('what is for everybody is told in full', () => {
 
 test('how a store is reached is for the log', () => {
   const error = new StowageError('no NFS server answered at 10.0.0.1:2049', {
-    ...{ code: 'unavailable', reason: 'nfs-no-answer', action: 'Check the port' },
+    ...{ code: 'unavailable', reason: 'nfs-refused', action: 'Check the port' },
   });
   const log = collectingLog();
   const { code, message } = answering(log)(error, call);

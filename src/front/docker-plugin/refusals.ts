@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { harmless } from '#base/harmless.ts';
 import { refusingUnparsable } from '#base/unparsable.ts';
+import { toldToUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
-import { toldToUser } from '#core/telling.ts';
 
 /** The same for both engines; Docker asks for this version, and neither looks. */
 export const contentType = 'application/vnd.docker.plugins.v1.2+json';

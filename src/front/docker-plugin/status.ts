@@ -1,10 +1,10 @@
 import { formatSize } from '#base/size.ts';
 import type { Engine } from '#core/engine.ts';
+import { toldToUser } from '#core/error-disclosure.ts';
 import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
-import { toldToUser } from '#core/telling.ts';
 import type { Found } from './looking-up.ts';
 import { oneLine } from './refusals.ts';
 import type { Used } from './used.ts';

@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { StowageError } from '#core/errors.ts';
+import { relayed, StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import { agentCall } from '../cluster/agent-calls.ts';
 import type { Access } from './access.ts';
@@ -405,7 +405,7 @@ describe('a check from the network of a pod', () => {
     ['agent-no-answer', 'deadline', 'the agent of the node did not answer in time'],
   ] as const)('does not blame the store for %s', async (reason, code, detail) => {
     answers = () => {
-      throw new StowageError('no answer from node-b at 192.0.2.7', { code, reason, action: '' });
+      throw relayed('no answer from node-b at 192.0.2.7', { code, reason, action: '' });
     };
     expect((await check('pod:shop/web-0')).body).toMatchObject({ code, reason, detail });
   });

@@ -1,5 +1,5 @@
 import { harmless } from '#base/harmless.ts';
-import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
+import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import type { ProblemJson } from './schemas.ts';
 import { toldTo } from './told.ts';
@@ -32,8 +32,8 @@ function httpProblem(thrown: unknown): { failure: StowageError; status: number }
   const status = Number(thrown.statusCode);
   const known = httpProblems[status];
   if (known === undefined) return undefined;
-  const { code, reason, action, message } = known;
-  return { failure: new StowageError(message, { code, reason, action, cause: thrown }), status };
+  const { message, ...about } = known;
+  return { failure: new StowageError(message, { ...about, cause: thrown }), status };
 }
 
 /** As if the HTTP layer had thrown it. */
@@ -41,12 +41,7 @@ export function httpFailure(statusCode: number): Error {
   return Object.assign(new Error(`HTTP ${statusCode}`), { statusCode });
 }
 
-interface HttpProblem {
-  readonly code: ErrorCode;
-  readonly reason: string;
-  readonly message: string;
-  readonly action: string;
-}
+type HttpProblem = CodeAndReason & { readonly message: string; readonly action: string };
 
 const httpProblems: Readonly<Record<number, HttpProblem>> = {
   400: {

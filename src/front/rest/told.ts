@@ -1,10 +1,11 @@
 import { basename } from 'node:path';
 import type { Adoption } from '#core/adoption.ts';
-import { StowageError } from '#core/errors.ts';
+import { isForEverybody, type Trouble, toldToUser } from '#core/error-disclosure.ts';
+import { errorReason } from '#core/error-reasons.ts';
+import { relayed, type StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
 import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
-import { harmlessReasons, inShortByReason, type Trouble, toldToUser } from '#core/telling.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** What somebody is told of it, who may be nobody known. */
@@ -26,7 +27,7 @@ export function viewFor(principal: Principal, view: StoreView): StoreView {
 function problemFor(principal: Principal, problem: StowageError, store: string): StowageError {
   const { code, reason } = problem;
   const { message, action } = toldTo(principal, problem, `with: stowage store show ${store}`);
-  return new StowageError(message, { code, reason, action });
+  return relayed(message, { code, reason, action });
 }
 
 /** Of a store on a server only the kind. */
@@ -43,8 +44,8 @@ export function checkFor(principal: Principal, name: string, check: StoreCheck):
       const { step, ok, reason } = one;
       if (ok) return { step, ok, detail: 'fine' };
       if (reason === undefined) return { step, ok, detail: 'this step failed', action };
-      if (harmlessReasons.has(reason)) return one;
-      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : inShortByReason.get(reason);
+      if (isForEverybody(reason)) return one;
+      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : errorReason(reason)?.short;
       return { step, ok, detail: detail ?? 'this step failed', action, reason };
     }),
   };

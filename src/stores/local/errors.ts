@@ -1,8 +1,7 @@
-import type { ErrorCode } from '#core/errors.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import { errno } from '../shelf/files.ts';
 
-type About = { readonly code: ErrorCode; readonly reason: string; readonly why: string; readonly action: string };
+type About = CodeAndReason & { readonly why: string; readonly action: string };
 
 /** What a system call's error means for a store in this directory. The only place that reads errno for people. */
 const meanings: Readonly<Record<string, (root: string) => About>> = {

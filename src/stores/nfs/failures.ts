@@ -1,5 +1,4 @@
-import type { ErrorCode } from '#core/errors.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { errno } from '../shelf/files.ts';
@@ -25,12 +24,7 @@ import {
   unanswered,
 } from './unreachable.ts';
 
-export interface About {
-  readonly code: ErrorCode;
-  readonly reason: string;
-  readonly why: string;
-  readonly action: string;
-}
+export type About = CodeAndReason & { readonly why: string; readonly action: string };
 
 /** What the messages are about. */
 export interface Blamed {
@@ -59,7 +53,10 @@ export function nfsFailure(thrown: unknown, doing: string, about: Blamed): Stowa
 }
 
 /** The same without what was being done, for who says that otherwise. */
-export function nfsTrouble(thrown: unknown, about: Blamed): Pick<About, 'why' | 'action' | 'reason'> {
+export function nfsTrouble(
+  thrown: unknown,
+  about: Blamed,
+): Pick<About, 'why' | 'action'> & { readonly reason: string } {
   const cause = asSystemError(thrown);
   const found = toldOf(thrown) === undefined ? explain(cause, about) : undefined;
   if (found !== undefined) return found;

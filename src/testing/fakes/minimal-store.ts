@@ -2,7 +2,7 @@ import { existsSync, mkdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
-import { type ErrorCode, StowageError, stowageError } from '#core/errors.ts';
+import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import type { NodeName, StoreConfig, Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 
@@ -48,7 +48,8 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
 
   function held({ id, name }: VolumeRef): Volume {
     const volume = volumes.get(name);
-    if (volume?.id !== id) throw failure('not-found', 'volume-unknown', `there is no volume '${name}'`);
+    if (volume?.id !== id)
+      throw failure({ code: 'not-found', reason: 'volume-unknown' }, `there is no volume '${name}'`);
     return volume;
   }
 
@@ -63,7 +64,7 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
 
   const change = <T>(scope: Scope, work: () => T): Promise<T> =>
     answer(scope, () => {
-      if (readOnly) throw failure('denied', 'store-read-only', `store '${config.name}' is read-only`);
+      if (readOnly) throw failure({ code: 'denied', reason: 'store-read-only' }, `store '${config.name}' is read-only`);
       return work();
     });
 
@@ -76,12 +77,15 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
       return made;
     }
     if (present.requestId !== want.requestId)
-      throw failure('exists', 'volume-exists', `there is a volume '${want.name}' already`);
+      throw failure({ code: 'exists', reason: 'volume-exists' }, `there is a volume '${want.name}' already`);
     const wish = ({ bytes, access, labels }: Pick<Volume, 'bytes' | 'access' | 'labels'>, held: boolean): unknown[] => [
       ...[bytes, access, labels, held],
     ];
     if (!isDeepStrictEqual(wish(present, present.enforce), wish(want, enforce)))
-      throw failure('exists', 'request-differs', `volume '${want.name}' was made with other parameters`);
+      throw failure(
+        { code: 'exists', reason: 'request-differs' },
+        `volume '${want.name}' was made with other parameters`,
+      );
     return present;
   }
 
@@ -105,7 +109,10 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
         const volume = volumes.get(ref.name);
         if (volume?.id !== ref.id) return;
         if (onlyIfEmpty && existsSync(pathOf(volume)))
-          throw failure('conflict', 'volume-not-empty', `volume '${ref.name}' is not certain to be empty`);
+          throw failure(
+            { code: 'conflict', reason: 'volume-not-empty' },
+            `volume '${ref.name}' is not certain to be empty`,
+          );
         rmSync(pathOf(volume), { recursive: true, force: true });
         volumes.delete(ref.name);
       }),
@@ -120,7 +127,7 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
     source: (ref, scope) =>
       answer(scope, () => {
         const path = pathOf(held(ref));
-        if (!existsSync(path)) throw failure('not-found', 'volume-data-unusable', `there is no ${path}`);
+        if (!existsSync(path)) throw failure({ code: 'not-found', reason: 'data-missing' }, `there is no ${path}`);
         return { kind: 'directory' as const, node, path };
       }),
     check: (scope) =>
@@ -133,5 +140,5 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
   };
 }
 
-const failure = (code: ErrorCode, reason: string, message: string): StowageError =>
-  new StowageError(message, { code, reason, action: 'Look at the test.' });
+const failure = (codeAndReason: CodeAndReason, message: string): StowageError =>
+  new StowageError(message, { ...codeAndReason, action: 'Look at the test.' });

@@ -4,7 +4,7 @@ import type { Scope } from '#base/log.ts';
 import { type MountEntry, type MountTable, mountTable, same } from '#clients/mounter/mountinfo.ts';
 import { reap } from '#clients/mounter/reap.ts';
 import { createTargets } from '#clients/mounter/targets.ts';
-import { StowageError } from '#core/errors.ts';
+import { type ReasonWith, StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 
 /** A file system that somebody mounts. */
@@ -255,7 +255,7 @@ function existing(path: string, place: string): string {
   });
 }
 
-const conflict = (reason: string, message: string, action: string): StowageError =>
+const conflict = (reason: ReasonWith<'conflict'>, message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason, action });
 
 /** As clients say it, too. */

@@ -98,7 +98,7 @@ describe('a store that refuses', () => {
   test.each(verbs)('refuses %s until it stops, and no other verb', async (path) => {
     const kind = refusing(plainKind());
     const store = await openIn(kind);
-    const error = new StowageError('refused', { code: 'busy', reason: 'test', action: 'None.' });
+    const error = new StowageError('refused', { code: 'busy', reason: 'store-busy', action: 'None.' });
     const refusal = kind.fail(path, error);
     await expect(call(store, path)).rejects.toBe(error);
     for (const other of others(path)) expect(await call(store, other)).toBe(other);

@@ -1,0 +1,31 @@
+import { expect, test } from 'vitest';
+import { toldToUser } from './error-disclosure.ts';
+
+const how = 'in the log.';
+const trouble = (reason: string) => ({
+  code: 'busy',
+  reason,
+  message: 'process 7 has /srv/data open',
+  action: 'kill 7',
+});
+
+test('a message for everybody is told to users in full', () => {
+  expect(toldToUser(trouble('store-busy'), how)).toEqual(trouble('store-busy'));
+});
+
+test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
+  'of an error with the reason "%s" users read only what its code says',
+  (reason) => {
+    expect(toldToUser(trouble(reason), how)).toEqual({
+      code: 'busy',
+      reason,
+      message: 'something else is at work there',
+      action: 'Try again in a while. If it persists, ask the administrator, who finds out why in the log.',
+    });
+  },
+);
+
+test('users read a text of its own where that of the code would blame the wrong part', () => {
+  const { message } = toldToUser({ ...trouble('agent-lost'), code: 'unavailable' }, how);
+  expect(message).toBe('the connection to the agent of the node was lost before it answered');
+});

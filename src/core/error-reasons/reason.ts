@@ -1,0 +1,59 @@
+import type { ErrorCode } from '../errors.ts';
+
+/**
+ * Who may read the message and the action of an error in full. For everybody: the text has only names and paths that the
+ * caller gave, sizes, and states. It says nothing of how a store is reached, where it is, or what else is on the machine.
+ * `local`: only the command line shows the error, or a server before it listens. If it is sent, it is for administrators.
+ */
+export type Readers = 'everybody' | 'administrators' | 'local';
+
+/** The error has the code of the error that caused it. */
+export const codeOfCause = 'that of the cause';
+
+/** Several codes: the throw site chooses one. */
+export type ReasonCode = ErrorCode | readonly ErrorCode[] | typeof codeOfCause;
+
+/** A row of the table of reasons. */
+export interface ErrorReason<C extends ReasonCode = ReasonCode> {
+  readonly code: C;
+  readonly readers: Readers;
+  /** When the error occurs: one sentence for docs/reference/errors.md. */
+  readonly when: string;
+  /** For callers who are not administrators. Set where the short text of the code would blame the wrong part. */
+  readonly short?: string | undefined;
+  /**
+   * The store denies Stowage access, even if the code is `unavailable` because Stowage retries. `mostLikely`: what the server
+   * does, where this can have another cause.
+   */
+  readonly denial?: { readonly mostLikely: string | undefined };
+}
+
+export const everybody = <const C extends ReasonCode>(code: C, when: string): ErrorReason<C> => ({
+  code,
+  readers: 'everybody',
+  when,
+});
+
+export const administrators = <const C extends ReasonCode>(code: C, when: string, short?: string): ErrorReason<C> => ({
+  code,
+  readers: 'administrators',
+  when,
+  short,
+});
+
+export const local = <const C extends ReasonCode>(code: C, when: string): ErrorReason<C> => ({
+  code,
+  readers: 'local',
+  when,
+});
+
+export const accessDenied = <const C extends ReasonCode>(
+  code: C,
+  when: string,
+  mostLikely?: string,
+): ErrorReason<C> => ({
+  code,
+  readers: 'administrators',
+  when,
+  denial: { mostLikely },
+});
