@@ -1,12 +1,12 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { createClusterAccess, rememberMs } from '#cluster/access.ts';
+import { audiences } from '#cluster/names.ts';
+import { locatePod } from '#cluster/pod-location.ts';
+import { createReviews } from '#cluster/reviews.ts';
 import type { Agents } from '#controllers/agents.ts';
 import type { Engine } from '#core/engine.ts';
-import { createClusterAccess, rememberMs } from '#front/cluster/access.ts';
-import { audiences } from '#front/cluster/names.ts';
-import { locatePod } from '#front/cluster/pod-location.ts';
-import { createReviews } from '#front/cluster/reviews.ts';
 import type { Nodes } from '#front/rest/nodes.ts';
 import type { Principal } from '#front/rest/principal.ts';
 import type { StatusJson } from '#front/rest/schemas.ts';

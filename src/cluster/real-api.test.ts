@@ -24,8 +24,8 @@ import { createReviews, nodeOfAgent } from './reviews.ts';
 const clock = systemClock();
 const { signal } = new AbortController();
 const namespace = 'stowage-system';
-const program = join(import.meta.dirname, '../../../bin/stowage');
-const linkProgram = join(import.meta.dirname, '../../testing/link-program.ts');
+const program = join(import.meta.dirname, '../../bin/stowage');
+const linkProgram = join(import.meta.dirname, '../testing/link-program.ts');
 const wait = { timeout: 60_000, interval: 50 };
 const aBitLonger = { timeout: 30_000, interval: 20 };
 
@@ -68,7 +68,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const config: unknown = JSON.parse(await readFile(cluster.kubeconfig, 'utf8'));
     access = await fromKubeconfig({ config, folder: dirname(cluster.kubeconfig), clock, env: {} });
     client = createKubeClient({ access, clock, userAgent: 'stowage/test' });
-    await cluster.kubectl('apply', '--filename', join(import.meta.dirname, '../../../deploy/kubernetes/crds'));
+    await cluster.kubectl('apply', '--filename', join(import.meta.dirname, '../../deploy/kubernetes/crds'));
     await cluster.apply(
       ...[{ apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }],
       // Registered by nobody, and so never found to be gone within the test.
