@@ -3,7 +3,7 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { makeCredential } from '#cluster/certificate.ts';
+import { makeCredential } from '#cluster/leader/certificate.ts';
 import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';

@@ -2,7 +2,7 @@ import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { UpOptions } from '#cli/io.ts';
-import { type ControllerLink, startControllerLink } from '#cluster/link.ts';
+import { type ControllerLink, startControllerLink } from '#cluster/tunnel/agent-tunnel.ts';
 import { StowageError } from '#core/errors.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';

@@ -1,10 +1,10 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { createClusterAccess, rememberMs } from '#cluster/access.ts';
+import { createReviews } from '#cluster/auth/token-reviews.ts';
+import { createClusterAccess, rememberMs } from '#cluster/auth/user-access.ts';
 import { audiences } from '#cluster/names.ts';
-import { locatePod } from '#cluster/pod-location.ts';
-import { createReviews } from '#cluster/reviews.ts';
+import { locatePod } from '#cluster/pods/pod-location.ts';
 import type { Agents } from '#controllers/agents.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Nodes } from '#front/rest/nodes.ts';

@@ -7,7 +7,7 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ControllerOptions } from '#cli/io.ts';
-import type { Handle } from '#cluster/door.ts';
+import type { Handle } from '#cluster/server/tls-server.ts';
 import { createCaches } from '#controllers/caches.ts';
 import { createCapacity } from '#controllers/capacity.ts';
 import { createDeleting } from '#controllers/deleting.ts';

@@ -14,12 +14,12 @@ import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/kube/resources.ts';
-import { createAgentReviews } from './agent-reviews.ts';
-import { type Credential, readCredential } from './certificate.ts';
-import { keepCredentials } from './credentials.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './leader-slice.ts';
+import { createAgentReviews } from './auth/agent-reviews.ts';
+import { createReviews, nodeOfAgent } from './auth/token-reviews.ts';
+import { type Credential, readCredential } from './leader/certificate.ts';
+import { keepCredentials } from './leader/credentials.ts';
+import { keepLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
 import { audiences, serverNames } from './names.ts';
-import { createReviews, nodeOfAgent } from './reviews.ts';
 
 const clock = systemClock();
 const { signal } = new AbortController();

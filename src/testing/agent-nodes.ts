@@ -1,7 +1,7 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
-import { agentCall } from '#cluster/agent-calls.ts';
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest } from '#controllers/agents.ts';
 import { type ErrorCode, StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';

@@ -3,7 +3,7 @@ import type { RequestListener } from 'node:http';
 import { dirname } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import { type Log, silentLog } from '#base/log.ts';
-import { startControllerLink } from '#cluster/link.ts';
+import { startControllerLink } from '#cluster/tunnel/agent-tunnel.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 

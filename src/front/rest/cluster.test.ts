@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { agentCall } from '#cluster/agent-calls.ts';
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import type { Access } from './access.ts';

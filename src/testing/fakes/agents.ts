@@ -1,4 +1,4 @@
-import { agentCall } from '#cluster/agent-calls.ts';
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 

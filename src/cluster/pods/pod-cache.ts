@@ -1,8 +1,8 @@
 import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { Refusal, type Target } from './link-connection.ts';
-import type { PodAnswer } from './pod-questions.ts';
+import { Refusal, type Target } from '../tunnel/leader-connection.ts';
+import type { PodAnswer } from './pod-handler.ts';
 
 export interface AskedPod {
   readonly namespace: string;

@@ -5,8 +5,8 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { tokenReviews } from '#wire/kube/resources.ts';
-import { createRemembering } from './access-memory.ts';
-import { agentAccount } from './names.ts';
+import { agentAccount } from '../names.ts';
+import { createRemembering } from './answer-cache.ts';
 import { mayBeFor } from './token-claims.ts';
 
 /** Whose token it is, as Kubernetes says. */

@@ -9,7 +9,7 @@ import { eventually } from '#testing/controlled.ts';
 import type { OpenedDoor } from '#testing/door.ts';
 import { doors, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createAgents } from './agents.ts';
+import { createAgents } from './connected-agents.ts';
 
 const it = doors();
 

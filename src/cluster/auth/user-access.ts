@@ -7,9 +7,9 @@ import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { subjectAccessReviews } from '#wire/kube/resources.ts';
 import type { SubjectAccessReview } from '#wire/kube/types.ts';
-import { createRemembering } from './access-memory.ts';
-import { audiences } from './names.ts';
-import { bearerOf, type Reviewed, type Reviews } from './reviews.ts';
+import { audiences } from '../names.ts';
+import { createRemembering } from './answer-cache.ts';
+import { bearerOf, type Reviewed, type Reviews } from './token-reviews.ts';
 
 /** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
 export type Wanted =

@@ -9,9 +9,9 @@ import { systemClock } from '#base/clock.ts';
 import { eventually } from '#testing/controlled.ts';
 import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { makeCredential } from './certificate.ts';
-import { connectToLeader } from './link-connection.ts';
-import { serverNames } from './names.ts';
+import { makeCredential } from '../leader/certificate.ts';
+import { serverNames } from '../names.ts';
+import { connectToLeader } from '../tunnel/leader-connection.ts';
 
 const it = doors();
 const [servername] = serverNames(doorNamespace);

@@ -5,9 +5,9 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { followOne } from '#wire/kube/followed.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
+import { doorNames, serverNames } from '../names.ts';
 import { type Credential, type Kept, makeCredential, readCredential } from './certificate.ts';
-import { keep } from './keeping.ts';
-import { doorNames, serverNames } from './names.ts';
+import { keep } from './reconcile-loop.ts';
 
 export interface CredentialsOptions {
   readonly client: KubeClient;

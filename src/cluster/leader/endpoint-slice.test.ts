@@ -6,7 +6,7 @@ import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
-import { keepLeaderSlice, removeLeaderSlice } from './leader-slice.ts';
+import { keepLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
 
 const namespace = 'stowage-system';
 const clock = systemClock();

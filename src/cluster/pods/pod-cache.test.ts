@@ -1,9 +1,9 @@
 import { describe, expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { Refusal, type Target } from './link-connection.ts';
-import { type AskedPod, createPodAnswers, type PodAnswers } from './pod-answers.ts';
-import type { PodAnswer } from './pod-questions.ts';
+import { Refusal, type Target } from '../tunnel/leader-connection.ts';
+import { type AskedPod, createPodAnswers, type PodAnswers } from './pod-cache.ts';
+import type { PodAnswer } from './pod-handler.ts';
 
 const { signal } = new AbortController();
 const leaderAt = (host: string): Target => ({ host, port: 8443, servername: 's', ca: 'c' });

@@ -7,9 +7,9 @@ import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { Secret } from '#wire/kube/types.ts';
+import { serverNames } from '../names.ts';
 import { type Credential, makeCredential } from './certificate.ts';
 import { keepCredentials } from './credentials.ts';
-import { serverNames } from './names.ts';
 
 const namespace = 'stowage-system';
 const names = serverNames(namespace);

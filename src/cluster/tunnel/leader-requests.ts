@@ -10,9 +10,9 @@ import { type InjectOptions, inject } from 'light-my-request';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import { pathUnknown, problemOf } from '../problems.ts';
 import { agentCall } from './agent-calls.ts';
 import { keepPinging } from './pings.ts';
-import { pathUnknown, problemOf } from './problems.ts';
 
 export interface Serving {
   readonly stream: Duplex;

@@ -5,7 +5,7 @@ import { connect as connectTls, type TLSSocket } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { harmless } from '#base/harmless.ts';
 import { streamOver } from '#base/stream-over.ts';
-import { turning } from './names.ts';
+import { turning } from '../names.ts';
 
 /** Where the leader is, and how it is known to be the one. */
 export interface Target {

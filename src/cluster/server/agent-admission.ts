@@ -4,10 +4,10 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { streamOver } from '#base/stream-over.ts';
 import { StowageError } from '#core/errors.ts';
-import type { ConnectedAgents } from './agents.ts';
-import { turning } from './names.ts';
-import { pathUnknown, refuseBare } from './problems.ts';
-import { bearerOf, nodeOfAgent, type Reviews } from './reviews.ts';
+import { bearerOf, nodeOfAgent, type Reviews } from '../auth/token-reviews.ts';
+import { turning } from '../names.ts';
+import { pathUnknown, refuseBare } from '../problems.ts';
+import type { ConnectedAgents } from '../tunnel/connected-agents.ts';
 
 export interface AdmissionOptions {
   readonly reviews: Reviews;

@@ -6,8 +6,8 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { followOne } from '#wire/kube/followed.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
-import { keep } from './keeping.ts';
-import { doorNames } from './names.ts';
+import { doorNames } from '../names.ts';
+import { keep } from './reconcile-loop.ts';
 
 export interface LeaderSliceOptions {
   readonly client: KubeClient;

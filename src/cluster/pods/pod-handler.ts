@@ -6,10 +6,10 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
-import type { Handle } from './door.ts';
-import { podPath } from './names.ts';
-import { refuse } from './problems.ts';
-import { bearerOf, nodeOfAgent, type Reviews } from './reviews.ts';
+import { bearerOf, nodeOfAgent, type Reviews } from '../auth/token-reviews.ts';
+import { podPath } from '../names.ts';
+import { refuse } from '../problems.ts';
+import type { Handle } from '../server/tls-server.ts';
 
 /** What an agent is told of a pod of its own node: nothing that CSI could not have told it. */
 export interface PodAnswer {

@@ -5,8 +5,8 @@ import { reasonOf } from '#wire/kube/errors.ts';
 import { followOne } from '#wire/kube/followed.ts';
 import { endpoints } from '#wire/kube/resources.ts';
 import type { Endpoints } from '#wire/kube/types.ts';
-import { keep } from './keeping.ts';
-import { doorNames } from './names.ts';
+import { doorNames } from '../names.ts';
+import { keep } from './reconcile-loop.ts';
 
 export interface LeaderEndpointsOptions {
   readonly client: KubeClient;

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { audiences } from './names.ts';
-import { createReviews, type Reviews } from './reviews.ts';
+import { audiences } from '../names.ts';
+import { createReviews, type Reviews } from './token-reviews.ts';
 
 /** An agent asks about each pod that it mounts for: dozens at once, when a node begins to work. */
 const rememberMs = 5_000;

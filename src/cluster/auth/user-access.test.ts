@@ -5,8 +5,8 @@ import { stowageError } from '#core/errors.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { type ClusterAccess, createClusterAccess, rememberMs, type Wanted } from './access.ts';
-import { createReviews } from './reviews.ts';
+import { createReviews } from './token-reviews.ts';
+import { type ClusterAccess, createClusterAccess, rememberMs, type Wanted } from './user-access.ts';
 
 let api: FakeKubeApi;
 let access: ClusterAccess;

@@ -10,8 +10,8 @@ import { streamOver } from '#base/stream-over.ts';
 import { eventually } from '#testing/controlled.ts';
 import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { makeCredential } from './certificate.ts';
-import { serverNames } from './names.ts';
+import { makeCredential } from '../leader/certificate.ts';
+import { serverNames } from '../names.ts';
 
 const it = doors();
 const ok: RequestListener = (_, response) => response.end('{}');

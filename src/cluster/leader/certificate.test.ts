@@ -8,8 +8,8 @@ import { join } from 'node:path';
 import { connect, createServer } from 'node:tls';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
+import { serverNames } from '../names.ts';
 import { type Credential, makeCredential, readCredential } from './certificate.ts';
-import { serverNames } from './names.ts';
 
 const names = serverNames('stowage-system');
 const now = Date.UTC(2026, 10, 16, 12, 0, 0);

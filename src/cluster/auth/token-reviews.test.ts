@@ -4,7 +4,7 @@ import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import type { TokenReview } from '#wire/kube/types.ts';
-import { bearerOf, createReviews, nodeOfAgent, type Reviews } from './reviews.ts';
+import { bearerOf, createReviews, nodeOfAgent, type Reviews } from './token-reviews.ts';
 
 const { signal } = new AbortController();
 const scope: Scope = { signal, log: silentLog() };

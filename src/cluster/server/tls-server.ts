@@ -1,9 +1,9 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { createServer, type Server } from 'node:https';
 import type { Clock } from '#base/clock.ts';
-import type { Turn } from './admission.ts';
-import type { Credential } from './certificate.ts';
-import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } from './problems.ts';
+import type { Credential } from '../leader/certificate.ts';
+import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } from '../problems.ts';
+import type { Turn } from './agent-admission.ts';
 
 /** The HTTPS server of whoever leads. */
 export interface Door {

@@ -6,12 +6,12 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
-import { sleptOrWoken } from './keeping.ts';
-import { askLeader, connectToLeader, Refusal, type Target } from './link-connection.ts';
-import { serveLeader } from './link-serving.ts';
-import { doorNames, podPath, serverNames } from './names.ts';
-import { type AskedPod, createPodAnswers } from './pod-answers.ts';
-import type { PodAnswer } from './pod-questions.ts';
+import { sleptOrWoken } from '../leader/reconcile-loop.ts';
+import { doorNames, podPath, serverNames } from '../names.ts';
+import { type AskedPod, createPodAnswers } from '../pods/pod-cache.ts';
+import type { PodAnswer } from '../pods/pod-handler.ts';
+import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
+import { serveLeader } from './leader-requests.ts';
 
 /** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
 export interface ControllerLink extends AsyncDisposable {

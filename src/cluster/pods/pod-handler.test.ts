@@ -3,10 +3,10 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { doorNamespace, doors, type OpenedDoor } from '#testing/door.ts';
-import { createAgentReviews } from './agent-reviews.ts';
-import { nothingHere } from './door.ts';
-import type { ControllerLink } from './link.ts';
-import { answeringPods } from './pod-questions.ts';
+import { createAgentReviews } from '../auth/agent-reviews.ts';
+import { nothingHere } from '../server/tls-server.ts';
+import type { ControllerLink } from '../tunnel/agent-tunnel.ts';
+import { answeringPods } from './pod-handler.ts';
 
 const it = doors();
 const { signal } = new AbortController();
