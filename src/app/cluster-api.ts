@@ -1,8 +1,8 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { createReviews } from '#cluster/auth/token-reviews.ts';
-import { createClusterAccess, rememberMs } from '#cluster/auth/user-access.ts';
+import { createTokenReviews } from '#cluster/auth/token-reviews.ts';
+import { createUserAccess, rememberMs } from '#cluster/auth/user-access.ts';
 import { audiences } from '#cluster/names.ts';
 import { locatePod } from '#cluster/pods/pod-location.ts';
 import type { Agents } from '#controllers/agents.ts';
@@ -37,7 +37,7 @@ const askMs = 5_000;
 export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
   const { engine, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
-  const reviews = createReviews({ client, clock, audience: audiences.users, rememberMs });
+  const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });
   const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
   const nodes: Nodes = {
     names,
@@ -57,7 +57,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
   };
   const rest = createRestServer({
     ...{ engine, clock, log, version, signal, nodes, status, isReady: () => true },
-    guard: createClusterAccess({ client, clock, reviews, log }),
+    guard: createUserAccess({ client, clock, reviews, log }),
     // Both are the nodes'.
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },

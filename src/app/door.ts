@@ -8,10 +8,10 @@ import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
 import { keepCredentials } from '#cluster/leader/credentials.ts';
 import { keepLeaderSlice, removeLeaderSlice } from '#cluster/leader/endpoint-slice.ts';
 import { keepLeaderEndpoints, removeLeaderEndpoints } from '#cluster/leader/endpoints.ts';
-import { answeringPods } from '#cluster/pods/pod-handler.ts';
-import { createAdmission } from '#cluster/server/agent-admission.ts';
-import { createDoor, type Door, type Handle, nothingHere } from '#cluster/server/tls-server.ts';
-import { createAgents } from '#cluster/tunnel/connected-agents.ts';
+import { createPodHandler } from '#cluster/pods/pod-handler.ts';
+import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
+import { createTlsServer, type Handle, nothingHere, type TlsServer } from '#cluster/server/tls-server.ts';
+import { createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import type { Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
@@ -70,10 +70,10 @@ const graceMs = 2_000;
 
 export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): OpenDoor {
   const { client, clock, namespace, place, handle } = wish;
-  const agents = createAgents({ clock, log });
+  const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
-  async function listen(door: Door, at: DoorPlace): Promise<number> {
+  async function listen(door: TlsServer, at: DoorPlace): Promise<number> {
     await listenTcp(door.server, at);
     const address = door.server.address();
     return typeof address === 'object' && address !== null ? address.port : at.port;
@@ -83,11 +83,11 @@ export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): Ope
     const ending = new AbortController();
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createAgentReviews(client, clock);
-    const turn = createAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
+    const turn = createAgentAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
     const questions = { ...common, log, reviews, signal: beside.signal };
-    const door = createDoor({ clock, turn, handle: answeringPods(questions, handle?.(agents) ?? nothingHere) });
+    const door = createTlsServer({ clock, turn, handle: createPodHandler(questions, handle?.(agents) ?? nothingHere) });
     const first = Promise.withResolvers<void>();
-    const use: Door['use'] = (credential) => {
+    const use: TlsServer['use'] = (credential) => {
       door.use(credential);
       first.resolve();
     };

@@ -15,7 +15,7 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/kube/resources.ts';
 import { createAgentReviews } from './auth/agent-reviews.ts';
-import { createReviews, nodeOfAgent } from './auth/token-reviews.ts';
+import { createTokenReviews, nodeOfAgent } from './auth/token-reviews.ts';
 import { type Credential, readCredential } from './leader/certificate.ts';
 import { keepCredentials } from './leader/credentials.ts';
 import { keepLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
@@ -104,7 +104,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
   describe('the token', () => {
     const node = async (wanted: Wanted): Promise<string> => {
-      const reviews = createReviews({ client, clock, audience: audiences.agents });
+      const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
       return nodeOfAgent(await reviews.review(await tokenOf(wanted), scopeOf()), namespace);
     };
 
@@ -126,7 +126,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     test('of a pod that is gone is refused', async () => {
       const token = await tokenOf({ pod: 'agent-gone' });
-      const reviews = createReviews({ client, clock, audience: audiences.agents });
+      const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
       expect(await reviews.review(token, scopeOf())).toMatchObject({
         username: expect.stringContaining('stowage-agent'),
       });

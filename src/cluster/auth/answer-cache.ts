@@ -1,19 +1,19 @@
 import type { Clock } from '#base/clock.ts';
 
 /** Answers that count for a while. */
-export interface Remembering<T> {
+export interface AnswerCache<T> {
   /** Who asks while the answer is on its way waits for the same. A failure is nobody else's. */
   of(key: string, ask: () => Promise<T>): Promise<T>;
 }
 
-export interface RememberingOptions {
+export interface AnswerCacheOptions {
   readonly clock: Clock;
   /** From when it was asked on. */
   readonly ms: number;
   readonly most: number;
 }
 
-export function createRemembering<T>({ clock, ms, most }: RememberingOptions): Remembering<T> {
+export function createAnswerCache<T>({ clock, ms, most }: AnswerCacheOptions): AnswerCache<T> {
   const known = new Map<string, { readonly answer: Promise<T>; readonly until: number }>();
 
   function makeRoom(): void {

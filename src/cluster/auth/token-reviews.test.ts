@@ -4,7 +4,7 @@ import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import type { TokenReview } from '#wire/kube/types.ts';
-import { bearerOf, createReviews, nodeOfAgent, type Reviews } from './token-reviews.ts';
+import { bearerOf, createTokenReviews, nodeOfAgent, type TokenReviews } from './token-reviews.ts';
 
 const { signal } = new AbortController();
 const scope: Scope = { signal, log: silentLog() };
@@ -30,10 +30,10 @@ beforeEach(async () => {
   };
 });
 
-function reviews(rememberMs = 0): Reviews {
+function reviews(rememberMs = 0): TokenReviews {
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  return createReviews({ client, clock, audience, rememberMs });
+  return createTokenReviews({ client, clock, audience, rememberMs });
 }
 
 describe('a token', () => {
@@ -94,10 +94,10 @@ describe('of service accounts alone, a token', () => {
   const now = (): number => clock.now() / 1_000;
   const tokenOf = (claims: unknown): string =>
     ['{}', JSON.stringify(claims), 's'].map((part) => Buffer.from(part).toString('base64url')).join('.');
-  const accounts = (): Reviews => {
+  const accounts = (): TokenReviews => {
     const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
     onTestFinished(() => client[Symbol.dispose]());
-    return createReviews({ client, clock, audience, accountsOnly: true });
+    return createTokenReviews({ client, clock, audience, accountsOnly: true });
   };
 
   test.each<[string, () => string]>([

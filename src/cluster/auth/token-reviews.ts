@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { tokenReviews } from '#wire/kube/resources.ts';
 import { agentAccount } from '../names.ts';
-import { createRemembering } from './answer-cache.ts';
+import { createAnswerCache } from './answer-cache.ts';
 import { mayBeFor } from './token-claims.ts';
 
 /** Whose token it is, as Kubernetes says. */
@@ -17,7 +17,7 @@ export interface Reviewed {
   readonly extra: Readonly<Record<string, readonly string[]>>;
 }
 
-export interface ReviewsOptions {
+export interface TokenReviewsOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   /** Whom a token must be meant for. A token for somebody else, the API server included, is refused. */
@@ -31,7 +31,7 @@ export interface ReviewsOptions {
   readonly accountsOnly?: boolean;
 }
 
-export interface Reviews {
+export interface TokenReviews {
   /**
    * `from`: an address, which makes only so many be asked for at a time. Throws: 'token-missing', 'token-refused' (unauthenticated),
    * or 'review-failed' (unavailable) where Kubernetes could not be asked.
@@ -52,9 +52,9 @@ const tokenPattern = /^[!-~]{1,8192}$/;
 /** The token of an `Authorization: Bearer` header. */
 export const bearerOf = (header: string | undefined): string | undefined => /^Bearer +(\S+)$/i.exec(header ?? '')?.[1];
 
-export function createReviews(options: ReviewsOptions): Reviews {
+export function createTokenReviews(options: TokenReviewsOptions): TokenReviews {
   const { client, clock, audience, rememberMs = 0, accountsOnly = false } = options;
-  const remembered = createRemembering<Reviewed>({ clock, ms: rememberMs, most: mostRemembered });
+  const remembered = createAnswerCache<Reviewed>({ clock, ms: rememberMs, most: mostRemembered });
   const limiter = createLimiter(mostCalls);
   const waitingFrom = new Map<string, number>();
   let waiting = 0;

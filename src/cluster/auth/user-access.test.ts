@@ -5,11 +5,11 @@ import { stowageError } from '#core/errors.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { createReviews } from './token-reviews.ts';
-import { type ClusterAccess, createClusterAccess, rememberMs, type Wanted } from './user-access.ts';
+import { createTokenReviews } from './token-reviews.ts';
+import { createUserAccess, rememberMs, type UserAccess, type Wanted } from './user-access.ts';
 
 let api: FakeKubeApi;
-let access: ClusterAccess;
+let access: UserAccess;
 let clock: ReturnType<typeof createFakeClock>;
 let reviewed: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
 /** What the API server says. */
@@ -42,9 +42,9 @@ beforeEach(async () => {
   clock = createFakeClock();
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
-  const reviews = createReviews({ client, clock, audience: 'stowage.dev', rememberMs });
+  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', rememberMs });
   const log = { ...silentLog(), warn: (message: string) => void warned.push(message) };
-  access = createClusterAccess({ client, clock, reviews, log });
+  access = createUserAccess({ client, clock, reviews, log });
 });
 
 const token = { authorization: 'Bearer secret-token' };

@@ -8,8 +8,8 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { subjectAccessReviews } from '#wire/kube/resources.ts';
 import type { SubjectAccessReview } from '#wire/kube/types.ts';
 import { audiences } from '../names.ts';
-import { createRemembering } from './answer-cache.ts';
-import { bearerOf, type Reviewed, type Reviews } from './token-reviews.ts';
+import { createAnswerCache } from './answer-cache.ts';
+import { bearerOf, type Reviewed, type TokenReviews } from './token-reviews.ts';
 
 /** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
 export type Wanted =
@@ -27,7 +27,7 @@ export interface AdmittedUser {
 }
 
 /** Who may use the API is for Kubernetes to say: by the token, and by rules of its own. */
-export interface ClusterAccess {
+export interface UserAccess {
   /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
   admit(
     headers: IncomingHttpHeaders,
@@ -37,11 +37,11 @@ export interface ClusterAccess {
   ): Promise<AdmittedUser>;
 }
 
-export interface ClusterAccessOptions {
+export interface UserAccessOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   /** Of the audience of users. */
-  readonly reviews: Reviews;
+  readonly reviews: TokenReviews;
   /** Told why Kubernetes could not be asked: users are not. */
   readonly log: Log;
 }
@@ -54,8 +54,8 @@ const callMs = 10_000;
 export const rememberMs = 5_000;
 const mostRemembered = 5_000;
 
-export function createClusterAccess({ client, clock, reviews, log }: ClusterAccessOptions): ClusterAccess {
-  const answers = createRemembering<boolean>({ clock, ms: rememberMs, most: mostRemembered });
+export function createUserAccess({ client, clock, reviews, log }: UserAccessOptions): UserAccess {
+  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, most: mostRemembered });
 
   async function ask(
     user: Reviewed,

@@ -7,7 +7,7 @@ import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
 import { doorNames, serverNames } from '../names.ts';
 import { type Credential, type Kept, makeCredential, readCredential } from './certificate.ts';
-import { keep } from './reconcile-loop.ts';
+import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface CredentialsOptions {
   readonly client: KubeClient;
@@ -115,7 +115,7 @@ export async function keepCredentials(options: CredentialsOptions, scope: Scope)
     return lookMs;
   }
 
-  await keep({ what: 'certificate', clock, objects: [secret, authority], pass }, scope);
+  await runReconcileLoop({ what: 'certificate', clock, objects: [secret, authority], pass }, scope);
 }
 
 /** Another was quicker: what it wrote comes by the watch, and wakes us. */

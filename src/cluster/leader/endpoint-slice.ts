@@ -7,7 +7,7 @@ import { followOne } from '#wire/kube/followed.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
 import { doorNames } from '../names.ts';
-import { keep } from './reconcile-loop.ts';
+import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface LeaderSliceOptions {
   readonly client: KubeClient;
@@ -83,7 +83,7 @@ export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope)
     }
   }
 
-  await keep({ what: 'EndpointSlice', clock, objects: [slice], pass }, scope);
+  await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], pass }, scope);
 }
 
 /** Before an orderly end: nobody is sent here any more. Another's is left alone. Never throws. */

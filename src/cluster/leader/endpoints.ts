@@ -6,7 +6,7 @@ import { followOne } from '#wire/kube/followed.ts';
 import { endpoints } from '#wire/kube/resources.ts';
 import type { Endpoints } from '#wire/kube/types.ts';
 import { doorNames } from '../names.ts';
-import { keep } from './reconcile-loop.ts';
+import { runReconcileLoop } from './reconcile-loop.ts';
 
 export interface LeaderEndpointsOptions {
   readonly client: KubeClient;
@@ -69,7 +69,7 @@ export async function keepLeaderEndpoints(options: LeaderEndpointsOptions, scope
       throw thrown;
     }
   };
-  await keep({ what: 'Endpoints', clock, objects: [followed], pass }, scope);
+  await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], pass }, scope);
 }
 
 /** Before an orderly end. Another's are left alone. Never throws. */

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Followed } from '#wire/kube/followed.ts';
 
-export interface Keeping {
+export interface ReconcileLoop {
   /** For the log. */
   readonly what: string;
   readonly clock: Clock;
@@ -15,7 +15,7 @@ export interface Keeping {
 }
 
 /** Until the signal ends it. What fails is tried again, later each time, or when something has changed. */
-export async function keep(keeping: Keeping, scope: Scope): Promise<void> {
+export async function runReconcileLoop(keeping: ReconcileLoop, scope: Scope): Promise<void> {
   const { what, clock, objects, pass, random = Math.random } = keeping;
   const { signal, log } = scope;
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });

@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { Refusal, type Target } from '../tunnel/leader-connection.ts';
-import { type AskedPod, createPodAnswers, type PodAnswers } from './pod-cache.ts';
+import { type AskedPod, createPodCache, type PodCache } from './pod-cache.ts';
 import type { PodAnswer } from './pod-handler.ts';
 
 const { signal } = new AbortController();
@@ -12,7 +12,7 @@ const answerOf = ({ uid }: AskedPod): PodAnswer => ({ uid, hostUsers: false });
 
 interface Ground {
   readonly clock: ReturnType<typeof createFakeClock>;
-  readonly answers: PodAnswers;
+  readonly answers: PodCache;
   readonly asked: string[];
   leader: Target | undefined;
   answer: (pod: AskedPod) => Promise<PodAnswer>;
@@ -23,7 +23,7 @@ function ground(): Ground {
   const asked: string[] = [];
   const it: Ground = {
     ...{ clock, asked, leader: leaderAt('10.0.0.1'), answer: async (one) => answerOf(one) },
-    answers: createPodAnswers({
+    answers: createPodCache({
       ...{ clock, log: silentLog(), leader: () => it.leader },
       ask: async (_, one) => {
         asked.push(one.name);

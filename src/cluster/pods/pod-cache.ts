@@ -11,7 +11,7 @@ export interface AskedPod {
 }
 
 /** What whoever leads says of pods, as far as it has to be asked: what is told of a pod does not change as long as it is that pod. */
-export interface PodAnswers {
+export interface PodCache {
   /** Undefined: nobody could be asked, or it is another's name by now. Who asks for the same pod meanwhile waits for the same answer. */
   of(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
   /** It does not answer: for a while nobody waits for it again. */
@@ -20,7 +20,7 @@ export interface PodAnswers {
   reached(): void;
 }
 
-export interface PodAnswersOptions {
+export interface PodCacheOptions {
   readonly clock: Clock;
   readonly log: Log;
   /** Undefined: nobody leads. */
@@ -35,7 +35,7 @@ const unreachedMs = 10_000;
 
 const addressOf = ({ host, port }: Target): string => JSON.stringify([host, port]);
 
-export function createPodAnswers({ clock, log, leader, ask }: PodAnswersOptions): PodAnswers {
+export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
   const known = new Map<string, PodAnswer>();
   const asking = new Map<string, Promise<PodAnswer | undefined>>();
   let silent = { address: '', until: 0 };

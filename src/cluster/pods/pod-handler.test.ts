@@ -5,8 +5,8 @@ import { eventually } from '#testing/controlled.ts';
 import { doorNamespace, doors, type OpenedDoor } from '#testing/door.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
 import { nothingHere } from '../server/tls-server.ts';
-import type { ControllerLink } from '../tunnel/agent-tunnel.ts';
-import { answeringPods } from './pod-handler.ts';
+import type { AgentTunnel } from '../tunnel/agent-tunnel.ts';
+import { createPodHandler } from './pod-handler.ts';
 
 const it = doors();
 const { signal } = new AbortController();
@@ -15,10 +15,10 @@ async function open(): Promise<OpenedDoor> {
   const clock = systemClock();
   const reviews = createAgentReviews(it.client, clock);
   const about = { client: it.client, clock, reviews, namespace: doorNamespace, log: silentLog(), signal };
-  return await it.open({ handle: answeringPods(about, nothingHere) });
+  return await it.open({ handle: createPodHandler(about, nothingHere) });
 }
 
-async function linked(node = 'node-1'): Promise<ControllerLink> {
+async function linked(node = 'node-1'): Promise<AgentTunnel> {
   it.lead(await open());
   const link = it.link({ node, api: (_, response) => response.end('{}') });
   await eventually(() => link.isConnected).toBe(true);

@@ -6,7 +6,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
-import { bearerOf, nodeOfAgent, type Reviews } from '../auth/token-reviews.ts';
+import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { podPath } from '../names.ts';
 import { refuse } from '../problems.ts';
 import type { Handle } from '../server/tls-server.ts';
@@ -18,11 +18,11 @@ export interface PodAnswer {
   readonly hostUsers: boolean;
 }
 
-export interface PodQuestions {
+export interface PodHandlerOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
-  readonly reviews: Reviews;
+  readonly reviews: TokenReviews;
   readonly namespace: string;
   readonly signal: AbortSignal;
 }
@@ -33,7 +33,7 @@ const answerMs = 5_000;
  * Agents may not read pods: who may read them reads those of all nodes. So they ask here, each for pods of the node that its token
  * names. Everything else is the next one's.
  */
-export function answeringPods(options: PodQuestions, next: Handle): Handle {
+export function createPodHandler(options: PodHandlerOptions, next: Handle): Handle {
   const { client, clock, log, reviews, namespace } = options;
 
   async function podOf(wanted: Wanted, signal: AbortSignal): Promise<Pod | undefined> {

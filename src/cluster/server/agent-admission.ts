@@ -4,13 +4,13 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { streamOver } from '#base/stream-over.ts';
 import { StowageError } from '#core/errors.ts';
-import { bearerOf, nodeOfAgent, type Reviews } from '../auth/token-reviews.ts';
+import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { turning } from '../names.ts';
 import { pathUnknown, refuseBare } from '../problems.ts';
 import type { ConnectedAgents } from '../tunnel/connected-agents.ts';
 
-export interface AdmissionOptions {
-  readonly reviews: Reviews;
+export interface AgentAdmissionOptions {
+  readonly reviews: TokenReviews;
   readonly agents: Pick<ConnectedAgents, 'take'>;
   readonly namespace: string;
   readonly clock: Clock;
@@ -26,7 +26,7 @@ const admissionMs = 15_000;
 const switching = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${turning.protocol}\r\n\r\n`;
 
 /** Lets agents in, each for the node that its token names. */
-export function createAdmission(options: AdmissionOptions): Turn {
+export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
   const { reviews, agents, namespace, clock } = options;
   let asked = 0;
 

@@ -6,7 +6,7 @@ import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } 
 import type { Turn } from './agent-admission.ts';
 
 /** The HTTPS server of whoever leads. */
-export interface Door {
+export interface TlsServer {
   /** To be listened with, once there is a certificate. */
   readonly server: Server;
   /** Also of connections that come from now on, without a break for others. */
@@ -18,7 +18,7 @@ export interface Door {
 /** Whatever asks for no other protocol. It answers, also for paths that it does not know, and bounds the body for itself. */
 export type Handle = (request: IncomingMessage, response: ServerResponse) => void;
 
-export interface DoorOptions {
+export interface TlsServerOptions {
   readonly clock: Clock;
   readonly turn: Turn;
   /** Undefined: there is nothing but agents here. */
@@ -34,7 +34,7 @@ const limits = {
 /** Each node has one, and some of them a second while the first is not given up yet. */
 const maxConnections = 16_384;
 
-export function createDoor({ clock, turn, handle = nothingHere }: DoorOptions): Door {
+export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServerOptions): TlsServer {
   const server = createServer({ ...limits, minVersion: 'TLSv1.2' });
   server.maxConnections = maxConnections;
   server.on('request', handle);

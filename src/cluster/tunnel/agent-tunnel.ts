@@ -8,19 +8,19 @@ import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
 import { sleptOrWoken } from '../leader/reconcile-loop.ts';
 import { doorNames, podPath, serverNames } from '../names.ts';
-import { type AskedPod, createPodAnswers } from '../pods/pod-cache.ts';
+import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
 import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 
 /** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
-export interface ControllerLink extends AsyncDisposable {
+export interface AgentTunnel extends AsyncDisposable {
   readonly isConnected: boolean;
   /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
   pod(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
 }
 
-export interface LinkOptions {
+export interface AgentTunnelOptions {
   /** Sees the EndpointSlice and the ConfigMap of the door. */
   readonly client: KubeClient;
   readonly clock: Clock;
@@ -40,7 +40,7 @@ const questionMs = 2_000;
 const settledMs = 30_000;
 
 /** Never throws, and takes nothing from the agent but a connection: volumes are mounted without any controller. */
-export function startControllerLink(options: LinkOptions): ControllerLink {
+export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const { client, clock, namespace, random = Math.random } = options;
   const log = options.log.with({ part: 'controller-link' });
   const ending = new AbortController();
@@ -55,7 +55,7 @@ export function startControllerLink(options: LinkOptions): ControllerLink {
 
   const target = (): Target | undefined => targetOf(slice, authority, servername);
 
-  const pods = createPodAnswers({
+  const pods = createPodCache({
     ...{ clock, log, leader: target },
     ask: async (to, pod) => {
       const path = podPath.of(pod.namespace, pod.name);

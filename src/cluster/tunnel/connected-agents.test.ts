@@ -9,7 +9,7 @@ import { eventually } from '#testing/controlled.ts';
 import type { OpenedDoor } from '#testing/door.ts';
 import { doors, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createAgents } from './connected-agents.ts';
+import { createConnectedAgents } from './connected-agents.ts';
 
 const it = doors();
 
@@ -123,7 +123,7 @@ describe('an agent that is connected', () => {
 });
 
 test('of two connections of a node the one that was asked for last counts, though it is ready first', async () => {
-  const agents = createAgents({ clock: systemClock(), log: silentLog() });
+  const agents = createConnectedAgents({ clock: systemClock(), log: silentLog() });
   onTestFinished(() => agents[Symbol.dispose]());
   const came = ['early', 'late'].map((name, order) => {
     const [here, there] = duplexPair();

@@ -14,7 +14,7 @@ export interface ConnectedAgents extends Agents, Disposable {
   take(node: string, order: number, stream: Duplex): void;
 }
 
-export interface AgentsOptions {
+export interface ConnectedAgentsOptions {
   readonly clock: Clock;
   readonly log: Log;
   readonly maxAnswerBytes?: number;
@@ -30,7 +30,11 @@ const usualMs = 30_000;
 /** Lists come in pages. */
 const usualMaxAnswerBytes = 16 << 20;
 
-export function createAgents({ clock, log, maxAnswerBytes = usualMaxAnswerBytes }: AgentsOptions): ConnectedAgents {
+export function createConnectedAgents({
+  clock,
+  log,
+  maxAnswerBytes = usualMaxAnswerBytes,
+}: ConnectedAgentsOptions): ConnectedAgents {
   /** Those that are asked. */
   const lines = new Map<string, Line>();
   const opened = new Set<Line>();
