@@ -6,10 +6,10 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
-import { sleptOrWoken } from '../leader/reconcile-loop.ts';
 import { doorNames, podPath, serverNames } from '../names.ts';
 import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
+import { sleptOrWoken } from '../slept-or-woken.ts';
 import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
 import { serveLeader } from './leader-requests.ts';
 
