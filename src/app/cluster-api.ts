@@ -7,7 +7,8 @@ import { audiences } from '#cluster/names.ts';
 import { locatePod } from '#cluster/pods/pod-location.ts';
 import type { Agents } from '#controllers/agents.ts';
 import type { Engine } from '#core/engine.ts';
-import type { Nodes } from '#front/rest/nodes.ts';
+import { createClusterNodes } from '#front/rest/nodes/cluster-nodes.ts';
+import type { NodeApis } from '#front/rest/nodes/node-apis.ts';
 import type { Principal } from '#front/rest/principal.ts';
 import type { StatusJson } from '#front/rest/schemas.ts';
 import { createRestServer } from '#front/rest/server.ts';
@@ -39,7 +40,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
   const startedAt = clock.now();
   const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });
   const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
-  const nodes: Nodes = {
+  const apis: NodeApis = {
     names,
     ask: (node, request, scope) =>
       agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: askMs } : request, scope),
@@ -56,7 +57,8 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     };
   };
   const rest = createRestServer({
-    ...{ engine, clock, log, version, signal, nodes, status, isReady: () => true },
+    ...{ engine, clock, log, version, signal, status, isReady: () => true },
+    nodes: createClusterNodes(apis),
     guard: createUserAccess({ client, clock, reviews, log }),
     // Both are the nodes'.
     doctor: async () => [],

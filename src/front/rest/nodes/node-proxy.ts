@@ -1,10 +1,12 @@
 import { createHash } from 'node:crypto';
+import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
-import { storesOfNodes } from './node-lists.ts';
-import { type Asked, askEach, type Nodes, nodesAfter } from './nodes.ts';
-import type { Answer, Request, Route } from './route.ts';
-import type { VolumeDetailJson } from './schemas.ts';
+import type { Call } from '#core/operations.ts';
+import type { VolumeRequest } from '../cluster-nodes.ts';
+import type { VolumeDetailJson } from '../schemas.ts';
+import { type Asked, askEach, type NodeApis, nodesAfter } from './node-apis.ts';
+import { storesOfNodes } from './node-stores.ts';
 
 const isUnknown = (reason: string): boolean => reason === 'volume-unknown' || reason === 'store-unknown';
 
@@ -14,46 +16,43 @@ interface Held {
 }
 
 /** The node that has this volume. Undefined: none has. Throws when that cannot be told. */
-async function holderOf(nodes: Nodes, ref: string, request: Request<never, never, never>): Promise<Held | undefined> {
+async function holderOf(apis: NodeApis, ref: string, scope: Scope): Promise<Held | undefined> {
   const path = `/v1/volumes/${encodeURIComponent(ref)}`;
-  const { answers, unreached } = await askEach<VolumeDetailJson>(nodes, nodesAfter(nodes, undefined), path, request);
+  const { answers, unreached } = await askEach<VolumeDetailJson>(apis, nodesAfter(apis, undefined), path, scope);
   const [first, second] = answers;
   if (second !== undefined) throw onSeveral(ref, answers);
   if (first !== undefined) return { node: first.node, volume: first.answer };
-  const silent = unreached.filter(({ reason }) => !isUnknown(reason)).map(({ node }) => node);
+  const silent = unreached.filter(({ error }) => !isUnknown(error.reason)).map(({ node }) => node);
   if (silent.length > 0) throw incomplete(ref, silent);
   return undefined;
 }
 
-/** What the route does here, or the same on the node whose volume it is about. */
-export async function hereOrOnNode(route: Route, request: Request<never, never, never>): Promise<Answer> {
-  const { nodes, params, body, expected, call } = request;
-  try {
-    return await route.handle(request);
-  } catch (thrown) {
-    const { reason } = stowageError(thrown);
-    if (nodes === undefined || (!isUnknown(reason) && reason !== 'volume-lookup-incomplete')) throw thrown;
-    if (route.onNodes !== true) throw (reason === 'store-unknown' && (await ofNodes(nodes, request))) || thrown;
-    const { volume: ref } = params as { readonly volume: string };
-    const held = await holderOf(nodes, ref, request);
-    if (held === undefined) throw thrown;
-    if (expected !== undefined) throw unconditional(held);
-    // By its id: in the meantime another may have got the name.
-    const path = route.path.replace('{volume}', encodeURIComponent(held.volume.id));
-    const change = route.method === 'GET' ? {} : { requestId: keyFrom(call.requestId) };
-    const sent = { method: route.method, path, ...change, ...(body === undefined ? {} : { body: body as object }) };
-    const answer = await nodes.ask(held.node, sent, call);
-    const hasNode = typeof answer === 'object' && answer !== null && 'revision' in answer;
-    return { status: route.success.status, body: hasNode ? { ...answer, node: held.node } : answer };
-  }
+/** What a request comes to on the node whose volume it is about, after it failed on the controller. */
+export async function retryOnNode(
+  apis: NodeApis,
+  failure: unknown,
+  request: VolumeRequest,
+  call: Call,
+): Promise<unknown> {
+  const { method, volume: ref, body, isConditional } = request;
+  const { reason } = stowageError(failure);
+  if (!isUnknown(reason) && reason !== 'volume-lookup-incomplete') throw failure;
+  if (!request.onNodes || ref === undefined)
+    throw (reason === 'store-unknown' && (await ofNodes(apis, request.store, call))) || failure;
+  const held = await holderOf(apis, ref, call);
+  if (held === undefined) throw failure;
+  if (isConditional) throw unconditional(held);
+  // By its id: in the meantime another may have got the name.
+  const path = request.path.replace('{volume}', encodeURIComponent(held.volume.id));
+  const change = method === 'GET' ? {} : { requestId: keyFrom(call.requestId) };
+  const answer = await apis.ask(held.node, { method, path, ...change, ...(body === undefined ? {} : { body }) }, call);
+  const hasNode = typeof answer === 'object' && answer !== null && 'revision' in answer;
+  return hasNode ? { ...answer, node: held.node } : answer;
 }
 
 /** Why not, where it is about a store that each node has for itself. */
-async function ofNodes(nodes: Nodes, request: Request<never, never, never>): Promise<StowageError | undefined> {
-  const { store: inPath } = (request.params ?? {}) as { readonly store?: string };
-  const { store: inBody } = (request.body ?? {}) as { readonly store?: string };
-  const name = inPath ?? inBody;
-  const { stores } = await storesOfNodes(nodes, request);
+async function ofNodes(apis: NodeApis, name: string | undefined, scope: Scope): Promise<StowageError | undefined> {
+  const { stores } = await storesOfNodes(apis, scope);
   if (name === undefined || !stores.some((store) => store.name === name)) return undefined;
   return new StowageError(`each node has a store ${quoted(name)} of its own, and this is done by its agent only`, {
     code: 'unsupported',
