@@ -55,8 +55,12 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
   ],
   // What a data path is told, and no more of it.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
-  // The port to the agents of nodes, which it implements.
-  cluster: [{ path: 'src/controllers/agents.ts', typeOnly: true }],
+  // The two ports that it implements, and the REST API that it calls on nodes.
+  cluster: [
+    { path: 'src/controllers/agents.ts', typeOnly: true },
+    { path: 'src/front/rest/cluster-nodes.ts', typeOnly: true },
+    { path: 'src/front/rest/schemas.ts', typeOnly: false },
+  ],
   // The version stands in one place.
   app: [{ path: 'package.json', typeOnly: false }],
 };

@@ -7,13 +7,13 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
+import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
+import type { NodeApis, NodeRequest, PodLocation } from '#cluster/nodes/node-apis.ts';
 import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
 import type { Access } from './access.ts';
 import type { Guard } from './admission.ts';
-import { createClusterNodes } from './nodes/cluster-nodes.ts';
-import type { NodeApis, NodeRequest, PodLocation } from './nodes/node-apis.ts';
 import { createRestServer, type RestServer } from './server.ts';
 
 /** Real servers are the nodes; the controller has a store that is its own. */

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
-import type { UnreachedNode } from '../cluster-nodes.ts';
-import type { StoreJson } from '../schemas.ts';
+import type { UnreachedNode } from '#front/rest/cluster-nodes.ts';
+import type { StoreJson } from '#front/rest/schemas.ts';
 import { askEach, type NodeApis, nodesAfter } from './node-apis.ts';
 
 const worst = ['unavailable', 'not-answering', 'open'] as const;

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
-import type { ClusterVolumePage, UnreachedNode, VolumePage, WantedVolumes } from '../cluster-nodes.ts';
-import type { VolumeJson } from '../schemas.ts';
+import type { ClusterVolumePage, UnreachedNode, VolumePage, WantedVolumes } from '#front/rest/cluster-nodes.ts';
+import type { VolumeJson } from '#front/rest/schemas.ts';
 import { askEach, type NodeApis, nodesAfter, nodesAtOnce } from './node-apis.ts';
 
 const nothing: VolumePage = { items: [], next: undefined, unanswered: [] };

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
-import type { NodeList, VolumeMounts } from '../cluster-nodes.ts';
-import type { MountJson } from '../schemas.ts';
+import type { NodeList, VolumeMounts } from '#front/rest/cluster-nodes.ts';
+import type { MountJson } from '#front/rest/schemas.ts';
 import { askEach, type NodeApis, nodesAfter, nodesAtOnce } from './node-apis.ts';
 
 interface ListOf<T> {

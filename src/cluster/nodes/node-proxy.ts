@@ -3,8 +3,8 @@ import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import type { VolumeRequest } from '../cluster-nodes.ts';
-import type { VolumeDetailJson } from '../schemas.ts';
+import type { VolumeRequest } from '#front/rest/cluster-nodes.ts';
+import type { VolumeDetailJson } from '#front/rest/schemas.ts';
 import { type Asked, askEach, type NodeApis, nodesAfter } from './node-apis.ts';
 import { storesOfNodes } from './node-stores.ts';
 

@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { PodName } from '#core/check-places.ts';
 import { stowageError } from '#core/errors.ts';
-import type { UnreachedNode } from '../cluster-nodes.ts';
+import type { UnreachedNode } from '#front/rest/cluster-nodes.ts';
 
 export interface NodeRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';

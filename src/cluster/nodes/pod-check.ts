@@ -5,7 +5,7 @@ import type { Scope } from '#base/log.ts';
 import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';
-import { type StoreCheckJson, storeCheck } from '../schemas.ts';
+import { type StoreCheckJson, storeCheck } from '#front/rest/schemas.ts';
 import type { NodeApis, PodLocation } from './node-apis.ts';
 
 /** A check has about ten. */

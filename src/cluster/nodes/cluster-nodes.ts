@@ -1,4 +1,4 @@
-import type { ClusterNodes } from '../cluster-nodes.ts';
+import type { ClusterNodes } from '#front/rest/cluster-nodes.ts';
 import type { NodeApis } from './node-apis.ts';
 import { listOfNodes, mountedOnNodes } from './node-lists.ts';
 import { retryOnNode } from './node-proxy.ts';
