@@ -3,6 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { PodName } from '#core/check-places.ts';
 import { stowageError } from '#core/errors.ts';
 import type { UnreachedNode } from '#front/rest/cluster-nodes.ts';
+import type { PodLocation } from '../pods/pod-location.ts';
 
 export interface NodeRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';
@@ -20,15 +21,6 @@ export interface NodeApis {
   ask(node: string, request: NodeRequest, scope: Scope): Promise<unknown>;
   /** Where a running pod is. Undefined: there is no such pod. Throws 'conflict' where the pod has no address. */
   pod(pod: PodName, scope: Scope): Promise<PodLocation | undefined>;
-}
-
-export interface PodLocation {
-  /** Another pod of the same name has another one. */
-  readonly uid: string;
-  readonly node: string;
-  readonly address: string;
-  /** It has the network of its node, and the node's address. */
-  readonly hostNetwork: boolean;
 }
 
 export interface Asked<T> {

@@ -6,7 +6,8 @@ import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';
 import { type StoreCheckJson, storeCheck } from '#front/rest/schemas.ts';
-import type { NodeApis, PodLocation } from './node-apis.ts';
+import type { PodLocation } from '../pods/pod-location.ts';
+import type { NodeApis } from './node-apis.ts';
 
 /** A check has about ten. */
 const mostSteps = 64;

@@ -8,6 +8,7 @@ import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
 
 export interface PodLocation {
+  /** Another pod of the same name has another one. */
   readonly uid: string;
   readonly node: string;
   readonly address: string;

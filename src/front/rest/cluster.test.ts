@@ -8,7 +8,8 @@ import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest'
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
-import type { NodeApis, NodeRequest, PodLocation } from '#cluster/nodes/node-apis.ts';
+import type { NodeApis, NodeRequest } from '#cluster/nodes/node-apis.ts';
+import type { PodLocation } from '#cluster/pods/pod-location.ts';
 import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
