@@ -48,7 +48,7 @@ export const slowFiles: Readonly<Record<string, number>> = {
   'src/clients/engines/engine.test.ts': 13,
   'src/clients/kinds/loop-beside-stopped.test.ts': 18,
   'src/cluster/real-api.test.ts': 70,
-  'src/controllers/engine/real-api.test.ts': 44,
+  'src/controllers/machinery/real-api.test.ts': 44,
   'src/controllers/node-provisioner.test.ts': 7,
   'src/controllers/provisioning.test.ts': 8,
   'src/core/ephemeral.test.ts': 5,

@@ -18,7 +18,7 @@ const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox
 
 /** Shown elsewhere, since it takes too long here. */
 const elsewhere = {
-  // Five minutes after the same was said last: src/controllers/engine/events.test.ts
+  // Five minutes after the same was said last: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
 

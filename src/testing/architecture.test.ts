@@ -167,7 +167,7 @@ test('what is allowed is not found', () => {
   ].join('\n');
   expect(trespasses([{ path: 'src/cli/a.ts', text }])).toEqual([]);
   const watching = `import { keyOf } from '#wire/kube/client.ts';\nimport type { Volumes } from '#core/volumes.ts';`;
-  expect(trespasses([{ path: 'src/controllers/engine/a.ts', text: watching }])).toEqual([]);
+  expect(trespasses([{ path: 'src/controllers/machinery/a.ts', text: watching }])).toEqual([]);
   const messages = `import { create } from '@bufbuild/protobuf';\nimport type { A } from '@bufbuild/protobuf/codegenv2';`;
   expect(trespasses([{ path: 'src/wire/csi/a.ts', text: messages }])).toEqual([]);
 });
