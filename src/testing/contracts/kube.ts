@@ -37,7 +37,7 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-/** What an API server does that the client and the engine of controllers rely upon. */
+/** What an API server does that the client and the machinery of controllers rely upon. */
 export function kubeContract(name: string, start: () => Promise<KubeSubject>): void {
   describe(name, () => {
     let subject: KubeSubject;
