@@ -2,8 +2,8 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { doorPlace } from './door.ts';
 import { serveHealth } from './health.ts';
+import { doorPlace } from './leader-server.ts';
 import { everywhere, listenTcp, parseListen } from './listen.ts';
 
 /** 127.0.0.1, and ::1 where there is IPv6. */

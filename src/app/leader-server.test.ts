@@ -6,7 +6,7 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { doors, doorNamespace as namespace, scopeOf } from '#testing/door.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
-import { createOpenDoor, type DoorPlace, doorPlace } from './door.ts';
+import { createOpenDoor, type DoorPlace, doorPlace } from './leader-server.ts';
 
 const it = doors();
 const { signal } = new AbortController();
