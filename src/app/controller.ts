@@ -41,7 +41,7 @@ import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { withoutHostClient } from './host-client.ts';
 import { kubeAccess } from './kube.ts';
-import { createOpenDoor, type DoorPlace, doorPlace } from './leader-server.ts';
+import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { prepareState } from './state-folder.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
@@ -63,7 +63,7 @@ export async function runController(
   const stop = new AbortController();
   interrupted.addEventListener('abort', () => stop.abort(), { once: true });
   process.once('SIGTERM', () => stop.abort());
-  const place = doorPlace(options.listen, process.env['POD_IP']);
+  const place = listenPlace(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
   using _memory = giveBackWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
@@ -115,7 +115,7 @@ interface Leading {
   readonly metrics: ControllerMetrics;
   /** Its own. */
   readonly namespace: string;
-  readonly door: { readonly place: DoorPlace | undefined; readonly tlsSecret: string | undefined };
+  readonly door: { readonly place: ListenPlace | undefined; readonly tlsSecret: string | undefined };
   /** Called when it does its work. */
   readonly working: () => void;
 }
@@ -136,7 +136,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   // The API for users and the agents are each other's.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
-  const door = createOpenDoor({ ...parts.door, client, clock, namespace, handle }, { log });
+  const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(engine, createWhyNotOpen(caches.stores, kinds));
   const { agents } = door;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);

@@ -6,15 +6,15 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { doors, doorNamespace as namespace, scopeOf } from '#testing/door.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
-import { createOpenDoor, type DoorPlace, doorPlace } from './leader-server.ts';
+import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 
 const it = doors();
 const { signal } = new AbortController();
 const slice = () =>
   it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
-const anyPort: DoorPlace = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
-const opened = (place: DoorPlace | undefined) =>
-  createOpenDoor({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
+const anyPort: ListenPlace = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
+const opened = (place: ListenPlace | undefined) =>
+  createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
 
 describe('where the door is', () => {
   test.each([
@@ -25,7 +25,7 @@ describe('where the door is', () => {
     ['10.0.0.7:8443', undefined, { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
     ['10.0.0.7:8443', '', { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
   ])('by --listen %s and POD_IP %s', (listen, podIp, place) => {
-    expect(doorPlace(listen, podIp, 'p')).toEqual(place);
+    expect(listenPlace(listen, podIp, 'p')).toEqual(place);
   });
 
   test.each([
@@ -34,7 +34,7 @@ describe('where the door is', () => {
     ['localhost:8443', undefined],
     ['10.0.0.7:8443', 'somewhere'],
   ])('is not known by --listen %s and POD_IP %s', (listen, podIp) => {
-    expect(() => doorPlace(listen, podIp)).toThrow(
+    expect(() => listenPlace(listen, podIp)).toThrow(
       expect.objectContaining({ reason: 'door-address-unknown', action: expect.stringContaining('POD_IP') }),
     );
   });

@@ -17,7 +17,7 @@ import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { everywhere, listenTcp, parseListen } from './listen.ts';
 
-export interface DoorPlace {
+export interface ListenPlace {
   readonly host: string;
   readonly port: number;
   /** What is said to others, where it listens on all addresses. */
@@ -27,11 +27,11 @@ export interface DoorPlace {
 }
 
 /** Undefined: there is no door, and no agent comes. `podIp`, `pod`: the environment's POD_IP and POD_NAME. */
-export function doorPlace(
+export function listenPlace(
   listen: string | undefined,
   podIp: string | undefined,
   pod = process.env['POD_NAME'] || hostname(),
-): DoorPlace | undefined {
+): ListenPlace | undefined {
   const at = parseListen(listen ?? 'none', everywhere);
   if (at === undefined) return undefined;
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
@@ -44,12 +44,12 @@ export function doorPlace(
   });
 }
 
-export interface DoorWish {
+export interface LeaderServerOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
   /** Undefined: none. */
-  readonly place: DoorPlace | undefined;
+  readonly place: ListenPlace | undefined;
   /** A Secret with a certificate that somebody else keeps. */
   readonly tlsSecret?: string | undefined;
   /** The API for users: whatever is no agent. */
@@ -57,7 +57,7 @@ export interface DoorWish {
 }
 
 /** The door of whoever leads. */
-export interface OpenDoor {
+export interface LeaderServer {
   readonly agents: Agents;
   /**
    * Lets agents and users in until `stop`, then takes the leader's address away and closes. Ends at once with the scope's signal:
@@ -68,18 +68,18 @@ export interface OpenDoor {
 
 const graceMs = 2_000;
 
-export function createOpenDoor(wish: DoorWish, { log }: Pick<Scope, 'log'>): OpenDoor {
+export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scope, 'log'>): LeaderServer {
   const { client, clock, namespace, place, handle } = wish;
   const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
-  async function listen(door: TlsServer, at: DoorPlace): Promise<number> {
+  async function listen(door: TlsServer, at: ListenPlace): Promise<number> {
     await listenTcp(door.server, at);
     const address = door.server.address();
     return typeof address === 'object' && address !== null ? address.port : at.port;
   }
 
-  async function serve(at: DoorPlace, scope: Scope, stop: AbortSignal): Promise<void> {
+  async function serve(at: ListenPlace, scope: Scope, stop: AbortSignal): Promise<void> {
     const ending = new AbortController();
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createAgentReviews(client, clock);
