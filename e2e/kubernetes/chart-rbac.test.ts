@@ -3,8 +3,8 @@ import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { makeCredential } from '#front/cluster/certificate.ts';
-import { serverNames } from '#front/cluster/names.ts';
+import { makeCredential } from '#cluster/leader/certificate.ts';
+import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
@@ -18,7 +18,7 @@ const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox
 
 /** Shown elsewhere, since it takes too long here. */
 const elsewhere = {
-  // Five minutes after the same was said last: src/controllers/engine/events.test.ts
+  // Five minutes after the same was said last: src/controllers/machinery/events.test.ts
   controller: ['patch events'],
 };
 

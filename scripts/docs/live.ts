@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createLog } from '#app/logger.ts';
 import { startUp } from '#app/up.ts';
-import type { Events } from '#controllers/engine/events.ts';
+import type { Events } from '#controllers/machinery/events.ts';
 import { createControllerMetrics } from '#controllers/metrics.ts';
 
 /** What a running server says of itself; nothing can be more true. */

@@ -2,8 +2,8 @@ import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { UpOptions } from '#cli/io.ts';
+import { type AgentTunnel, startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
 import { StowageError } from '#core/errors.ts';
-import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
 import { type Figures, serveHealth, serveMetrics } from './health.ts';
@@ -48,7 +48,7 @@ export async function runAgent(
   );
   await using _metrics = serveMetrics(options.metrics, () => figures, { clock, log });
   await stores.whenKnown(interrupted);
-  const late: { link?: ControllerLink } = {};
+  const late: { link?: AgentTunnel } = {};
   const beside: Beside = {
     cluster: stores.configs,
     podUsers: async (pod, signal) => {
@@ -67,7 +67,7 @@ export async function runAgent(
       };
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;
-      const link = startControllerLink({ client, clock, log, namespace, tokenFile, api });
+      const link = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
       late.link = link;
       return {
         [Symbol.asyncDispose]: async () => {

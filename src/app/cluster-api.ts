@@ -1,13 +1,14 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { createTokenReviews } from '#cluster/auth/token-reviews.ts';
+import { createUserAccess, rememberMs } from '#cluster/auth/user-access.ts';
+import { audiences } from '#cluster/names.ts';
+import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
+import type { NodeApis } from '#cluster/nodes/node-apis.ts';
+import { locatePod } from '#cluster/pods/pod-location.ts';
 import type { Agents } from '#controllers/agents.ts';
 import type { Engine } from '#core/engine.ts';
-import { createClusterAccess, rememberMs } from '#front/cluster/access.ts';
-import { audiences } from '#front/cluster/names.ts';
-import { locatePod } from '#front/cluster/pod-location.ts';
-import { createReviews } from '#front/cluster/reviews.ts';
-import type { Nodes } from '#front/rest/nodes.ts';
 import type { Principal } from '#front/rest/principal.ts';
 import type { StatusJson } from '#front/rest/schemas.ts';
 import { createRestServer } from '#front/rest/server.ts';
@@ -37,9 +38,9 @@ const askMs = 5_000;
 export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
   const { engine, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
-  const reviews = createReviews({ client, clock, audience: audiences.users, rememberMs });
+  const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });
   const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
-  const nodes: Nodes = {
+  const apis: NodeApis = {
     names,
     ask: (node, request, scope) =>
       agents.call(node, request.method === 'GET' ? { ...request, deadlineMs: askMs } : request, scope),
@@ -56,8 +57,9 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     };
   };
   const rest = createRestServer({
-    ...{ engine, clock, log, version, signal, nodes, status, isReady: () => true },
-    guard: createClusterAccess({ client, clock, reviews, log }),
+    ...{ engine, clock, log, version, signal, status, isReady: () => true },
+    nodes: createClusterNodes(apis),
+    guard: createUserAccess({ client, clock, reviews, log }),
     // Both are the nodes'.
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },

@@ -5,7 +5,7 @@ import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
-import { type Cache, createCache, identityOf } from '#controllers/engine/cache.ts';
+import { type Cache, createCache, identityOf } from '#controllers/machinery/cache.ts';
 import { configsOf, type StoreObject, storeObjects } from '#controllers/store-object.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { LeaseNote } from '#controllers/engine/lease-note.ts';
+import type { LeaseNote } from '#controllers/machinery/lease-note.ts';
 import type { ProcessMarks } from '#core/ports.ts';
 import { newProcessMark } from '#stores/nfs/lock-marks.ts';
 import type { KubeClient } from '#wire/kube/client.ts';

@@ -7,15 +7,16 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ControllerOptions } from '#cli/io.ts';
+import type { Handle } from '#cluster/server/tls-server.ts';
 import { createCaches } from '#controllers/caches.ts';
 import { createCapacity } from '#controllers/capacity.ts';
 import { createDeleting } from '#controllers/deleting.ts';
-import type { Controller } from '#controllers/engine/controller.ts';
-import { createEvents, type Events } from '#controllers/engine/events.ts';
-import { createLeader, LeadershipLost } from '#controllers/engine/leader.ts';
 import { createHealth } from '#controllers/health.ts';
 import { createLooks } from '#controllers/health-looks.ts';
 import { createStoreHealth } from '#controllers/health-stores.ts';
+import type { Controller } from '#controllers/machinery/controller.ts';
+import { createEvents, type Events } from '#controllers/machinery/events.ts';
+import { createLeader, LeadershipLost } from '#controllers/machinery/leader.ts';
 import { type ControllerMetrics, createControllerMetrics } from '#controllers/metrics.ts';
 import { createNodeLoss } from '#controllers/node-loss.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
@@ -28,7 +29,6 @@ import { createResizing } from '#controllers/resizing.ts';
 import { createRestarts } from '#controllers/restarts.ts';
 import { createStoresController } from '#controllers/stores.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
-import type { Handle } from '#front/cluster/door.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -37,11 +37,11 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { namespaces } from '#wire/kube/resources.ts';
 import { type ClusterApi, startClusterApi } from './cluster-api.ts';
 import { createControllerMarks } from './controller-marks.ts';
-import { createOpenDoor, type DoorPlace, doorPlace } from './door.ts';
 import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { withoutHostClient } from './host-client.ts';
 import { kubeAccess } from './kube.ts';
+import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 import { createLog, levelFrom } from './logger.ts';
 import { prepareState } from './state-folder.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
@@ -63,7 +63,7 @@ export async function runController(
   const stop = new AbortController();
   interrupted.addEventListener('abort', () => stop.abort(), { once: true });
   process.once('SIGTERM', () => stop.abort());
-  const place = doorPlace(options.listen, process.env['POD_IP']);
+  const place = listenPlace(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
   using _memory = giveBackWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
@@ -115,7 +115,7 @@ interface Leading {
   readonly metrics: ControllerMetrics;
   /** Its own. */
   readonly namespace: string;
-  readonly door: { readonly place: DoorPlace | undefined; readonly tlsSecret: string | undefined };
+  readonly door: { readonly place: ListenPlace | undefined; readonly tlsSecret: string | undefined };
   /** Called when it does its work. */
   readonly working: () => void;
 }
@@ -136,7 +136,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   // The API for users and the agents are each other's.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
-  const door = createOpenDoor({ ...parts.door, client, clock, namespace, handle }, { log });
+  const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(engine, createWhyNotOpen(caches.stores, kinds));
   const { agents } = door;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);

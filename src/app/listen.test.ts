@@ -2,8 +2,8 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { doorPlace } from './door.ts';
 import { serveHealth } from './health.ts';
+import { listenPlace } from './leader-server.ts';
 import { everywhere, listenTcp, parseListen } from './listen.ts';
 
 /** 127.0.0.1, and ::1 where there is IPv6. */
@@ -28,8 +28,8 @@ describe('without a host, an address', () => {
 
   test('is where the door of a pod is, whatever kind of address that has', () => {
     for (const address of ['10.0.0.5', 'fd00::5'])
-      expect(doorPlace(':8443', address, 'p')).toEqual({ host: everywhere, port: 8443, address, pod: 'p' });
-    expect(() => doorPlace(':8443', undefined)).toThrow(expect.objectContaining({ reason: 'door-address-unknown' }));
+      expect(listenPlace(':8443', address, 'p')).toEqual({ host: everywhere, port: 8443, address, pod: 'p' });
+    expect(() => listenPlace(':8443', undefined)).toThrow(expect.objectContaining({ reason: 'door-address-unknown' }));
   });
 });
 

@@ -2,7 +2,7 @@ import type { Scope } from '#base/log.ts';
 
 /**
  * A request to the REST API of a node's agent: paths and bodies are those of the API, errors those of its problem documents. Only
- * what is in the table of front/cluster/agent-calls.ts is ever done.
+ * what is in the table of cluster/tunnel/agent-calls.ts is ever done.
  */
 export interface AgentRequest {
   readonly method: 'GET' | 'POST' | 'PATCH' | 'DELETE';

@@ -3,7 +3,7 @@ import { driverNamed, drivers } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, nodes, persistentVolumes, storageClasses } from '#wire/kube/resources.ts';
 import type { Node, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
-import { type Cache, createCache, identityOf } from './engine/cache.ts';
+import { type Cache, createCache, identityOf } from './machinery/cache.ts';
 import { classNameOf, provisionedBy, storeLabel, unhealthyNodes } from './names.ts';
 import { type StoreObject, storeObjects } from './store-object.ts';
 

@@ -1,8 +1,8 @@
 import type { Condition } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import type { Events } from './engine/events.ts';
 import { illnesses, type Looks } from './health-looks.ts';
 import { messageOf, reasons } from './health-words.ts';
+import type { Events } from './machinery/events.ts';
 import { type StoreObject, type StoreStatus, storeReference } from './store-object.ts';
 import { type Verdict, yes } from './store-seen.ts';
 import { anyNode, keptNodes, type UnhealthyNodes } from './unhealthy-nodes.ts';

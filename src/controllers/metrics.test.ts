@@ -4,8 +4,8 @@ import { controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeAgents } from '#testing/fakes/agents.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { namespaces, nodes } from '#wire/kube/resources.ts';
-import { createController } from './engine/controller.ts';
-import { done } from './engine/outcome.ts';
+import { createController } from './machinery/controller.ts';
+import { done } from './machinery/outcome.ts';
 import { createControllerMetrics } from './metrics.ts';
 
 const it = controlled();

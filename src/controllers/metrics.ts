@@ -1,8 +1,8 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Agents } from './agents.ts';
-import type { Cache } from './engine/cache.ts';
-import type { Controller, ControllerCounts } from './engine/controller.ts';
-import type { Events } from './engine/events.ts';
+import type { Cache } from './machinery/cache.ts';
+import type { Controller, ControllerCounts } from './machinery/controller.ts';
+import type { Events } from './machinery/events.ts';
 
 /** What a controller that leads works with. */
 export interface Working {

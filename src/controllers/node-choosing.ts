@@ -3,7 +3,7 @@ import { nodeTopologyKey } from '#core/node-topology.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
-import { type Again, again } from './engine/outcome.ts';
+import { type Again, again } from './machinery/outcome.ts';
 import { outOfService } from './names.ts';
 import { noAgents, noRoom } from './node-errors.ts';
 import type { NodeStores } from './node-stores.ts';

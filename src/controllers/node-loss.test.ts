@@ -5,7 +5,7 @@ import { aCall } from '#testing/calls.ts';
 import { controlled, eventually, paths } from '#testing/controlled.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
-import type { Controller } from './engine/controller.ts';
+import type { Controller } from './machinery/controller.ts';
 import { createNodeLoss } from './node-loss.ts';
 
 const it = controlled();

@@ -8,8 +8,8 @@ import type { StoreKind } from '#core/ports.ts';
 import { type ListedStore, type NodeStore, nodeStoreFrom, storesFrom } from './agent-answers.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
-import { type Controller, createController } from './engine/controller.ts';
-import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { type Controller, createController } from './machinery/controller.ts';
+import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { StoreObject } from './store-object.ts';
 
 /** What a node's agent last said of the stores that are its own. */

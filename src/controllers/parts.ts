@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import type { Caches } from './caches.ts';
-import type { Events } from './engine/events.ts';
+import type { Events } from './machinery/events.ts';
 import type { Provisioner } from './provisioner.ts';
 
 /** What controllers work with. */

@@ -9,9 +9,9 @@ import type { StoreKind } from '#core/ports.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { Created } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import type { Again } from './engine/outcome.ts';
 import { heldBy, type IsHad } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
+import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
 

@@ -6,9 +6,9 @@ import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
-import { keyOf } from './engine/cache.ts';
-import { type Controller, createController } from './engine/controller.ts';
-import { type Again, again, type Done, done } from './engine/outcome.ts';
+import { keyOf } from './machinery/cache.ts';
+import { type Controller, createController } from './machinery/controller.ts';
+import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import {
   claimReference,
   classNameOf,

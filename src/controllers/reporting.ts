@@ -1,8 +1,8 @@
 import { KubeError } from '#wire/kube/errors.ts';
 import type { ObjectReference } from '#wire/kube/types.ts';
-import type { Events } from './engine/events.ts';
-import { noteOf } from './engine/note.ts';
-import { setbackOf } from './engine/outcome.ts';
+import type { Events } from './machinery/events.ts';
+import { noteOf } from './machinery/note.ts';
+import { setbackOf } from './machinery/outcome.ts';
 
 const unending = new AbortController().signal;
 const how = 'by: kubectl get stores, and the log of the controller';

@@ -4,11 +4,11 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
-import { type Controller, createController } from './engine/controller.ts';
-import type { Events } from './engine/events.ts';
-import { type Again, again, type Done, done } from './engine/outcome.ts';
 import type { Ill } from './health-looks.ts';
 import { createPodReader, podReference } from './health-pods.ts';
+import { type Controller, createController } from './machinery/controller.ts';
+import type { Events } from './machinery/events.ts';
+import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { restartConsumers } from './names.ts';
 import { found } from './parts.ts';
 

@@ -1,7 +1,7 @@
 import type { StowageError } from '#core/errors.ts';
 import { isAccessDenied } from '#core/refusals.ts';
 import type { Condition } from '#wire/kube/types.ts';
-import type { Controller } from './engine/controller.ts';
+import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';
 
 /** What is seen of a store. */

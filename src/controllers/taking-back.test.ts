@@ -5,7 +5,7 @@ import { describe, expect, test } from 'vitest';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { events, persistentVolumes } from '#wire/kube/resources.ts';
-import type { Controller } from './engine/controller.ts';
+import type { Controller } from './machinery/controller.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();

@@ -1,9 +1,9 @@
 import type { Scope } from '#base/log.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { keyOf } from './engine/cache.ts';
-import { type Done, done } from './engine/outcome.ts';
 import { createIsHad } from './handles.ts';
+import { keyOf } from './machinery/cache.ts';
+import { type Done, done } from './machinery/outcome.ts';
 import { volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Provisioner } from './provisioner.ts';

@@ -1,11 +1,11 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { onTestFinished } from 'vitest';
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest } from '#controllers/agents.ts';
 import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { agentCall } from '#front/cluster/agent-calls.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { aCall } from './calls.ts';
 import { type Controlled, paths } from './controlled.ts';

@@ -126,6 +126,13 @@ describe('a planted mistake is found', () => {
     ],
     ['src/controllers/a.ts', `import { b } from '#stores/b.ts';`, 'src/controllers/a.ts may not import #stores/b.ts'],
     ['src/core/a.ts', `import { b } from '#controllers/b.ts';`, 'src/core/a.ts may not import #controllers/b.ts'],
+    [
+      'src/cluster/a.ts',
+      `import { b } from '#front/rest/cluster-nodes.ts';`,
+      'src/cluster/a.ts may not import #front/rest/cluster-nodes.ts',
+    ],
+    ['src/cluster/a.ts', `import { b } from '#wire/csi/b.ts';`, 'src/cluster/a.ts may not import #wire/csi/b.ts'],
+    ['src/front/a.ts', `import { b } from '#cluster/b.ts';`, 'src/front/a.ts may not import #cluster/b.ts'],
     ['src/misc/a.ts', '', 'src/misc is not in the table of who may import whom'],
   ])('%s: %s', (path, text, found) => {
     expect(trespasses([{ path, text }])).toContain(found);
@@ -160,7 +167,7 @@ test('what is allowed is not found', () => {
   ].join('\n');
   expect(trespasses([{ path: 'src/cli/a.ts', text }])).toEqual([]);
   const watching = `import { keyOf } from '#wire/kube/client.ts';\nimport type { Volumes } from '#core/volumes.ts';`;
-  expect(trespasses([{ path: 'src/controllers/engine/a.ts', text: watching }])).toEqual([]);
+  expect(trespasses([{ path: 'src/controllers/machinery/a.ts', text: watching }])).toEqual([]);
   const messages = `import { create } from '@bufbuild/protobuf';\nimport type { A } from '@bufbuild/protobuf/codegenv2';`;
   expect(trespasses([{ path: 'src/wire/csi/a.ts', text: messages }])).toEqual([]);
 });

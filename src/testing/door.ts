@@ -7,13 +7,13 @@ import { join } from 'node:path';
 import { beforeEach, onTestFinished } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
-import { createAdmission } from '#front/cluster/admission.ts';
-import { createAgentReviews } from '#front/cluster/agent-reviews.ts';
-import { type ConnectedAgents, createAgents } from '#front/cluster/agents.ts';
-import { type Credential, makeCredential } from '#front/cluster/certificate.ts';
-import { createDoor, type Door, type Handle } from '#front/cluster/door.ts';
-import { type ControllerLink, startControllerLink } from '#front/cluster/link.ts';
-import { audiences, doorNames, serverNames } from '#front/cluster/names.ts';
+import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
+import { type Credential, makeCredential } from '#cluster/leader/certificate.ts';
+import { audiences, doorNames, serverNames } from '#cluster/names.ts';
+import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
+import { createTlsServer, type Handle, type TlsServer } from '#cluster/server/tls-server.ts';
+import { type AgentTunnel, startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
+import { type ConnectedAgents, createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import type { TokenReview } from '#wire/kube/types.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
@@ -23,7 +23,7 @@ const slices = `/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointsl
 const maps = `/api/v1/namespaces/${doorNamespace}/configmaps`;
 
 export interface OpenedDoor {
-  readonly door: Door;
+  readonly door: TlsServer;
   readonly agents: ConnectedAgents;
   readonly port: number;
   readonly credential: Credential;
@@ -43,7 +43,7 @@ export interface Doors {
   /** Says that it leads. */
   lead(door: OpenedDoor, port?: number): void;
   /** With an agent's API. */
-  link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): ControllerLink;
+  link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
 }
 
@@ -74,10 +74,10 @@ export function doors(): Doors {
   it.open = async ({ clock = systemClock(), handle, maxAnswerBytes } = {}) => {
     const log = silentLog();
     const ending = new AbortController();
-    const agents = createAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
+    const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
     const reviews = createAgentReviews(it.client, systemClock());
     const about = { reviews, agents, namespace: doorNamespace, clock, log, signal: ending.signal };
-    const door = createDoor({ clock, turn: createAdmission(about), handle });
+    const door = createTlsServer({ clock, turn: createAgentAdmission(about), handle });
     const credential = makeCredential(serverNames(doorNamespace), Date.now());
     door.use(credential);
     door.server.listen(0, '127.0.0.1');
@@ -103,7 +103,7 @@ export function doors(): Doors {
   it.link = ({ node = 'node-1', api, clock = systemClock() }) => {
     writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
-    const link = startControllerLink({
+    const link = startAgentTunnel({
       ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, api },
       // Twice as quickly as ever.
       random: () => 0,

@@ -28,9 +28,23 @@ const may: Readonly<Record<string, readonly string[]>> = {
   keeper: ['base'],
   datapath: ['wire', 'base', 'keeper'],
   controllers: ['core', 'wire', 'base'],
+  cluster: ['core', 'wire', 'base'],
   front: ['core', 'wire', 'base'],
   cli: ['base'],
-  app: ['core', 'wire', 'base', 'records', 'stores', 'clients', 'keeper', 'datapath', 'controllers', 'front', 'cli'],
+  app: [
+    'core',
+    'wire',
+    'base',
+    'records',
+    'stores',
+    'clients',
+    'keeper',
+    'datapath',
+    'controllers',
+    'cluster',
+    'front',
+    'cli',
+  ],
 };
 
 /** Single files that a folder may import beyond its table entry. */
@@ -41,14 +55,21 @@ const besides: Readonly<Record<string, readonly { readonly path: string; readonl
   ],
   // What a data path is told, and no more of it.
   clients: [{ path: 'src/datapath/mount-spec.ts', typeOnly: true }],
-  // The port that the controller's door implements, and asks the agents by.
-  front: [{ path: 'src/controllers/agents.ts', typeOnly: true }],
+  // The two ports that it implements, and the REST API that it calls on nodes.
+  cluster: [
+    { path: 'src/controllers/agents.ts', typeOnly: true },
+    { path: 'src/front/rest/cluster-nodes.ts', typeOnly: true },
+    { path: 'src/front/rest/schemas.ts', typeOnly: false },
+  ],
   // The version stands in one place.
   app: [{ path: 'package.json', typeOnly: false }],
 };
 
 /** Of a folder that is in the table, only these children. */
-const onlyOf: Readonly<Record<string, readonly string[]>> = { 'controllers > wire': ['wire/kube'] };
+const onlyOf: Readonly<Record<string, readonly string[]>> = {
+  'controllers > wire': ['wire/kube'],
+  'cluster > wire': ['wire/kube'],
+};
 
 /** Folders whose children may not know each other, and the exceptions. */
 const strangers = ['stores', 'front', 'wire'];
@@ -161,7 +182,7 @@ export const rawWrites = (files: readonly SourceFile[]): readonly string[] =>
     .toSorted();
 
 /** These folders ask the placement of a store, or its kind, instead of testing its scheme. */
-const withoutSchemes = /^src\/(?:core|controllers|front|app)\//;
+const withoutSchemes = /^src\/(?:core|controllers|cluster|front|app)\//;
 const schemeTests = [
   /\b(?:scheme|schemeOf\([^;{}]*?\))\s*[!=]==\s*'/,
   /\bkind\s*[!=]==\s*'local'/,
@@ -186,7 +207,7 @@ export const schemesTested = (files: readonly SourceFile[]): readonly string[] =
     .toSorted();
 
 /** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
-const asksClients = ['core', 'controllers', 'front', 'app'];
+const asksClients = ['core', 'controllers', 'cluster', 'front', 'app'];
 const sourceKind = `(?:'directory'|'loop'|'nfs')`;
 const kindTest = new RegExp(
   [

@@ -3,7 +3,7 @@ import type { RequestListener } from 'node:http';
 import { dirname } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import { type Log, silentLog } from '#base/log.ts';
-import { startControllerLink } from '#front/cluster/link.ts';
+import { startAgentTunnel } from '#cluster/tunnel/agent-tunnel.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';
 
@@ -20,5 +20,5 @@ const say = (message: string, facts?: object): void => {
 const log: Log = { ...silentLog(), info: say, warn: say, error: say, with: () => log };
 const api: RequestListener = (request, response) => response.end(JSON.stringify({ asked: request.url }));
 const client = createKubeClient({ access, clock, userAgent: 'test' });
-const link = startControllerLink({ client, clock, log, namespace, tokenFile, api });
+const link = startAgentTunnel({ client, clock, log, namespace, tokenFile, api });
 process.once('SIGTERM', () => void link[Symbol.asyncDispose]().then(() => process.exit()));

@@ -1,7 +1,7 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { createDeleting } from '#controllers/deleting.ts';
-import type { Controller } from '#controllers/engine/controller.ts';
+import type { Controller } from '#controllers/machinery/controller.ts';
 import { selectedNode } from '#controllers/names.ts';
 import { createNodeProvisioner } from '#controllers/node-provisioner.ts';
 import { createNodeVolumes } from '#controllers/node-volumes.ts';

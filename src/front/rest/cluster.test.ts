@@ -7,12 +7,14 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
+import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
+import type { NodeApis, NodeRequest } from '#cluster/nodes/node-apis.ts';
+import type { PodLocation } from '#cluster/pods/pod-location.ts';
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import { relayed, StowageError } from '#core/errors.ts';
 import { type Api, createApi, startServer, type TestServer } from '#testing/server.ts';
-import { agentCall } from '../cluster/agent-calls.ts';
 import type { Access } from './access.ts';
 import type { Guard } from './admission.ts';
-import type { NodeRequest, Nodes, PodLocation } from './nodes.ts';
 import { createRestServer, type RestServer } from './server.ts';
 
 /** Real servers are the nodes; the controller has a store that is its own. */
@@ -46,7 +48,7 @@ const guard: Guard = {
   },
 };
 
-const nodes: Nodes = {
+const apis: NodeApis = {
   names: () => [...agents.keys()],
   ask: async (node, request) => {
     sent.push({ node, request });
@@ -81,7 +83,8 @@ beforeAll(async () => {
   for (const [name, { admin }] of agents)
     for (const volume of [`of-${name}`, 'same']) await admin.post('/v1/volumes', { name: volume, bytes: '1048576' });
   rest = createRestServer({
-    ...{ engine: controller.engine, clock: systemClock(), log: silentLog(), version: '0', guard, nodes },
+    ...{ engine: controller.engine, clock: systemClock(), log: silentLog(), version: '0', guard },
+    nodes: createClusterNodes(apis),
     ...{ signal: new AbortController().signal, isReady: () => true },
     status: async () => (await controller.admin.get('/v1/status')).body,
     doctor: async () => [],

@@ -21,6 +21,7 @@ import { isShared } from '#core/placement.ts';
 import type { Records } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
+import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
 import { resultFor, toldTo } from './told.ts';
@@ -188,4 +189,15 @@ export const tokenJson = (token: Token): wire.TokenJson => ({
   stores: [...token.stores],
   createdAt: time(token.createdAt),
   expiresAt: orNull(token.expiresAt, time),
+});
+
+/** Why each could not be asked, as far as this caller may know it. */
+export const unreachedJson = (principal: Principal, unreached: readonly UnreachedNode[]): wire.UnreachedJson[] =>
+  unreached.map(({ node, error }) => {
+    const { reason, message } = toldTo(principal, error, 'in the log of the controller.');
+    return { node, reason, message };
+  });
+
+export const nodeListJson = <T>(principal: Principal, { items, next, unreached }: NodeList<T>) => ({
+  ...{ items, next: next ?? null, unreached: unreachedJson(principal, unreached) },
 });

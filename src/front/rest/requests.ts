@@ -6,9 +6,9 @@ import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
 import type { Admission } from './admission.ts';
+import type { ClusterNodes } from './cluster-nodes.ts';
+import { hereOrOnNode } from './here-or-on-node.ts';
 import type { Mutations } from './mutations.ts';
-import type { Nodes } from './nodes.ts';
-import { hereOrOnNode } from './passing-on.ts';
 import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
 
@@ -18,7 +18,7 @@ export interface RequestParts {
   readonly log: Log;
   readonly mutations: Mutations;
   readonly admission: Admission;
-  readonly nodes?: Nodes | undefined;
+  readonly nodes?: ClusterNodes | undefined;
   /** Ends what only reads: the server stops. */
   readonly stopping: AbortSignal;
   /** Ends what changes something. Later than `stopping`: work that has begun gets its time to end. */

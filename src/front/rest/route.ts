@@ -2,7 +2,7 @@ import type { Static, TObject, TSchema } from 'typebox';
 import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { Right } from './access.ts';
-import type { Nodes } from './nodes.ts';
+import type { ClusterNodes } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 
 /** What a handler gets: everything validated, nothing of HTTP. */
@@ -18,7 +18,7 @@ export interface Request<P, Q, B> {
   /** Throws 'denied' unless they may do that, too. */
   readonly permit: (right: Right) => Promise<void>;
   /** Where a cluster's volumes are mounted, and those are that no other place can work on. Undefined: there is only this machine. */
-  readonly nodes: Nodes | undefined;
+  readonly nodes: ClusterNodes | undefined;
 }
 
 export interface Answer {

@@ -7,11 +7,11 @@ import { StowageError } from '#core/errors.ts';
 import { stoppingNow } from '#core/stopping.ts';
 import { eventsRight, metricsRight } from './access.ts';
 import { type Admission, createAdmission, type Guard } from './admission.ts';
+import type { ClusterNodes } from './cluster-nodes.ts';
 import { streamEvents } from './event-stream.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import { createMetrics, type Metrics } from './metrics.ts';
 import { createMutations } from './mutations.ts';
-import type { Nodes } from './nodes.ts';
 import { openApi } from './openapi.ts';
 import { maySee } from './principal.ts';
 import { httpFailure } from './problems.ts';
@@ -57,7 +57,7 @@ export interface RestOptions {
   /** Who is let in that does not come through the socket. Left out: Stowage's own tokens. */
   readonly guard?: Guard;
   /** In a cluster: those that have what is not here. */
-  readonly nodes?: Nodes;
+  readonly nodes?: ClusterNodes;
 }
 
 /** What every part of the server shares. */

@@ -2,11 +2,11 @@ import { randomUUID } from 'node:crypto';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Scope, silentLog } from '#base/log.ts';
-import { createCache, identityOf } from '#controllers/engine/cache.ts';
-import { createController } from '#controllers/engine/controller.ts';
-import { createEvents } from '#controllers/engine/events.ts';
-import { createLeader } from '#controllers/engine/leader.ts';
-import { done } from '#controllers/engine/outcome.ts';
+import { createCache, identityOf } from '#controllers/machinery/cache.ts';
+import { createController } from '#controllers/machinery/controller.ts';
+import { createEvents } from '#controllers/machinery/events.ts';
+import { createLeader } from '#controllers/machinery/leader.ts';
+import { done } from '#controllers/machinery/outcome.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
@@ -37,7 +37,7 @@ async function failure(work: Promise<unknown>): Promise<KubeError> {
   return thrown;
 }
 
-/** What an API server does that the client and the engine of controllers rely upon. */
+/** What an API server does that the client and the machinery of controllers rely upon. */
 export function kubeContract(name: string, start: () => Promise<KubeSubject>): void {
   describe(name, () => {
     let subject: KubeSubject;

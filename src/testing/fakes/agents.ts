@@ -1,6 +1,6 @@
+import { agentCall } from '#cluster/tunnel/agent-calls.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
-import { agentCall } from '#front/cluster/agent-calls.ts';
 
 /** Agents that are connected because a test says so, and answer what it says. */
 export interface FakeAgents extends Agents {

@@ -127,7 +127,8 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
     source: (ref, scope) =>
       answer(scope, () => {
         const path = pathOf(held(ref));
-        if (!existsSync(path)) throw failure({ code: 'conflict', reason: 'volume-data-unusable' }, `there is no ${path}`);
+        if (!existsSync(path))
+          throw failure({ code: 'conflict', reason: 'volume-data-unusable' }, `there is no ${path}`);
         return { kind: 'directory' as const, node, path };
       }),
     check: (scope) =>

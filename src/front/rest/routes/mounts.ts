@@ -1,11 +1,9 @@
 import { Type } from 'typebox';
 import { stowageError } from '#core/errors.ts';
-import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
-import { mountJson, troubleJson } from '../json.ts';
-import { askEach, listOfNodes, type Nodes, nodesAfter } from '../nodes.ts';
+import { mountJson, nodeListJson, troubleJson } from '../json.ts';
 import { maySee } from '../principal.ts';
-import { nothing, ok, type Request, type Route, route } from '../route.ts';
+import { nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
 import { allowed, params } from './volume-refs.ts';
@@ -24,20 +22,6 @@ const query = Type.Object(
   },
   { additionalProperties: false },
 );
-
-/** Where a volume that nodes share is mounted, and by whom it is used. */
-export async function mountedOnNodes(
-  nodes: Nodes,
-  volume: VolumeId,
-  request: Pick<Request<never, never, never>, 'principal' | 'call'>,
-): Promise<Pick<schemas.VolumeDetailJson, 'mounts' | 'users' | 'unreached'>> {
-  const path = `/v1/mounts?volume=${encodeURIComponent(volume)}`;
-  const all = nodesAfter(nodes, undefined);
-  const asked = await askEach<{ items: readonly schemas.MountJson[] }>(nodes, all, path, request);
-  const mounts = asked.answers.flatMap(({ node, answer }) => answer.items.map((mount) => ({ ...mount, node })));
-  const users = mounts.filter(({ mounted }) => mounted).map(({ user }) => user);
-  return { mounts, users, unreached: [...asked.unreached] };
-}
 
 export const mountRoutes: readonly Route[] = [
   route({
@@ -111,7 +95,7 @@ export const mountRoutes: readonly Route[] = [
       const only = q.volume;
       if (nodes !== undefined) {
         const path = `/v1/mounts${only === undefined ? '' : `?volume=${encodeURIComponent(only)}`}`;
-        return ok(await listOfNodes<schemas.MountJson>(nodes, path, q.after, { principal, call }));
+        return ok(nodeListJson(principal, await nodes.list<schemas.MountJson>(path, q.after, call)));
       }
       const mounts = (await engine.mounts.list(call))
         .filter(({ volumeId }) => only === undefined || volumeId === only)
@@ -134,7 +118,7 @@ export const mountRoutes: readonly Route[] = [
     success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },
     handle: async ({ engine, principal, query: q, nodes, call }) => {
       if (nodes !== undefined)
-        return ok(await listOfNodes<schemas.TroubleJson>(nodes, '/v1/troubles', q.after, { principal, call }));
+        return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
       const ill = (await engine.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
         .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));

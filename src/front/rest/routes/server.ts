@@ -5,8 +5,7 @@ import type { OperationId } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { OperationView } from '#core/operations.ts';
 import type { Right } from '../access.ts';
-import { operationJson, tokenJson } from '../json.ts';
-import { listOfNodes } from '../nodes.ts';
+import { nodeListJson, operationJson, tokenJson } from '../json.ts';
 import { isEverywhere, maySee, type Principal } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
@@ -88,7 +87,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     success: { status: 200, description: 'The findings', schema: schemas.listOverNodes(schemas.finding) },
     handle: async ({ principal, query, nodes, call }) => {
       if (nodes !== undefined)
-        return ok(await listOfNodes<schemas.FindingJson>(nodes, '/v1/doctor', query.after, { principal, call }));
+        return ok(nodeListJson(principal, await nodes.list<schemas.FindingJson>('/v1/doctor', query.after, call)));
       return ok({ items: await around.doctor(call.signal), next: null });
     },
   }),
@@ -108,7 +107,7 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     },
     handle: async ({ principal, query, nodes, call }) => {
       if (nodes !== undefined)
-        return ok(await listOfNodes<schemas.DataPathJson>(nodes, '/v1/client', query.after, { principal, call }));
+        return ok(nodeListJson(principal, await nodes.list<schemas.DataPathJson>('/v1/client', query.after, call)));
       return ok({ items: await around.dataPaths.list(call.signal), next: null });
     },
   }),

@@ -5,8 +5,7 @@ import type { Engine } from '#core/engine.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
-import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, volumeJson } from '../json.ts';
-import { storesOfNodes } from '../node-lists.ts';
+import { adoptionJson, orphanJson, storeCheckJson, storeJson, trashJson, unreachedJson, volumeJson } from '../json.ts';
 import { isAdministrator, maySee, requireStore, visibleStores } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
@@ -53,13 +52,10 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ engine, principal, nodes, call }) => {
       const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
       const seen = visible.map((view) => viewFor(principal, view));
-      const [own, theirs] = await Promise.all([
-        json(engine, seen, call),
-        nodes && storesOfNodes(nodes, { principal, call }),
-      ]);
+      const [own, theirs] = await Promise.all([json(engine, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
-      return ok({ items, next: null, unreached: [...theirs.unreached] });
+      return ok({ items, next: null, unreached: unreachedJson(principal, theirs.unreached) });
     },
   }),
   route({
@@ -96,7 +92,7 @@ export const storeRoutes: readonly Route[] = [
     handle: async ({ engine, principal, params: p, nodes, call }) => {
       requireStore(principal, p.store);
       const isHere = engine.stores.list().some(({ config }) => config.name === p.store);
-      const theirs = nodes === undefined || isHere ? undefined : await storesOfNodes(nodes, { principal, call });
+      const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
       return ok(found ?? (await one(engine, viewFor(principal, engine.stores.view(p.store)), call)));
     },

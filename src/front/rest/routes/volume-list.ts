@@ -1,14 +1,15 @@
 import { type Static, Type } from 'typebox';
 import type { Engine } from '#core/engine.ts';
-import { stowageError } from '#core/errors.ts';
 import type { Labels } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
-import { type Place, placeFrom, type VolumePage, volumesOfNodes } from '../node-lists.ts';
+import type { ClusterVolumePage, VolumePage } from '../cluster-nodes.ts';
+import { unreachedJson } from '../json.ts';
 import { type Principal, requireStore, visibleStores } from '../principal.ts';
 import { ok, type Route, route } from '../route.ts';
 import { oneOf } from '../schema-parts.ts';
 import * as schemas from '../schemas.ts';
+import { cursorFrom, cursorText, type VolumeCursor } from '../volume-cursor.ts';
 import { json } from './volume-refs.ts';
 
 const query = Type.Object(
@@ -45,7 +46,7 @@ function storesIn(engine: Engine, principal: Principal, { store, reach }: Query)
 
 interface Wanted {
   readonly query: Query;
-  readonly after: Place | undefined;
+  readonly after: VolumeCursor | undefined;
   readonly limit: number;
 }
 
@@ -69,12 +70,15 @@ async function ownPage(
   const last = items.at(-1);
   return {
     items: items.map((volume) => json(engine, volume)),
-    next: found.length > limit && last ? `${last.store}/${last.name}` : null,
+    next: found.length > limit && last ? { node: undefined, store: last.store, name: last.name } : undefined,
     unanswered: [...unanswered],
   };
 }
 
-const nothingHere: VolumePage = { items: [], next: null, unanswered: [] };
+function pageJson(principal: Principal, { items, next, unanswered, unreached }: ClusterVolumePage) {
+  const page = { items, next: next === undefined ? null : cursorText(next), unanswered };
+  return unreached === undefined ? page : { ...page, unreached: unreachedJson(principal, unreached) };
+}
 
 export const volumeListRoutes: readonly Route[] = [
   route({
@@ -99,31 +103,10 @@ export const volumeListRoutes: readonly Route[] = [
     handle: async ({ engine, principal, query: q, nodes, call }) => {
       const limit = q.limit ?? 100;
       if (q.store !== undefined) requireStore(principal, q.store);
-      const after = placeFrom(q.after);
-      const wanted = { query: q, after, limit };
-      if (nodes === undefined) return ok(await ownPage(engine, principal, wanted, call));
-      const own =
-        after?.node === undefined
-          ? await ownPage(engine, principal, wanted, call).catch((thrown: unknown) => {
-              // Then it is one that nodes have, or none.
-              if (q.store !== undefined && stowageError(thrown).reason === 'store-unknown') return undefined;
-              throw thrown;
-            })
-          : nothingHere;
-      const isShared = after?.node === undefined && own !== undefined && q.store !== undefined;
-      if (isShared || q.reach === 'anywhere' || (own !== undefined && own.next !== null)) return ok(own ?? nothingHere);
-      const before = own ?? nothingHere;
-      const room = limit - before.items.length;
-      // The next page begins with the nodes.
-      if (room <= 0) return ok({ ...before, next: '*/*/ ' });
-      const rest = { filter: q, after: after?.node === undefined ? undefined : after, limit: room };
-      const theirs = await volumesOfNodes(nodes, rest, { principal, call });
-      if (own === undefined && theirs.isNowhere) engine.stores.view(q.store ?? '');
-      const { items, next, unanswered, unreached } = theirs;
-      return ok({
-        ...{ items: [...before.items, ...items], next, unanswered: [...before.unanswered, ...unanswered] },
-        unreached: [...unreached],
-      });
+      const after = cursorFrom(q.after);
+      const own = (): Promise<VolumePage> => ownPage(engine, principal, { query: q, after, limit }, call);
+      const page: ClusterVolumePage = await (nodes?.volumes({ filter: q, after, limit }, own, call) ?? own());
+      return ok(pageJson(principal, page));
     },
   }),
 ];

@@ -1,13 +1,12 @@
 import { Type } from 'typebox';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { time, usageJson, volumeDetailJson } from '../json.ts';
+import { time, unreachedJson, usageJson, volumeDetailJson } from '../json.ts';
 import { requireDefault, requireRole, requireStore } from '../principal.ts';
 import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
 import { inspectionFor } from '../told.ts';
-import { mountedOnNodes } from './mounts.ts';
 import { allowed, byStore, json, params } from './volume-refs.ts';
 
 const tag = 'volumes';
@@ -77,11 +76,12 @@ export const volumeRoutes: readonly Route[] = [
         engine.volumes.inspect(volume.id, call),
         engine.mounts.of(volume.id, call),
         engine.uses.of(volume, call),
-        nodes && mountedOnNodes(nodes, volume.id, { principal, call }),
+        nodes?.mountsOf(volume.id, call),
       ]);
       const told = inspectionFor(principal, found);
       const detail = volumeDetailJson(told, byStore(engine, volume.store), mounts, uses);
-      return ok({ ...detail, ...onNodes }, tagged(found.volume));
+      const there = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
+      return ok({ ...detail, ...there }, tagged(found.volume));
     },
   }),
   route({

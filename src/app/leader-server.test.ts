@@ -1,0 +1,102 @@
+import { once } from 'node:events';
+import { type AddressInfo, createServer } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { eventually } from '#testing/controlled.ts';
+import { doors, doorNamespace as namespace, scopeOf } from '#testing/door.ts';
+import { endpointSlices, secrets } from '#wire/kube/resources.ts';
+import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
+
+const it = doors();
+const { signal } = new AbortController();
+const slice = () =>
+  it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
+const anyPort: ListenPlace = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
+const opened = (place: ListenPlace | undefined) =>
+  createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
+
+describe('where the door is', () => {
+  test.each([
+    [undefined, '10.0.0.5', undefined],
+    ['none', undefined, undefined],
+    ['0.0.0.0:8443', '10.0.0.5', { host: '0.0.0.0', port: 8443, address: '10.0.0.5', pod: 'p' }],
+    ['[::]:8443', 'fd00::5', { host: '::', port: 8443, address: 'fd00::5', pod: 'p' }],
+    ['10.0.0.7:8443', undefined, { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
+    ['10.0.0.7:8443', '', { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
+  ])('by --listen %s and POD_IP %s', (listen, podIp, place) => {
+    expect(listenPlace(listen, podIp, 'p')).toEqual(place);
+  });
+
+  test.each([
+    ['0.0.0.0:8443', undefined],
+    ['[::]:8443', ''],
+    ['localhost:8443', undefined],
+    ['10.0.0.7:8443', 'somewhere'],
+  ])('is not known by --listen %s and POD_IP %s', (listen, podIp) => {
+    expect(() => listenPlace(listen, podIp)).toThrow(
+      expect.objectContaining({ reason: 'door-address-unknown', action: expect.stringContaining('POD_IP') }),
+    );
+  });
+});
+
+describe('the door of the leader', () => {
+  test('is found by agents, and shut with its address taken away when it stops', async () => {
+    const stop = new AbortController();
+    const door = opened(anyPort);
+    const running = door.run(scopeOf(), stop.signal);
+    const link = it.link({ api: (_, response) => response.end('{"a":1}') });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    expect(await door.agents.call('node-1', { method: 'GET', path: '/v1/status' }, scopeOf())).toEqual({ a: 1 });
+    stop.abort();
+    await running;
+    expect([await slice(), door.agents.nodes()]).toEqual(['there is none', []]);
+    await eventually(() => link.isConnected).toBe(false);
+    // The next one has the same certificate.
+    const { data } = await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
+    const again = new AbortController();
+    const next = opened(anyPort);
+    const over = next.run(scopeOf(), again.signal);
+    await eventually(() => next.agents.nodes()).toEqual(['node-1']);
+    expect((await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal)).data).toEqual(data);
+    again.abort();
+    await over;
+  });
+
+  test('leaves its address alone when it no longer leads', async () => {
+    const lost = new AbortController();
+    const running = opened(anyPort).run(scopeOf(lost.signal), signal);
+    await eventually(slice).toMatchObject({ endpoints: [{ addresses: ['127.0.0.1'] }] });
+    lost.abort();
+    await running;
+    expect(await slice()).toMatchObject({ endpoints: [{ addresses: ['127.0.0.1'] }] });
+  });
+
+  test('ends when it stops before it has a certificate', async () => {
+    it.api.intercept = ({ url = '' }, response) => {
+      if (!url.includes('/secrets')) return false;
+      it.api.refuse(response, 403, 'Forbidden');
+      return true;
+    };
+    const stop = new AbortController();
+    const running = opened(anyPort).run(scopeOf(), stop.signal);
+    await eventually(() => it.api.asked.filter((one) => one.includes('/secrets')).length).toBeGreaterThan(0);
+    stop.abort();
+    await running;
+    expect(await slice()).toBe('there is none');
+  });
+
+  test('that cannot be opened is told of', async () => {
+    const taken = createServer().listen(0, '127.0.0.1');
+    onTestFinished(() => void taken.close());
+    await once(taken, 'listening');
+    const { port } = taken.address() as AddressInfo;
+    await expect(opened({ ...anyPort, port }).run(scopeOf(), signal)).rejects.toMatchObject({ reason: 'port-in-use' });
+  });
+
+  test('is not there where it is not asked for', async () => {
+    const door = opened(undefined);
+    await door.run(scopeOf(), signal);
+    expect([door.agents.nodes(), it.api.asked]).toEqual([[], []]);
+  });
+});

@@ -1,0 +1,122 @@
+import { isIP } from 'node:net';
+import { hostname } from 'node:os';
+import process from 'node:process';
+import { aborted } from '#base/aborted.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import { createAgentReviews } from '#cluster/auth/agent-reviews.ts';
+import { keepCredentials } from '#cluster/leader/credentials.ts';
+import { keepLeaderSlice, removeLeaderSlice } from '#cluster/leader/endpoint-slice.ts';
+import { keepLeaderEndpoints, removeLeaderEndpoints } from '#cluster/leader/endpoints.ts';
+import { createPodHandler } from '#cluster/pods/pod-handler.ts';
+import { createAgentAdmission } from '#cluster/server/agent-admission.ts';
+import { createTlsServer, type Handle, nothingHere, type TlsServer } from '#cluster/server/tls-server.ts';
+import { createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
+import type { Agents } from '#controllers/agents.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { everywhere, listenTcp, parseListen } from './listen.ts';
+
+export interface ListenPlace {
+  readonly host: string;
+  readonly port: number;
+  /** What is said to others, where it listens on all addresses. */
+  readonly address: string;
+  /** The pod whose it is: the API server's proxy wants to know. */
+  readonly pod: string;
+}
+
+/** Undefined: there is no door, and no agent comes. `podIp`, `pod`: the environment's POD_IP and POD_NAME. */
+export function listenPlace(
+  listen: string | undefined,
+  podIp: string | undefined,
+  pod = process.env['POD_NAME'] || hostname(),
+): ListenPlace | undefined {
+  const at = parseListen(listen ?? 'none', everywhere);
+  if (at === undefined) return undefined;
+  const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
+  const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
+  if (isIP(address) !== 0) return { ...at, address, pod };
+  throw new StowageError('it is not known at which address agents find the controller', {
+    code: 'invalid',
+    reason: 'door-address-unknown',
+    action: "Set POD_IP to the pod's address (status.podIP), or listen on one address: --listen 10.0.0.5:8443",
+  });
+}
+
+export interface LeaderServerOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly namespace: string;
+  /** Undefined: none. */
+  readonly place: ListenPlace | undefined;
+  /** A Secret with a certificate that somebody else keeps. */
+  readonly tlsSecret?: string | undefined;
+  /** The API for users: whatever is no agent. */
+  readonly handle?: ((agents: Agents) => Handle) | undefined;
+}
+
+/** The door of whoever leads. */
+export interface LeaderServer {
+  readonly agents: Agents;
+  /**
+   * Lets agents and users in until `stop`, then takes the leader's address away and closes. Ends at once with the scope's signal:
+   * whoever leads by then has an address of its own.
+   */
+  run(scope: Scope, stop: AbortSignal): Promise<void>;
+}
+
+const graceMs = 2_000;
+
+export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scope, 'log'>): LeaderServer {
+  const { client, clock, namespace, place, handle } = wish;
+  const agents = createConnectedAgents({ clock, log });
+  const common = { client, clock, namespace };
+
+  async function listen(door: TlsServer, at: ListenPlace): Promise<number> {
+    await listenTcp(door.server, at);
+    const address = door.server.address();
+    return typeof address === 'object' && address !== null ? address.port : at.port;
+  }
+
+  async function serve(at: ListenPlace, scope: Scope, stop: AbortSignal): Promise<void> {
+    const ending = new AbortController();
+    const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
+    const reviews = createAgentReviews(client, clock);
+    const turn = createAgentAdmission({ reviews, agents, namespace, clock, log, signal: beside.signal });
+    const questions = { ...common, log, reviews, signal: beside.signal };
+    const door = createTlsServer({ clock, turn, handle: createPodHandler(questions, handle?.(agents) ?? nothingHere) });
+    const first = Promise.withResolvers<void>();
+    const use: TlsServer['use'] = (credential) => {
+      door.use(credential);
+      first.resolve();
+    };
+    const either = AbortSignal.any([scope.signal, stop]);
+    const keeping = [keepCredentials({ ...common, secret: wish.tlsSecret, use }, beside)];
+    try {
+      await Promise.race([first.promise, aborted(either)]);
+      if (either.aborted) return;
+      const slice = { ...common, address: at.address, port: await listen(door, at) };
+      const behind = { ...slice, pod: at.pod };
+      keeping.push(keepLeaderSlice(slice, beside), keepLeaderEndpoints(behind, beside));
+      await aborted(either);
+      ending.abort();
+      await Promise.all(keeping);
+      // Who no longer leads has nothing more to say.
+      if (!scope.signal.aborted)
+        await Promise.all([removeLeaderSlice(slice, scope), removeLeaderEndpoints(behind, scope)]);
+    } finally {
+      ending.abort();
+      agents[Symbol.dispose]();
+      await door.close(scope.signal.aborted ? 0 : graceMs);
+      await Promise.all(keeping);
+    }
+  }
+
+  return {
+    agents,
+    run: async (scope, stop) => {
+      if (place !== undefined) await serve(place, scope, stop);
+    },
+  };
+}

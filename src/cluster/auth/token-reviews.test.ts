@@ -1,0 +1,226 @@
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { type Scope, silentLog } from '#base/log.ts';
+import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import type { TokenReview } from '#wire/kube/types.ts';
+import { bearerOf, createTokenReviews, nodeOfAgent, type TokenReviews } from './token-reviews.ts';
+
+const { signal } = new AbortController();
+const scope: Scope = { signal, log: silentLog() };
+const audience = 'stowage.dev';
+const user = { username: 'ann', uid: '7', groups: ['storage'], extra: { a: ['b'] } };
+
+let api: FakeKubeApi;
+let clock: FakeClock;
+let asked: TokenReview['spec'][];
+let status: TokenReview['status'];
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  clock = createFakeClock();
+  asked = [];
+  status = { authenticated: true, audiences: [audience], user };
+  api.intercept = ({ url }, response, body) => {
+    if (url !== '/apis/authentication.k8s.io/v1/tokenreviews') return false;
+    asked.push((JSON.parse(body) as TokenReview).spec);
+    response.writeHead(201, { 'content-type': 'application/json' }).end(JSON.stringify({ metadata: {}, status }));
+    return true;
+  };
+});
+
+function reviews(rememberMs = 0): TokenReviews {
+  const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  return createTokenReviews({ client, clock, audience, rememberMs });
+}
+
+describe('a token', () => {
+  test('is reviewed for our audience, and is whose Kubernetes says it is', async () => {
+    expect(await reviews().review('t', scope)).toEqual(user);
+    expect(asked).toEqual([{ token: 't', audiences: [audience] }]);
+  });
+
+  test.each<[string, TokenReview['status']]>([
+    ['nobody vouches for', { authenticated: false, error: 'no' }],
+    ['nothing is said of', undefined],
+    ['is for another audience', { authenticated: true, audiences: ['https://kubernetes.default.svc'], user }],
+    ['was reviewed without regard to its audience', { authenticated: true, user }],
+    ['is nobody’s', { authenticated: true, audiences: [audience], user: {} }],
+  ])('that %s is refused', async (_, said) => {
+    status = said;
+    await expect(reviews().review('t', scope)).rejects.toMatchObject({
+      ...{ code: 'unauthenticated', reason: 'token-refused' },
+      action: expect.stringContaining(audience),
+    });
+  });
+
+  test.each([undefined])('that is missing is asked for', async (token) => {
+    await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-missing' });
+    expect(asked).toEqual([]);
+  });
+
+  test.each(['', 'a b', 'ä', 'x'.repeat(8_193)])('that cannot be one is refused unasked: %j', async (token) => {
+    await expect(reviews().review(token, scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    expect(asked).toEqual([]);
+  });
+
+  test('cannot be judged while the API server is not there', async () => {
+    await api.down();
+    await expect(reviews().review('secret-one', scope)).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'review-failed' },
+      message: expect.not.stringContaining('secret-one'),
+    });
+  });
+
+  test('is refused at once when too many are being reviewed', async () => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    const answer = api.intercept;
+    api.intercept = (...all) => {
+      void promise.then(() => answer?.(...all));
+      return true;
+    };
+    const all = reviews();
+    const waiting = Array.from({ length: 256 }, (_, i) => all.review(`t${i}`, scope));
+    await expect(all.review('one-more', scope)).rejects.toMatchObject({ reason: 'review-failed' });
+    resolve();
+    expect(await Promise.all(waiting)).toHaveLength(256);
+    expect(await all.review('again', scope)).toEqual(user);
+  });
+});
+
+describe('of service accounts alone, a token', () => {
+  const now = (): number => clock.now() / 1_000;
+  const tokenOf = (claims: unknown): string =>
+    ['{}', JSON.stringify(claims), 's'].map((part) => Buffer.from(part).toString('base64url')).join('.');
+  const accounts = (): TokenReviews => {
+    const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+    onTestFinished(() => client[Symbol.dispose]());
+    return createTokenReviews({ client, clock, audience, accountsOnly: true });
+  };
+
+  test.each<[string, () => string]>([
+    ['of no parts', () => 'abc'],
+    ['of too many parts', () => `${tokenOf({ aud: [audience], exp: now() + 60 })}.x`],
+    ['that is not signed', () => tokenOf({ aud: [audience], exp: now() + 60 }).replace(/[^.]*$/, '')],
+    ['that says nothing', () => tokenOf(null)],
+    ['that is not JSON', () => 'e30.bm9uc2Vuc2U.c2ln'],
+    ['for others', () => tokenOf({ aud: ['https://kubernetes.default.svc'], exp: now() + 60 })],
+    ['for nobody', () => tokenOf({ exp: now() + 60 })],
+    ['that has run out', () => tokenOf({ aud: [audience], exp: now() - 301 })],
+    ['without an end', () => tokenOf({ aud: [audience] })],
+  ])('%s is refused unasked', async (_, token) => {
+    await expect(accounts().review(token(), scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    expect(asked).toEqual([]);
+  });
+
+  test.each([[[audience, 'more']], [audience]])('for %j is asked about, also when clocks differ', async (aud) => {
+    expect(await accounts().review(tokenOf({ aud, exp: now() - 299 }), scope)).toEqual(user);
+    expect(asked).toHaveLength(1);
+  });
+});
+
+test('who sends many tokens from one address keeps nobody else out', async () => {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const answer = api.intercept;
+  api.intercept = (...all) => {
+    void promise.then(() => answer?.(...all));
+    return true;
+  };
+  const all = reviews();
+  const many = Array.from({ length: 300 }, (_, i) => all.review(`t${i}`, scope, '10.0.0.66'));
+  const refused = Promise.allSettled(many).then((each) => each.filter(({ status: how }) => how === 'rejected').length);
+  const other = all.review('t', scope, '10.0.0.7');
+  resolve();
+  expect(await other).toEqual(user);
+  expect(await refused).toBe(300 - 16);
+  // As many as it likes, one after the other.
+  for (let i = 0; i < 20; i++) await all.review(`u${i}`, scope, '10.0.0.66');
+});
+
+describe('an answer', () => {
+  test('that is on its way is waited for by all who have the same token', async () => {
+    const all = reviews(10_000);
+    expect(await Promise.all([1, 2, 3].map(() => all.review('t', scope)))).toEqual([user, user, user]);
+    expect(asked).toHaveLength(1);
+  });
+
+  test('is asked for each time, unless it may be remembered', async () => {
+    const all = reviews();
+    await all.review('t', scope);
+    await all.review('t', scope);
+    expect(asked).toHaveLength(2);
+  });
+
+  test('is remembered for a while, for that token', async () => {
+    const all = reviews(10_000);
+    await all.review('t', scope);
+    clock.advance(9_999);
+    expect(await all.review('t', scope)).toEqual(user);
+    expect(asked).toHaveLength(1);
+    await all.review('u', scope);
+    expect(asked).toHaveLength(2);
+    clock.advance(1);
+    await all.review('t', scope);
+    expect(asked).toHaveLength(3);
+  });
+
+  test('that refuses is not remembered', async () => {
+    const all = reviews(10_000);
+    status = { authenticated: false };
+    await expect(all.review('t', scope)).rejects.toMatchObject({ reason: 'token-refused' });
+    status = { authenticated: true, audiences: [audience], user };
+    expect(await all.review('t', scope)).toEqual(user);
+  });
+
+  test('is forgotten when there are too many', async () => {
+    const all = reviews(1_000_000);
+    for (let i = 0; i <= 1_000; i++) await all.review(`t${i}`, scope);
+    await all.review('t1000', scope);
+    expect(asked).toHaveLength(1_001);
+    await all.review('t0', scope);
+    expect(asked).toHaveLength(1_002);
+  });
+});
+
+test.each([
+  ['Bearer abc', 'abc'],
+  ['bearer  abc', 'abc'],
+  ['Basic abc', undefined],
+  ['Bearer a b', undefined],
+  [undefined, undefined],
+])('the token of %j', (header, token) => {
+  expect(bearerOf(header)).toBe(token);
+});
+
+describe('an agent', () => {
+  const agent = {
+    ...{ username: 'system:serviceaccount:stowage-system:stowage-agent', uid: '1', groups: [] },
+    extra: { 'authentication.kubernetes.io/node-name': ['node-1'] },
+  };
+
+  test('speaks for the node of its pod', () => {
+    expect(nodeOfAgent(agent, 'stowage-system')).toBe('node-1');
+  });
+
+  test.each([
+    'system:serviceaccount:stowage-system:stowage-controller',
+    'system:serviceaccount:default:stowage-agent',
+    'stowage-agent',
+  ])('is not %s', (username) => {
+    expect(() => nodeOfAgent({ ...agent, username }, 'stowage-system')).toThrow(
+      expect.objectContaining({ code: 'denied', reason: 'agent-account-other' }),
+    );
+  });
+
+  test.each([
+    [{}],
+    [{ 'authentication.kubernetes.io/node-name': [] }],
+    [{ 'authentication.kubernetes.io/node-name': ['a', 'b'] }],
+  ])('is refused where Kubernetes does not say which node that is: %j', (extra) => {
+    expect(() => nodeOfAgent({ ...agent, extra }, 'stowage-system')).toThrow(
+      expect.objectContaining({ reason: 'agent-node-unknown', action: expect.stringContaining('1.30') }),
+    );
+  });
+});

@@ -1,0 +1,154 @@
+import type { IncomingHttpHeaders } from 'node:http';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { stowageError } from '#core/errors.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import { createTokenReviews } from './token-reviews.ts';
+import { createUserAccess, rememberMs, type UserAccess, type Wanted } from './user-access.ts';
+
+let api: FakeKubeApi;
+let access: UserAccess;
+let clock: ReturnType<typeof createFakeClock>;
+let reviewed: { readonly kind: string; readonly spec: Readonly<Record<string, unknown>> }[];
+/** What the API server says. */
+let isAuthenticated: boolean;
+let warned: string[];
+let may: (attributes: Readonly<Record<string, string>>) => boolean;
+const { signal } = new AbortController();
+const list: Wanted = { resource: 'volumes', verb: 'list' };
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  reviewed = [];
+  isAuthenticated = true;
+  warned = [];
+  may = () => true;
+  api.intercept = (request, response, body) => {
+    const kind = /(tokenreviews|subjectaccessreviews)$/.exec(request.url ?? '')?.[1];
+    if (kind === undefined) return false;
+    const { spec } = JSON.parse(body);
+    reviewed.push({ kind, spec });
+    const user = { username: 'system:serviceaccount:a:b', uid: 'u1', groups: ['g'], extra: { some: ['x'] } };
+    const status =
+      kind === 'tokenreviews'
+        ? { authenticated: isAuthenticated, audiences: spec.audiences, user }
+        : { allowed: may(spec.resourceAttributes ?? spec.nonResourceAttributes) };
+    response.writeHead(201, { 'content-type': 'application/json' }).end(JSON.stringify({ spec, status }));
+    return true;
+  };
+  clock = createFakeClock();
+  const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  const reviews = createTokenReviews({ client, clock, audience: 'stowage.dev', rememberMs });
+  const log = { ...silentLog(), warn: (message: string) => void warned.push(message) };
+  access = createUserAccess({ client, clock, reviews, log });
+});
+
+const token = { authorization: 'Bearer secret-token' };
+const admit = (headers: IncomingHttpHeaders = token, wanted: Wanted = list, subject?: string) =>
+  access.admit(headers, wanted, subject, signal);
+const refusal = (thrown: Promise<unknown>) => thrown.then(() => undefined, stowageError);
+const asked = (kind: string): number => reviewed.filter((one) => one.kind === kind).length;
+
+test('who is let in is who Kubernetes says, with what it knows of them', async () => {
+  const wanted: Wanted = { resource: 'volumes/uses', verb: 'delete' };
+  expect(await admit(token, wanted, 'silver..photos')).toEqual({
+    ...{ id: 'user:system:serviceaccount:a:b', role: 'user', informed: true, stores: [] },
+  });
+  expect(reviewed[0]).toEqual({ kind: 'tokenreviews', spec: { token: 'secret-token', audiences: ['stowage.dev'] } });
+  expect(reviewed.find(({ spec }) => JSON.stringify(spec).includes('uses'))?.spec).toEqual({
+    ...{ user: 'system:serviceaccount:a:b', uid: 'u1', groups: ['g'], extra: { some: ['x'] } },
+    resourceAttributes: {
+      ...{ group: 'stowage.dev', version: 'v1', resource: 'volumes', subresource: 'uses' },
+      ...{ verb: 'delete', name: 'silver..photos' },
+    },
+  });
+});
+
+test('a right to read a pod is that of Kubernetes itself, for this one pod', async () => {
+  await admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
+  expect(reviewed.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
+    ...{ group: '', version: 'v1', resource: 'pods', verb: 'get', namespace: 'shop', name: 'web-0' },
+  });
+});
+
+test('who may not read Store objects is not told how stores are reached', async () => {
+  may = ({ resource }) => resource !== 'stores';
+  expect(await admit()).toMatchObject({ informed: false });
+});
+
+test('the token may be in a header of our own, but not in two', async () => {
+  expect(await admit({ 'stowage-authorization': 'Bearer other-token' })).toMatchObject({ role: 'user' });
+  expect(reviewed[0]?.spec['token']).toBe('other-token');
+  expect(await refusal(admit({ ...token, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
+    ...{ code: 'unauthenticated', reason: 'token-ambiguous' },
+  });
+});
+
+test.each([{}, { authorization: 'Basic eDp5' }, { 'stowage-authorization': 'secret-token' }])(
+  'without a bearer token nobody is asked: %j',
+  async (headers) => {
+    expect(await refusal(admit(headers))).toMatchObject({ code: 'unauthenticated', reason: 'token-missing' });
+    expect(reviewed).toEqual([]);
+  },
+);
+
+describe('who may not', () => {
+  beforeEach(() => {
+    may = () => false;
+  });
+
+  test('is told which rule is missing', async () => {
+    const refused = await refusal(admit(token, { resource: 'volumes', verb: 'create' }));
+    expect(refused).toMatchObject({
+      ...{ code: 'denied', reason: 'rule-missing' },
+      message: 'system:serviceaccount:a:b may not create volumes.stowage.dev',
+      action:
+        'Ask the administrator of the cluster for a ClusterRole with the rule {apiGroups: ["stowage.dev"], resources: ["volumes"], verbs: ["create"]}, and a ClusterRoleBinding to it.',
+    });
+    expect(JSON.stringify([refused?.message, refused?.action])).not.toContain('secret-token');
+  });
+
+  test('also of a part, of one thing, and of a path', async () => {
+    const part = await refusal(admit(token, { resource: 'stores/check', verb: 'create' }, 'silver'));
+    expect(part?.message).toBe("system:serviceaccount:a:b may not create stores.stowage.dev/check 'silver'");
+    expect(part?.action).toContain('resources: ["stores/check"]');
+    const pod = await refusal(admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver'));
+    expect(pod?.message).toBe("system:serviceaccount:a:b may not get pod 'shop/web-0'");
+    expect(pod?.action).toContain('{apiGroups: [""], resources: ["pods"], verbs: ["get"]}');
+    const path = await refusal(admit(token, { path: '/metrics', verb: 'get' }));
+    expect(path?.action).toContain('{nonResourceURLs: ["/metrics"], verbs: ["get"]}');
+  });
+});
+
+test('answers count for a while, each for what was asked; then Kubernetes is asked again', async () => {
+  await admit();
+  await Promise.all([admit(), admit()]);
+  expect([asked('tokenreviews'), asked('subjectaccessreviews')]).toEqual([1, 2]);
+  await admit(token, list, 'another');
+  expect(asked('subjectaccessreviews')).toBe(3);
+  may = () => false;
+  isAuthenticated = true;
+  expect(await admit()).toMatchObject({ role: 'user' });
+  clock.advance(rememberMs);
+  expect(await refusal(admit())).toMatchObject({ code: 'denied' });
+  isAuthenticated = false;
+  clock.advance(rememberMs);
+  expect(await refusal(admit())).toMatchObject({ code: 'unauthenticated', reason: 'token-refused' });
+});
+
+test('what cannot be asked is no refusal, is in the log, and is not remembered', async () => {
+  const answer = api.intercept;
+  api.intercept = (request, response, body) => {
+    if (request.url?.endsWith('subjectaccessreviews') !== true) return answer?.(request, response, body) ?? false;
+    api.refuse(response, 403, 'Forbidden', { message: 'cannot create subjectaccessreviews' });
+    return true;
+  };
+  expect(await refusal(admit())).toMatchObject({ code: 'unavailable', reason: 'review-failed' });
+  expect(warned).toContain('Kubernetes could not be asked what a user may do');
+  api.intercept = answer;
+  expect(await admit()).toMatchObject({ role: 'user' });
+});

@@ -1,0 +1,167 @@
+import { createHash } from 'node:crypto';
+import type { IncomingHttpHeaders } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { PodName } from '#core/check-places.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { subjectAccessReviews } from '#wire/kube/resources.ts';
+import type { SubjectAccessReview } from '#wire/kube/types.ts';
+import { audiences } from '../names.ts';
+import { createAnswerCache } from './answer-cache.ts';
+import { bearerOf, type Reviewed, type TokenReviews } from './token-reviews.ts';
+
+/** What somebody wants to do: a verb on a resource of the group `stowage.dev`, a part of it behind a slash; on a path; or on a pod. */
+export type Wanted =
+  | { readonly resource: string; readonly verb: string }
+  | { readonly pod: PodName; readonly verb: string }
+  | { readonly path: string; readonly verb: string };
+
+/** A user of the cluster, as the API knows those who ask. */
+export interface AdmittedUser {
+  readonly id: string;
+  readonly role: 'user';
+  /** They may read Store objects, in which it stands how stores are reached. */
+  readonly informed: boolean;
+  readonly stores: readonly [];
+}
+
+/** Who may use the API is for Kubernetes to say: by the token, and by rules of its own. */
+export interface UserAccess {
+  /** `subject`: the name of what it is about. Throws 'unauthenticated', 'denied', or 'unavailable' where Kubernetes could not be asked. */
+  admit(
+    headers: IncomingHttpHeaders,
+    wanted: Wanted,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<AdmittedUser>;
+}
+
+export interface UserAccessOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  /** Of the audience of users. */
+  readonly reviews: TokenReviews;
+  /** Told why Kubernetes could not be asked: users are not. */
+  readonly log: Log;
+}
+
+const group = 'stowage.dev';
+/** The API server keeps `authorization` for itself: who comes through its proxy has this one. */
+const ownHeader = 'stowage-authorization';
+const callMs = 10_000;
+/** A right that is taken away counts that much later. */
+export const rememberMs = 5_000;
+const mostRemembered = 5_000;
+
+export function createUserAccess({ client, clock, reviews, log }: UserAccessOptions): UserAccess {
+  const answers = createAnswerCache<boolean>({ clock, ms: rememberMs, most: mostRemembered });
+
+  async function ask(
+    user: Reviewed,
+    wanted: Wanted,
+    subject: string | undefined,
+    signal: AbortSignal,
+  ): Promise<boolean> {
+    using limit = clock.deadline(callMs, signal);
+    const { username, uid, groups, extra } = user;
+    const spec = { user: username, uid, groups, extra, ...attributesOf(wanted, subject) };
+    try {
+      const review = await client.create(subjectAccessReviews, { metadata: {}, spec }, limit.signal);
+      return review.status?.allowed === true && review.status.denied !== true;
+    } catch (cause) {
+      signal.throwIfAborted();
+      log.warn('Kubernetes could not be asked what a user may do', { error: cause });
+      throw unasked(cause);
+    }
+  }
+
+  const may = (user: Reviewed, wanted: Wanted, subject: string | undefined, signal: AbortSignal): Promise<boolean> => {
+    const key = createHash('sha256')
+      .update(JSON.stringify([user, wanted, subject ?? null]))
+      .digest('base64');
+    return answers.of(key, () => ask(user, wanted, subject, signal));
+  };
+
+  return {
+    admit: async (headers, wanted, subject, signal) => {
+      const user = await reviews.review(tokenIn(headers), { signal, log });
+      const [isAllowed, informed] = await Promise.all([
+        may(user, wanted, subject, signal),
+        may(user, { resource: 'stores', verb: 'get' }, undefined, signal),
+      ]);
+      if (!isAllowed) throw forbidden(user.username, wanted, subject);
+      return { id: `user:${user.username}`, role: 'user', informed, stores: [] };
+    },
+  };
+}
+
+function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAccessReview['spec'], 'user'> {
+  const { verb } = wanted;
+  if ('path' in wanted) return { nonResourceAttributes: { path: wanted.path, verb } };
+  if ('pod' in wanted)
+    return { resourceAttributes: { group: '', version: 'v1', resource: 'pods', verb, ...wanted.pod } };
+  const [resource = '', subresource] = wanted.resource.split('/');
+  return {
+    resourceAttributes: {
+      ...{ group, version: 'v1', resource, verb },
+      ...(subresource === undefined ? {} : { subresource }),
+      ...(name === undefined ? {} : { name }),
+    },
+  };
+}
+
+/** One of two headers: with both it could not be told who is meant. */
+function tokenIn(headers: IncomingHttpHeaders): string | undefined {
+  const own = headers[ownHeader];
+  if (own !== undefined && headers.authorization !== undefined) throw ambiguous();
+  const given = own ?? headers.authorization;
+  const token = typeof given === 'string' ? bearerOf(given) : undefined;
+  if (token !== undefined) return token;
+  throw missing();
+}
+
+const howToGet = `kubectl create token ACCOUNT --namespace NAMESPACE --audience ${audiences.users}`;
+
+const ambiguous = (): StowageError =>
+  new StowageError('two tokens were given, in Authorization and in Stowage-Authorization', {
+    code: 'unauthenticated',
+    reason: 'token-ambiguous',
+    action: 'Send one of the two headers.',
+  });
+
+const missing = (): StowageError =>
+  new StowageError('a bearer token is required here', {
+    code: 'unauthenticated',
+    reason: 'token-missing',
+    action: `Use kubectl stowage, or send 'Authorization: Bearer TOKEN' with the token of a service account: ${howToGet}`,
+  });
+
+function forbidden(user: string, wanted: Wanted, subject: string | undefined): StowageError {
+  const { what, rule } = ruleFor(wanted, subject);
+  return new StowageError(`${user} may not ${wanted.verb} ${what}`, {
+    code: 'denied',
+    reason: 'rule-missing',
+    action: `Ask the administrator of the cluster for a ClusterRole with the rule {${rule}, verbs: ["${wanted.verb}"]}, and a ClusterRoleBinding to it.`,
+  });
+}
+
+function ruleFor(wanted: Wanted, subject: string | undefined): { readonly what: string; readonly rule: string } {
+  if ('path' in wanted) return { what: wanted.path, rule: `nonResourceURLs: ["${wanted.path}"]` };
+  if ('pod' in wanted)
+    return { what: `pod '${wanted.pod.namespace}/${wanted.pod.name}'`, rule: 'apiGroups: [""], resources: ["pods"]' };
+  const about = subject === undefined ? '' : ` '${subject}'`;
+  return {
+    what: `${wanted.resource.replace(/^[^/]*/, `$&.${group}`)}${about}`,
+    rule: `apiGroups: ["${group}"], resources: ["${wanted.resource}"]`,
+  };
+}
+
+const unasked = (cause: unknown): StowageError =>
+  new StowageError('Kubernetes could not be asked whether this is allowed', {
+    code: 'unavailable',
+    reason: 'review-failed',
+    cause,
+    action:
+      "Try again in a moment. If it persists, look at the controller's log, and whether it may create SubjectAccessReviews.",
+  });

@@ -1,0 +1,105 @@
+import { execFileSync } from 'node:child_process';
+import { X509Certificate } from 'node:crypto';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { connect, createServer } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { serverNames } from '../names.ts';
+import { type Credential, makeCredential, readCredential } from './certificate.ts';
+
+const names = serverNames('stowage-system');
+const now = Date.UTC(2026, 10, 16, 12, 0, 0);
+const day = 24 * 3_600_000;
+
+/** What a client says to a server with it: empty where it is content. */
+async function greeted(
+  server: Credential,
+  client: { readonly ca: string; readonly servername: string },
+): Promise<string> {
+  const listener = createServer(server, (socket) => socket.on('error', () => undefined).end()).listen(0, '127.0.0.1');
+  listener.on('tlsClientError', () => undefined);
+  onTestFinished(() => void listener.close());
+  await once(listener, 'listening');
+  const { port } = listener.address() as AddressInfo;
+  const socket = connect({ ...client, port, host: '127.0.0.1', allowPartialTrustChain: true });
+  const { promise, resolve } = Promise.withResolvers<string>();
+  socket.once('secureConnect', () => resolve(''));
+  socket.once('error', (error) => resolve('code' in error ? String(error.code) : error.message));
+  const said = await promise;
+  socket.destroy();
+  return said;
+}
+
+describe('a certificate that is made', () => {
+  test('is for the service’s names, signed by itself, and no authority', () => {
+    const made = new X509Certificate(makeCredential(names, now).cert);
+    expect(made.subjectAltName).toBe(
+      'DNS:stowage.stowage-system.svc, DNS:stowage.stowage-system.svc.cluster.local, DNS:stowage',
+    );
+    expect([made.subject, made.issuer]).toEqual(['CN=stowage.stowage-system.svc', 'CN=stowage.stowage-system.svc']);
+    expect(made.verify(made.publicKey)).toBe(true);
+    expect(made.ca).toBe(false);
+    expect(made.keyUsage).toEqual(['1.3.6.1.5.5.7.3.1']);
+    expect(made.publicKey.asymmetricKeyDetails).toEqual({ namedCurve: 'prime256v1' });
+    expect(made.validFromDate.getTime()).toBe(now - day);
+    expect(made.validToDate.getTime()).toBe(now + 365 * day);
+  });
+
+  test('is another each time, with a positive number', () => {
+    const numbers = Array.from({ length: 50 }, () => new X509Certificate(makeCredential(names, now).cert).serialNumber);
+    expect(new Set(numbers).size).toBe(50);
+    for (const number of numbers) expect(number).toMatch(/^[4-7][0-9A-F]{31}$/);
+  });
+
+  test('says years after 2049 too', () => {
+    const made = new X509Certificate(makeCredential(names, Date.UTC(2049, 6, 1)).cert);
+    expect(made.validToDate.toISOString()).toBe('2050-07-01T00:00:00.000Z');
+    expect(made.validFromDate.toISOString()).toBe('2049-06-30T00:00:00.000Z');
+  });
+
+  test.skipIf(needs('openssl'))('is to the letter what a strict reader wants, but that it signs itself', () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-cert-'));
+    onTestFinished(() => rmSync(folder, { recursive: true }));
+    const path = join(folder, 'cert');
+    writeFileSync(path, makeCredential(names, Date.now()).cert);
+    const verify = ['verify', '-partial_chain', '-purpose', 'sslserver', '-verify_hostname', names[0], '-CAfile', path];
+    expect(execFileSync('openssl', [...verify, path], { encoding: 'utf8' })).toBe(`${path}: OK\n`);
+  });
+
+  test('is taken by a TLS client that knows it, for its names, and by no other', async () => {
+    const [own, other] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
+    for (const servername of names) expect(await greeted(own, { ca: own.cert, servername })).toBe('');
+    expect(await greeted(own, { ca: own.cert, servername: 'stowage.default.svc' })).toBe(
+      'ERR_TLS_CERT_ALTNAME_INVALID',
+    );
+    expect(await greeted(own, { ca: other.cert, servername: names[0] })).toMatch(
+      /SELF_SIGNED|SIGNATURE_FAILURE|UNABLE/,
+    );
+    const late = makeCredential(names, Date.now() - 400 * day);
+    expect(await greeted(late, { ca: late.cert, servername: names[0] })).toBe('CERT_HAS_EXPIRED');
+  });
+});
+
+describe('a certificate that was kept', () => {
+  test('is renewed when two thirds of its life are over', () => {
+    const { cert, key } = makeCredential(names, now);
+    const kept = readCredential(cert, key);
+    expect(kept.endsAt).toBe(now + 365 * day);
+    expect(kept.renewAt).toBe(now - day + (366 * day * 2) / 3);
+    expect([kept.isFor(names[0]), kept.isFor('other.svc')]).toEqual([true, false]);
+  });
+
+  test.each<[string, (made: Credential) => readonly [string, string]]>([
+    ['no certificate', ({ key }) => ['', key]],
+    ['a certificate that is cut off', ({ cert, key }) => [cert.slice(0, 300), key]],
+    ['no key', ({ cert }) => [cert, '']],
+    ['another’s key', ({ cert }) => [cert, makeCredential(names, now).key]],
+    ['a certificate as its key', ({ cert }) => [cert, makeCredential(names, now).cert]],
+  ])('with %s is not one', (_, broken) => {
+    expect(() => readCredential(...broken(makeCredential(names, now)))).toThrow(Error);
+  });
+});

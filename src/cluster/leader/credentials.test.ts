@@ -1,0 +1,168 @@
+import { X509Certificate } from 'node:crypto';
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { type Clock, systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { eventually } from '#testing/controlled.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { configMaps, secrets } from '#wire/kube/resources.ts';
+import type { Secret } from '#wire/kube/types.ts';
+import { serverNames } from '../names.ts';
+import { type Credential, makeCredential } from './certificate.ts';
+import { keepCredentials } from './credentials.ts';
+
+const namespace = 'stowage-system';
+const names = serverNames(namespace);
+const day = 24 * 3_600_000;
+const paths = {
+  secrets: `/api/v1/namespaces/${namespace}/secrets`,
+  configMaps: `/api/v1/namespaces/${namespace}/configmaps`,
+};
+const { signal } = new AbortController();
+const later = (ms: number): Clock => ({ ...systemClock(), now: () => Date.now() + ms });
+
+let api: FakeKubeApi;
+let client: KubeClient;
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  client = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+});
+
+interface Keeper {
+  readonly used: Credential[];
+  stop(): Promise<void>;
+}
+
+function start({ clock = systemClock(), secret }: { clock?: Clock; secret?: string } = {}): Keeper {
+  const used: Credential[] = [];
+  const end = new AbortController();
+  const options = { client, clock, namespace, secret, use: (one: Credential) => void used.push(one) };
+  const running = keepCredentials(options, { signal: end.signal, log: silentLog() });
+  const stop = (): Promise<void> => {
+    end.abort();
+    return running;
+  };
+  onTestFinished(stop);
+  return { used, stop };
+}
+
+const encoded = (text: string): string => Buffer.from(text).toString('base64');
+const secretOf = ({ cert, key }: Credential, more: object = {}): Secret['data'] => ({
+  ...{ 'tls.crt': encoded(cert), 'tls.key': encoded(key) },
+  ...more,
+});
+const kept = async (name = 'stowage-tls'): Promise<Secret> => await client.get(secrets, { namespace, name }, signal);
+const keptCert = async (): Promise<string> => Buffer.from((await kept()).data?.['tls.crt'] ?? '', 'base64').toString();
+const published = async (): Promise<string | undefined> =>
+  (await client.get(configMaps, { namespace, name: 'stowage-ca' }, signal).catch(() => undefined))?.data?.['ca.crt'];
+const changes = (): readonly string[] => api.asked.filter((one) => !one.startsWith('GET'));
+
+describe('the certificate of the door', () => {
+  test('is made by the first leader, kept with its key in a Secret, and published without', async () => {
+    const keeper = start();
+    await eventually(() => keeper.used.length).toBe(1);
+    const [first] = keeper.used;
+    const { type, data } = await kept();
+    expect([type, data]).toEqual(['kubernetes.io/tls', first === undefined ? {} : secretOf(first)]);
+    expect(await published()).toBe(first?.cert);
+    expect(await published()).not.toContain('PRIVATE');
+  });
+
+  test('is the same for the next leader, who writes nothing', async () => {
+    const first = start();
+    await eventually(() => first.used.length).toBe(1);
+    await first.stop();
+    const before = changes().length;
+    const second = start();
+    await eventually(() => second.used).toEqual(first.used);
+    expect(changes().length).toBe(before);
+  });
+
+  test('is one, when two make it at once', async () => {
+    const keepers = [start(), start(), start()];
+    await eventually(() => keepers.map(({ used }) => used.length)).toEqual([1, 1, 1]);
+    const all = new Set(keepers.flatMap(({ used }) => used.map(({ cert }) => cert)));
+    expect([...all]).toEqual([await keptCert()]);
+    await eventually(published).toBe(await keptCert());
+  });
+
+  test('is renewed after two thirds of its life, in use from then on, and by whoever waits too', async () => {
+    const first = start();
+    await eventually(() => first.used.length).toBe(1);
+    const second = start({ clock: later(246 * day) });
+    await eventually(() => second.used.length).toBe(1);
+    expect(second.used[0]?.cert).not.toBe(first.used[0]?.cert);
+    expect(await keptCert()).toBe(second.used[0]?.cert);
+    expect(await published()).toBe(second.used[0]?.cert);
+    await eventually(() => first.used.at(-1)).toEqual(second.used[0]);
+    const [x509] = second.used.map(({ cert }) => new X509Certificate(cert));
+    expect(x509?.validToDate.getTime()).toBeGreaterThan(Date.now() + 600 * day);
+  });
+
+  test('is kept until then', async () => {
+    const first = start();
+    await eventually(() => first.used.length).toBe(1);
+    const second = start({ clock: later(240 * day) });
+    await eventually(() => second.used).toEqual(first.used);
+  });
+
+  test.each<[string, () => object]>([
+    ['does not parse', () => ({ type: 'kubernetes.io/tls', data: { 'tls.crt': 'AAAA', 'tls.key': 'AAAA' } })],
+    ['is for others', () => ({ type: 'kubernetes.io/tls', data: secretOf(makeCredential(['a'], Date.now())) })],
+    ['is of another type', () => ({ type: 'Opaque', data: {} })],
+  ])('is made anew when what is kept %s', async (_, found) => {
+    api.put(paths.secrets, { metadata: { name: 'stowage-tls' }, ...found() });
+    const keeper = start();
+    await eventually(() => keeper.used.length).toBe(1);
+    expect((await kept()).type).toBe('kubernetes.io/tls');
+    expect(await keptCert()).toBe(keeper.used[0]?.cert);
+  });
+
+  test('is made anew when somebody takes it away, and published again when somebody changes that', async () => {
+    const keeper = start();
+    await eventually(() => keeper.used.length).toBe(1);
+    api.put(paths.configMaps, { metadata: { name: 'stowage-ca' }, data: { 'ca.crt': 'another' } });
+    await eventually(published).toBe(keeper.used[0]?.cert);
+    api.remove(paths.configMaps, 'stowage-ca');
+    await eventually(published).toBe(keeper.used[0]?.cert);
+    api.remove(paths.secrets, 'stowage-tls');
+    await eventually(() => keeper.used.length).toBe(2);
+    await eventually(published).toBe(keeper.used[1]?.cert);
+    expect(await keptCert()).toBe(keeper.used[1]?.cert);
+  });
+
+  test('comes later, when the API server is not there at first', async () => {
+    await api.down();
+    const keeper = start();
+    await api.up();
+    await eventually(() => keeper.used.length).toBe(1);
+  });
+});
+
+describe('a certificate that somebody else keeps', () => {
+  test('is used, never written, and used anew when it changes', async () => {
+    const [one, two] = [makeCredential(names, Date.now()), makeCredential(names, Date.now())];
+    const keeper = start({ secret: 'from-cert-manager' });
+    const put = (data: Secret['data']) =>
+      api.put(paths.secrets, { metadata: { name: 'from-cert-manager' }, type: 'kubernetes.io/tls', data });
+    // Who keeps it may come later than we do.
+    await eventually(() => api.watches).toBe(2);
+    put(secretOf(one));
+    await eventually(() => keeper.used).toMatchObject([{ cert: one.cert }]);
+    expect(await published()).toBe(one.cert);
+    put(secretOf(two, { 'ca.crt': encoded('those who signed it') }));
+    await eventually(() => keeper.used).toMatchObject([{ cert: one.cert }, { cert: two.cert }]);
+    expect(await published()).toBe('those who signed it');
+    // What cannot be used does not take the place of what can.
+    put({ 'tls.crt': 'AAAA', 'tls.key': 'AAAA' });
+    put(secretOf(makeCredential(['another'], Date.now())));
+    put(secretOf(makeCredential(names, Date.now() - 400 * day)));
+    const last = makeCredential(names, Date.now());
+    put(secretOf(last));
+    await eventually(() => keeper.used.map(({ cert }) => cert)).toEqual([one.cert, two.cert, last.cert]);
+    expect(changes().filter((one) => one.includes('/secrets'))).toEqual([]);
+  });
+});

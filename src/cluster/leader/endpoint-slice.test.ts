@@ -1,0 +1,113 @@
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Scope, silentLog } from '#base/log.ts';
+import { eventually } from '#testing/controlled.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { endpointSlices } from '#wire/kube/resources.ts';
+import type { EndpointSlice } from '#wire/kube/types.ts';
+import { keepLeaderSlice, removeLeaderSlice } from './endpoint-slice.ts';
+
+const namespace = 'stowage-system';
+const clock = systemClock();
+const { signal } = new AbortController();
+const path = `/apis/discovery.k8s.io/v1/namespaces/${namespace}/endpointslices`;
+
+let api: FakeKubeApi;
+let client: KubeClient;
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  // Addresses cannot change their type in place.
+  const types = new Map<string, string>();
+  api.intercept = ({ method }, response, body) => {
+    const known = method === 'PUT' ? types.get('now') : undefined;
+    const { addressType = '' } = method === 'PUT' || method === 'POST' ? (JSON.parse(body) as EndpointSlice) : {};
+    if (method === 'POST') types.set('now', addressType);
+    if (known === undefined || known === addressType) return false;
+    api.refuse(response, 422, 'Invalid');
+    return true;
+  };
+});
+
+const at = (address: string) => ({ client, clock, namespace, address, port: 8443 });
+const scope = (): Scope => ({ signal, log: silentLog() });
+function start(address: string): () => Promise<void> {
+  const end = new AbortController();
+  const running = keepLeaderSlice(at(address), { signal: end.signal, log: silentLog() });
+  const stop = (): Promise<void> => {
+    end.abort();
+    return running;
+  };
+  onTestFinished(stop);
+  return stop;
+}
+const slice = (): Promise<EndpointSlice | undefined> =>
+  client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => undefined);
+const addresses = async (): Promise<readonly string[]> =>
+  (await slice())?.endpoints?.flatMap((one) => one.addresses) ?? [];
+
+describe('the address of the leader', () => {
+  test.each([
+    ['10.0.0.5', 'IPv4'],
+    ['fd00::5', 'IPv6'],
+  ])('%s is said to the service', async (address, addressType) => {
+    start(address);
+    await eventually(slice).toMatchObject({
+      metadata: {
+        labels: {
+          'kubernetes.io/service-name': 'stowage',
+          'endpointslice.kubernetes.io/managed-by': 'stowage.dev',
+        },
+      },
+      addressType,
+      endpoints: [{ addresses: [address], conditions: { ready: true } }],
+      ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
+    });
+  });
+
+  test.each(['10.0.0.6', 'fd00::6'])('is the next leader’s after it: %s', async (next) => {
+    const stop = start('10.0.0.5');
+    await eventually(addresses).toEqual(['10.0.0.5']);
+    await stop();
+    start(next);
+    await eventually(addresses).toEqual([next]);
+  });
+
+  test('is put right when somebody changes it, or takes it away', async () => {
+    start('10.0.0.5');
+    await eventually(addresses).toEqual(['10.0.0.5']);
+    const found = await slice();
+    for (const none of [[], null]) {
+      // As the API server says it, which is not as it was told.
+      api.put(path, { ...found, metadata: { name: 'stowage-leader' }, endpoints: none, ports: none } as never);
+      await eventually(addresses).toEqual(['10.0.0.5']);
+    }
+    expect((await slice())?.metadata.labels).toMatchObject({ 'kubernetes.io/service-name': 'stowage' });
+    api.remove(path, 'stowage-leader');
+    await eventually(addresses).toEqual(['10.0.0.5']);
+  });
+
+  test('is written once', async () => {
+    const stop = start('10.0.0.5');
+    await eventually(addresses).toEqual(['10.0.0.5']);
+    await stop();
+    start('10.0.0.5');
+    await eventually(() => api.watches).toBe(1);
+    expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([`POST ${path}`]);
+  });
+
+  test('is taken away before an orderly end, unless it is another’s', async () => {
+    const stop = start('10.0.0.5');
+    await eventually(addresses).toEqual(['10.0.0.5']);
+    await stop();
+    await removeLeaderSlice(at('10.0.0.9'), scope());
+    expect(await addresses()).toEqual(['10.0.0.5']);
+    await removeLeaderSlice(at('10.0.0.5'), scope());
+    expect(await slice()).toBeUndefined();
+    await removeLeaderSlice(at('10.0.0.5'), scope());
+  });
+});

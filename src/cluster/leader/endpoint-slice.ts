@@ -1,0 +1,102 @@
+import { isIPv6 } from 'node:net';
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { followOne } from '#wire/kube/followed.ts';
+import { endpointSlices } from '#wire/kube/resources.ts';
+import type { EndpointSlice } from '#wire/kube/types.ts';
+import { doorNames } from '../names.ts';
+import { runReconcileLoop } from './reconcile-loop.ts';
+
+export interface LeaderSliceOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly namespace: string;
+  /** Of this pod: an IPv4 or IPv6 address. */
+  readonly address: string;
+  readonly port: number;
+}
+
+/** Should nobody tell us that it was changed. */
+const lookMs = 60_000;
+const soonMs = 5_000;
+const callMs = 3_000;
+
+const labels = {
+  'kubernetes.io/service-name': doorNames.service,
+  // Otherwise Kubernetes' own controller would take it for one of its own, and remove it.
+  'endpointslice.kubernetes.io/managed-by': 'stowage.dev',
+};
+
+function sliceOf({ namespace, address, port }: LeaderSliceOptions): EndpointSlice {
+  return {
+    metadata: { namespace, name: doorNames.slice, labels },
+    addressType: isIPv6(address) ? 'IPv6' : 'IPv4',
+    endpoints: [{ addresses: [address], conditions: { ready: true, serving: true, terminating: false } }],
+    ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+  };
+}
+
+/** Of the whole object what is ours to say. */
+const said = ({ metadata, addressType, endpoints, ports }: EndpointSlice): string =>
+  JSON.stringify([
+    Object.keys(labels).map((key) => metadata.labels?.[key]),
+    addressType,
+    (endpoints ?? []).map(({ addresses, conditions }) => [addresses, conditions?.ready, conditions?.serving]),
+    (ports ?? []).map(({ name, port, protocol }) => [name, port, protocol]),
+  ]);
+
+/** Says that this process leads, to whoever asks the Service; again when somebody says otherwise, until the signal ends it. */
+export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
+  const { client, clock, namespace } = options;
+  const slice = followOne({ client, clock, namespace, resource: endpointSlices, name: doorNames.slice });
+  const wanted = sliceOf(options);
+
+  async function put(found: EndpointSlice | undefined, signal: AbortSignal): Promise<void> {
+    if (found === undefined) {
+      await client.create(endpointSlices, wanted, signal);
+      return;
+    }
+    if (found.addressType === wanted.addressType) {
+      const { resourceVersion, uid, annotations = {} } = found.metadata;
+      const metadata = { ...wanted.metadata, resourceVersion: resourceVersion ?? '', uid: uid ?? '', annotations };
+      await client.update(endpointSlices, { ...wanted, metadata }, signal);
+      return;
+    }
+    const { uid } = found.metadata;
+    await client.delete(endpointSlices, { namespace, name: doorNames.slice }, { uid }, signal);
+    await client.create(endpointSlices, wanted, signal);
+  }
+
+  async function pass({ signal, log }: Scope): Promise<number> {
+    const found = slice.object;
+    if (found !== undefined && said(found) === said(wanted)) return lookMs;
+    try {
+      await put(found, signal);
+      log.info('the service leads here', { address: options.address, port: options.port });
+      return lookMs;
+    } catch (thrown) {
+      // What was changed meanwhile comes by the watch, and wakes us.
+      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return soonMs;
+      throw thrown;
+    }
+  }
+
+  await runReconcileLoop({ what: 'EndpointSlice', clock, objects: [slice], pass }, scope);
+}
+
+/** Before an orderly end: nobody is sent here any more. Another's is left alone. Never throws. */
+export async function removeLeaderSlice(options: LeaderSliceOptions, { signal, log }: Scope): Promise<void> {
+  const { client, clock, namespace } = options;
+  const at = { namespace, name: doorNames.slice };
+  using limit = clock.deadline(callMs, signal);
+  try {
+    const found = await client.get(endpointSlices, at, limit.signal);
+    if (said(found) !== said(sliceOf(options))) return;
+    const { uid, resourceVersion } = found.metadata;
+    await client.delete(endpointSlices, at, { uid, resourceVersion }, limit.signal);
+  } catch (error) {
+    if (reasonOf(error) !== 'NotFound') log.warn('the service still leads here', { error });
+  }
+}

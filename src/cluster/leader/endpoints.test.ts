@@ -1,0 +1,68 @@
+import { beforeEach, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { endpoints } from '#wire/kube/resources.ts';
+import { keepLeaderEndpoints, type LeaderEndpointsOptions, removeLeaderEndpoints } from './endpoints.ts';
+
+let api: FakeKubeApi;
+let client: KubeClient;
+let ending: AbortController;
+const path = '/api/v1/namespaces/storage/endpoints';
+const { signal } = new AbortController();
+const wait = { interval: 10, timeout: 20_000 };
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  client = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  ending = new AbortController();
+});
+
+const about = (pod: string): LeaderEndpointsOptions => ({
+  ...{ client, clock: systemClock(), namespace: 'storage', address: '10.0.0.5', port: 8443, pod },
+});
+const keep = (pod = 'controller-1'): void => {
+  const kept = keepLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });
+  onTestFinished(async () => {
+    ending.abort();
+    await kept;
+  });
+};
+const get = () => client.get(endpoints, { namespace: 'storage', name: 'stowage' }, signal).catch(() => undefined);
+const podNow = async () => (await get())?.subsets?.[0]?.addresses?.[0]?.targetRef?.name;
+
+test('says which pod leads, as the proxy of the API server wants to know it', async () => {
+  keep();
+  await expect.poll(get, wait).toMatchObject({
+    metadata: { labels: { 'endpointslice.kubernetes.io/skip-mirror': 'true' } },
+    subsets: [
+      {
+        addresses: [{ ip: '10.0.0.5', targetRef: { kind: 'Pod', namespace: 'storage', name: 'controller-1' } }],
+        ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
+      },
+    ],
+  });
+});
+
+test('takes the place of who led before, and again when somebody says otherwise', async () => {
+  api.put(path, { metadata: { name: 'stowage' }, subsets: [{ addresses: [{ ip: '10.0.0.4' }] }] } as never);
+  keep();
+  await expect.poll(podNow, wait).toBe('controller-1');
+  api.remove(path, 'stowage');
+  await expect.poll(podNow, wait).toBe('controller-1');
+});
+
+test('takes its own away at the end, and not those of whoever leads by then', async () => {
+  keep();
+  await expect.poll(podNow, wait).toBe('controller-1');
+  const scope = { signal, log: silentLog() };
+  await removeLeaderEndpoints(about('controller-2'), scope);
+  expect(await podNow()).toBe('controller-1');
+  ending.abort();
+  await removeLeaderEndpoints(about('controller-1'), scope);
+  expect(await get()).toBeUndefined();
+  await removeLeaderEndpoints(about('controller-1'), scope);
+});

@@ -1,0 +1,88 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { followOne } from '#wire/kube/followed.ts';
+import { endpoints } from '#wire/kube/resources.ts';
+import type { Endpoints } from '#wire/kube/types.ts';
+import { doorNames } from '../names.ts';
+import { runReconcileLoop } from './reconcile-loop.ts';
+
+export interface LeaderEndpointsOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly namespace: string;
+  readonly address: string;
+  readonly port: number;
+  /** The name of the pod that has this address. */
+  readonly pod: string;
+}
+
+const lookMs = 60_000;
+const soonMs = 5_000;
+const callMs = 3_000;
+
+/** Otherwise an EndpointSlice would be made of it, beside the one that is there. */
+const labels = { 'endpointslice.kubernetes.io/skip-mirror': 'true', 'app.kubernetes.io/managed-by': 'stowage.dev' };
+
+function wantedBy({ namespace, address, port, pod }: LeaderEndpointsOptions): Endpoints {
+  return {
+    metadata: { namespace, name: doorNames.service, labels },
+    subsets: [
+      {
+        addresses: [{ ip: address, targetRef: { kind: 'Pod', namespace, name: pod } }],
+        ports: [{ name: doorNames.port, port, protocol: 'TCP' }],
+      },
+    ],
+  };
+}
+
+const said = ({ subsets = [] }: Endpoints): string =>
+  JSON.stringify(
+    subsets.map(({ addresses = [], ports = [] }) => [
+      addresses.map(({ ip, targetRef }) => [ip, targetRef?.name]),
+      ports.map(({ name, port }) => [name, port]),
+    ]),
+  );
+
+/**
+ * The leader's address once more, for those who come through the API server: its proxy goes by Endpoints, whatever EndpointSlices
+ * say, and only to addresses of pods (Kubernetes 1.35, pkg/registry/core/service/storage). Until the signal ends it.
+ */
+export async function keepLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
+  const { client, clock, namespace } = options;
+  const followed = followOne({ client, clock, namespace, resource: endpoints, name: doorNames.service });
+  const wanted = wantedBy(options);
+  const pass = async ({ signal }: Scope): Promise<number> => {
+    const found = followed.object;
+    if (found !== undefined && said(found) === said(wanted)) return lookMs;
+    try {
+      if (found === undefined) await client.create(endpoints, wanted, signal);
+      else {
+        const { resourceVersion = '', uid = '' } = found.metadata;
+        await client.update(endpoints, { ...wanted, metadata: { ...wanted.metadata, resourceVersion, uid } }, signal);
+      }
+      return lookMs;
+    } catch (thrown) {
+      // What was changed meanwhile comes by the watch, and wakes us.
+      if (['Conflict', 'AlreadyExists', 'NotFound'].includes(reasonOf(thrown))) return soonMs;
+      throw thrown;
+    }
+  };
+  await runReconcileLoop({ what: 'Endpoints', clock, objects: [followed], pass }, scope);
+}
+
+/** Before an orderly end. Another's are left alone. Never throws. */
+export async function removeLeaderEndpoints(options: LeaderEndpointsOptions, { signal, log }: Scope): Promise<void> {
+  const { client, clock, namespace } = options;
+  const at = { namespace, name: doorNames.service };
+  using limit = clock.deadline(callMs, signal);
+  try {
+    const found = await client.get(endpoints, at, limit.signal);
+    if (said(found) !== said(wantedBy(options))) return;
+    const { uid, resourceVersion } = found.metadata;
+    await client.delete(endpoints, at, { uid, resourceVersion }, limit.signal);
+  } catch (error) {
+    if (reasonOf(error) !== 'NotFound') log.warn('the proxy of the API server still leads here', { error });
+  }
+}

@@ -1,0 +1,116 @@
+import { describe, expect, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { Refusal, type Target } from '../tunnel/leader-connection.ts';
+import { type AskedPod, createPodCache, type PodCache } from './pod-cache.ts';
+import type { PodAnswer } from './pod-handler.ts';
+
+const { signal } = new AbortController();
+const leaderAt = (host: string): Target => ({ host, port: 8443, servername: 's', ca: 'c' });
+const pod = (name: string): AskedPod => ({ namespace: 'team', name, uid: `uid-${name}` });
+const answerOf = ({ uid }: AskedPod): PodAnswer => ({ uid, hostUsers: false });
+
+interface Ground {
+  readonly clock: ReturnType<typeof createFakeClock>;
+  readonly answers: PodCache;
+  readonly asked: string[];
+  leader: Target | undefined;
+  answer: (pod: AskedPod) => Promise<PodAnswer>;
+}
+
+function ground(): Ground {
+  const clock = createFakeClock();
+  const asked: string[] = [];
+  const it: Ground = {
+    ...{ clock, asked, leader: leaderAt('10.0.0.1'), answer: async (one) => answerOf(one) },
+    answers: createPodCache({
+      ...{ clock, log: silentLog(), leader: () => it.leader },
+      ask: async (_, one) => {
+        asked.push(one.name);
+        return await it.answer(one);
+      },
+    }),
+  };
+  return it;
+}
+
+const failing = async (): Promise<never> => {
+  throw new Error('no way');
+};
+
+describe('what is said of a pod', () => {
+  test('is asked for once, also by several at the same time, and is known without a leader', async () => {
+    const it = ground();
+    const both = await Promise.all([it.answers.of(pod('a'), signal), it.answers.of(pod('a'), signal)]);
+    it.leader = undefined;
+    expect([...both, await it.answers.of(pod('a'), signal)]).toEqual([1, 2, 3].map(() => answerOf(pod('a'))));
+    expect(it.asked).toEqual(['a']);
+    expect(await it.answers.of(pod('b'), signal)).toBeUndefined();
+  });
+
+  test('is not kept of more pods than a node has', async () => {
+    const it = ground();
+    for (let i = 0; i <= 1_000; i++) await it.answers.of(pod(`p${i}`), signal);
+    await it.answers.of(pod('p1000'), signal);
+    expect(it.asked).toHaveLength(1_001);
+    await it.answers.of(pod('p0'), signal);
+    expect(it.asked).toHaveLength(1_002);
+  });
+
+  test('is not known of another that had its name', async () => {
+    const it = ground();
+    it.answer = async () => ({ uid: 'uid-other', hostUsers: false });
+    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
+    it.answer = async (one) => answerOf(one);
+    expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
+  });
+
+  test('is waited for by each as long as they want, and one who leaves takes it from nobody', async () => {
+    const it = ground();
+    const { promise, resolve } = Promise.withResolvers<PodAnswer>();
+    it.answer = () => promise;
+    const leaving = new AbortController();
+    const first = it.answers.of(pod('a'), leaving.signal);
+    const second = it.answers.of(pod('a'), signal);
+    leaving.abort(new Error('enough'));
+    await expect(first).rejects.toThrow('enough');
+    resolve(answerOf(pod('a')));
+    expect(await second).toEqual(answerOf(pod('a')));
+    expect(it.asked).toEqual(['a']);
+  });
+});
+
+describe('a leader that is not reached', () => {
+  test('is not waited for again for a while', async () => {
+    const it = ground();
+    it.answer = failing;
+    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
+    it.clock.advance(9_999);
+    expect(await it.answers.of(pod('b'), signal)).toBeUndefined();
+    expect(it.asked).toEqual(['a']);
+    it.clock.advance(1);
+    await it.answers.of(pod('c'), signal);
+    expect(it.asked).toEqual(['a', 'c']);
+  });
+
+  test('keeps nobody from asking the next one, or itself when it is there again', async () => {
+    const it = ground();
+    it.answers.unreached(leaderAt('10.0.0.1'));
+    expect(await it.answers.of(pod('a'), signal)).toBeUndefined();
+    it.leader = leaderAt('10.0.0.2');
+    expect(await it.answers.of(pod('a'), signal)).toEqual(answerOf(pod('a')));
+    it.leader = leaderAt('10.0.0.1');
+    it.answers.reached();
+    expect(await it.answers.of(pod('b'), signal)).toEqual(answerOf(pod('b')));
+  });
+
+  test('is not one that says no', async () => {
+    const it = ground();
+    it.answer = async () => {
+      throw new Refusal('there is no such pod');
+    };
+    await it.answers.of(pod('a'), signal);
+    await it.answers.of(pod('b'), signal);
+    expect(it.asked).toEqual(['a', 'b']);
+  });
+});

@@ -1,0 +1,102 @@
+import { aborted } from '#base/aborted.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { Refusal, type Target } from '../tunnel/leader-connection.ts';
+import type { PodAnswer } from './pod-handler.ts';
+
+export interface AskedPod {
+  readonly namespace: string;
+  readonly name: string;
+  readonly uid: string;
+}
+
+/** What whoever leads says of pods, as far as it has to be asked: what is told of a pod does not change as long as it is that pod. */
+export interface PodCache {
+  /** Undefined: nobody could be asked, or it is another's name by now. Who asks for the same pod meanwhile waits for the same answer. */
+  of(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+  /** It does not answer: for a while nobody waits for it again. */
+  unreached(leader: Target): void;
+  /** It does. */
+  reached(): void;
+}
+
+export interface PodCacheOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Undefined: nobody leads. */
+  readonly leader: () => Target | undefined;
+  /** In bounded time. Throws a Refusal, where there is nothing wrong with the way. */
+  readonly ask: (leader: Target, pod: AskedPod) => Promise<PodAnswer>;
+}
+
+/** More than there are pods on a node. */
+const mostKnown = 1_000;
+const unreachedMs = 10_000;
+
+const addressOf = ({ host, port }: Target): string => JSON.stringify([host, port]);
+
+export function createPodCache({ clock, log, leader, ask }: PodCacheOptions): PodCache {
+  const known = new Map<string, PodAnswer>();
+  const asking = new Map<string, Promise<PodAnswer | undefined>>();
+  let silent = { address: '', until: 0 };
+
+  function unreached(to: Target): void {
+    silent = { address: addressOf(to), until: clock.elapsed() + unreachedMs };
+  }
+
+  function remember(answer: PodAnswer): void {
+    // The first in is the first out.
+    for (const oldest of known.keys()) {
+      if (known.size < mostKnown) break;
+      known.delete(oldest);
+    }
+    known.set(answer.uid, answer);
+  }
+
+  async function asked(to: Target, pod: AskedPod): Promise<PodAnswer | undefined> {
+    try {
+      const answer = await ask(to, pod);
+      // Another pod of the same name says nothing of this one.
+      if (answer.uid !== pod.uid) return undefined;
+      remember(answer);
+      return answer;
+    } catch (error) {
+      if (!(error instanceof Refusal)) unreached(to);
+      log.info('the controller did not say what pod it is', { namespace: pod.namespace, name: pod.name, error });
+      return undefined;
+    } finally {
+      asking.delete(pod.uid);
+    }
+  }
+
+  function answerFor(pod: AskedPod): Promise<PodAnswer | undefined> | undefined {
+    const to = leader();
+    if (to === undefined) return undefined;
+    if (silent.address === addressOf(to) && clock.elapsed() < silent.until) return undefined;
+    const begun = asked(to, pod);
+    asking.set(pod.uid, begun);
+    return begun;
+  }
+
+  return {
+    of: async (pod, signal) => {
+      const found = known.get(pod.uid);
+      if (found !== undefined) return found;
+      const answer = asking.get(pod.uid) ?? answerFor(pod);
+      if (answer === undefined) return undefined;
+      const gone = new AbortController();
+      const either = AbortSignal.any([signal, gone.signal]);
+      try {
+        const first = await Promise.race([answer, aborted(either).then(() => undefined)]);
+        signal.throwIfAborted();
+        return first;
+      } finally {
+        gone.abort();
+      }
+    },
+    unreached,
+    reached: () => {
+      silent = { address: '', until: 0 };
+    },
+  };
+}

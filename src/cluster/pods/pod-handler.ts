@@ -1,0 +1,98 @@
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { pods } from '#wire/kube/resources.ts';
+import type { Pod } from '#wire/kube/types.ts';
+import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
+import { podPath } from '../names.ts';
+import { refuse } from '../problems.ts';
+import type { Handle } from '../server/tls-server.ts';
+
+/** What an agent is told of a pod of its own node: nothing that CSI could not have told it. */
+export interface PodAnswer {
+  readonly uid: string;
+  /** Whether its users are the node's. */
+  readonly hostUsers: boolean;
+}
+
+export interface PodHandlerOptions {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly reviews: TokenReviews;
+  readonly namespace: string;
+  readonly signal: AbortSignal;
+}
+
+const answerMs = 5_000;
+
+/**
+ * Agents may not read pods: who may read them reads those of all nodes. So they ask here, each for pods of the node that its token
+ * names. Everything else is the next one's.
+ */
+export function createPodHandler(options: PodHandlerOptions, next: Handle): Handle {
+  const { client, clock, log, reviews, namespace } = options;
+
+  async function podOf(wanted: Wanted, signal: AbortSignal): Promise<Pod | undefined> {
+    try {
+      return await client.get(pods, { namespace: wanted.namespace, name: wanted.name }, signal);
+    } catch (thrown) {
+      if (reasonOf(thrown) === 'NotFound') return undefined;
+      log.warn('Kubernetes could not be asked about a pod', { error: thrown });
+      throw unasked(thrown);
+    }
+  }
+
+  async function answer(request: IncomingMessage, response: ServerResponse, wanted: Wanted): Promise<void> {
+    using limit = clock.deadline(answerMs, options.signal);
+    try {
+      const scope = { signal: limit.signal, log };
+      const { headers, socket } = request;
+      const reviewed = await reviews.review(bearerOf(headers.authorization), scope, socket.remoteAddress ?? '');
+      const node = nodeOfAgent(reviewed, namespace);
+      const pod = await podOf(wanted, limit.signal);
+      // Whether there is such a pod elsewhere is not for this agent to know.
+      if (pod === undefined || pod.spec?.nodeName !== node) throw unknown(wanted);
+      const told: PodAnswer = { uid: pod.metadata.uid ?? '', hostUsers: pod.spec.hostUsers !== false };
+      response.writeHead(200, { 'content-type': 'application/json', 'cache-control': 'no-store' });
+      response.end(JSON.stringify(told));
+    } catch (thrown) {
+      refuse(response, thrown);
+    }
+  }
+
+  return (request, response) => {
+    const wanted = request.method === 'GET' ? wantedIn(request.url ?? '') : undefined;
+    if (wanted === undefined) next(request, response);
+    else void answer(request, response, wanted);
+  };
+}
+
+interface Wanted {
+  readonly namespace: string;
+  readonly name: string;
+}
+
+/** Names of Kubernetes need no escapes. */
+function wantedIn(url: string): Wanted | undefined {
+  const [, namespace, name] = podPath.pattern.exec(url) ?? [];
+  return namespace === undefined || name === undefined ? undefined : { namespace, name };
+}
+
+const unknown = ({ namespace, name }: Wanted): StowageError =>
+  new StowageError(`there is no pod '${namespace}/${name}' on this node`, {
+    code: 'not-found',
+    reason: 'pod-unknown',
+    action: 'Look at the pod: kubectl get pod NAME --namespace NAMESPACE -o wide',
+  });
+
+const unasked = (cause: unknown): StowageError =>
+  new StowageError('Kubernetes could not be asked about the pod', {
+    code: 'unavailable',
+    reason: 'pod-unasked',
+    cause,
+    action: "Try again in a moment. If it persists, look at the controller's log.",
+  });

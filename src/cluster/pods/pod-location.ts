@@ -1,0 +1,78 @@
+import type { Clock } from '#base/clock.ts';
+import type { Scope } from '#base/log.ts';
+import type { PodName } from '#core/check-places.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { reasonOf } from '#wire/kube/errors.ts';
+import { pods } from '#wire/kube/resources.ts';
+import type { Pod } from '#wire/kube/types.ts';
+
+export interface PodLocation {
+  /** Another pod of the same name has another one. */
+  readonly uid: string;
+  readonly node: string;
+  readonly address: string;
+  /** It has the network of its node, and the node's address. */
+  readonly hostNetwork: boolean;
+}
+
+const answerMs = 5_000;
+
+/** Asks the API server on which node a running pod is, and at which address. Returns undefined if there is no such pod. */
+export async function locatePod(
+  client: KubeClient,
+  clock: Clock,
+  named: PodName,
+  scope: Scope,
+): Promise<PodLocation | undefined> {
+  const pod = await podOf(client, clock, named, scope);
+  if (pod === undefined) return undefined;
+  const { nodeName: node, hostNetwork = false } = pod.spec ?? {};
+  const { phase, podIP: address } = pod.status ?? {};
+  if (phase === 'Succeeded' || phase === 'Failed') throw ended(named);
+  // Its network may be gone at any moment, and its address may belong to another pod then.
+  if (pod.metadata.deletionTimestamp !== undefined) throw ending(named);
+  if (node === undefined || address === undefined || address === '') throw notYet(named);
+  return { uid: pod.metadata.uid ?? '', node, address, hostNetwork };
+}
+
+async function podOf(client: KubeClient, clock: Clock, named: PodName, scope: Scope): Promise<Pod | undefined> {
+  using limit = clock.deadline(answerMs, scope.signal);
+  try {
+    return await client.get(pods, named, limit.signal);
+  } catch (cause) {
+    scope.signal.throwIfAborted();
+    if (reasonOf(cause) === 'NotFound') return undefined;
+    scope.log.warn('the controller could not ask Kubernetes about a pod', { error: cause });
+    throw unasked(cause);
+  }
+}
+
+const notYet = ({ namespace, name }: PodName): StowageError =>
+  new StowageError(`pod '${namespace}/${name}' has no network address yet`, {
+    code: 'conflict',
+    reason: 'pod-without-address',
+    action: `Wait until it runs, or look at why it does not: kubectl describe pod ${name} --namespace ${namespace}`,
+  });
+
+const ended = ({ namespace, name }: PodName): StowageError =>
+  new StowageError(`pod '${namespace}/${name}' has ended, and has no network any more`, {
+    code: 'conflict',
+    reason: 'pod-ended',
+    action: 'Name a pod that runs.',
+  });
+
+const ending = ({ namespace, name }: PodName): StowageError =>
+  new StowageError(`pod '${namespace}/${name}' is being deleted`, {
+    code: 'conflict',
+    reason: 'pod-ending',
+    action: 'Name a pod that runs and stays.',
+  });
+
+const unasked = (cause: unknown): StowageError =>
+  new StowageError('the controller could not ask Kubernetes about the pod', {
+    code: 'unavailable',
+    reason: 'pod-unasked',
+    cause,
+    action: "Try again in a moment. If it persists, look at the controller's log.",
+  });

@@ -1,0 +1,313 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { readFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
+import { addresses } from '#testbed/kubernetes/network.ts';
+import { needs } from '#testbed/needs.ts';
+import { scopeOf } from '#testing/door.ts';
+import type { KubeAccess } from '#wire/kube/access.ts';
+import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
+import { fromKubeconfig } from '#wire/kube/config.ts';
+import { configMaps, endpointSlices, pods, secrets, tokenRequests } from '#wire/kube/resources.ts';
+import { createAgentReviews } from './auth/agent-reviews.ts';
+import { createTokenReviews, nodeOfAgent } from './auth/token-reviews.ts';
+import { type Credential, readCredential } from './leader/certificate.ts';
+import { keepCredentials } from './leader/credentials.ts';
+import { keepLeaderSlice, removeLeaderSlice } from './leader/endpoint-slice.ts';
+import { audiences, serverNames } from './names.ts';
+
+const clock = systemClock();
+const { signal } = new AbortController();
+const namespace = 'stowage-system';
+const program = join(import.meta.dirname, '../../bin/stowage');
+const linkProgram = join(import.meta.dirname, '../testing/link-program.ts');
+const wait = { timeout: 60_000, interval: 50 };
+const aBitLonger = { timeout: 30_000, interval: 20 };
+
+const account = (name: string): object => ({ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { namespace, name } });
+/** Never started: of pods on nodes that nobody runs only the objects count. */
+const pod = (name: string, nodeName: string, serviceAccountName: string): object => ({
+  ...{ apiVersion: 'v1', kind: 'Pod', metadata: { namespace, name } },
+  spec: { nodeName, serviceAccountName, containers: [{ name: 'main', image: 'nowhere.invalid/nothing:1' }] },
+});
+/** All that an agent needs for its link. */
+const agentRole = {
+  ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'Role', metadata: { namespace, name: 'stowage-agent' } },
+  rules: [
+    { apiGroups: [''], resources: ['configmaps'], resourceNames: ['stowage-ca'], verbs: ['list', 'watch'] },
+    {
+      ...{ apiGroups: ['discovery.k8s.io'], resources: ['endpointslices'], resourceNames: ['stowage-leader'] },
+      verbs: ['list', 'watch'],
+    },
+  ],
+};
+const agentBinding = {
+  ...{
+    apiVersion: 'rbac.authorization.k8s.io/v1',
+    kind: 'RoleBinding',
+    metadata: { namespace, name: 'stowage-agent' },
+  },
+  roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'Role', name: 'stowage-agent' },
+  subjects: [{ kind: 'ServiceAccount', namespace, name: 'stowage-agent' }],
+};
+
+describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox'))('on a real API server', () => {
+  let cluster: Cluster;
+  let access: KubeAccess;
+  let client: KubeClient;
+  let folder: string;
+
+  beforeAll(async () => {
+    folder = mkdtempSync(join(tmpdir(), 'stowage-link-'));
+    cluster = await startCluster(signal, { nodes: 1 });
+    const config: unknown = JSON.parse(await readFile(cluster.kubeconfig, 'utf8'));
+    access = await fromKubeconfig({ config, folder: dirname(cluster.kubeconfig), clock, env: {} });
+    client = createKubeClient({ access, clock, userAgent: 'stowage/test' });
+    await cluster.kubectl('apply', '--filename', join(import.meta.dirname, '../../deploy/kubernetes/crds'));
+    await cluster.apply(
+      ...[{ apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }],
+      // Registered by nobody, and so never found to be gone within the test.
+      ...[{ apiVersion: 'v1', kind: 'Node', metadata: { name: 'node-9' } }],
+      ...['stowage-agent', 'stowage-controller'].map(account),
+      ...[agentRole, agentBinding],
+    );
+    await cluster.apply(
+      ...[pod('agent-1', 'node-1', 'stowage-agent'), pod('agent-9', 'node-9', 'stowage-agent')],
+      ...[pod('agent-gone', 'node-1', 'stowage-agent'), pod('other', 'node-1', 'stowage-controller')],
+    );
+  }, 180_000);
+  afterAll(async () => {
+    client?.[Symbol.dispose]();
+    await cluster?.[Symbol.asyncDispose]();
+    rmSync(folder, { recursive: true, force: true });
+  }, 60_000);
+
+  interface Wanted {
+    readonly account?: string;
+    readonly pod?: string;
+    readonly audience?: string;
+  }
+  async function tokenOf({ account: name = 'stowage-agent', pod: of, audience }: Wanted): Promise<string> {
+    const found = of === undefined ? undefined : await client.get(pods, { namespace, name: of }, signal);
+    const { uid = '' } = found?.metadata ?? {};
+    const bound = of === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: of, uid } };
+    const wanted = audience === undefined ? [audiences.agents] : audience === '' ? [] : [audience];
+    const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: wanted, ...bound } };
+    const { status } = await client.create(tokenRequests, body, signal, { namespace, name, part: 'token' });
+    return status?.token ?? '';
+  }
+
+  describe('the token', () => {
+    const node = async (wanted: Wanted): Promise<string> => {
+      const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
+      return nodeOfAgent(await reviews.review(await tokenOf(wanted), scopeOf()), namespace);
+    };
+
+    test('of an agent’s pod says its node, and that of another pod another', async () => {
+      expect([await node({ pod: 'agent-1' }), await node({ pod: 'agent-9' })]).toEqual(['node-1', 'node-9']);
+      // As the door has it looked at: real ones are what it takes for possible ones.
+      const reviewed = await createAgentReviews(client, clock).review(await tokenOf({ pod: 'agent-1' }), scopeOf());
+      expect(nodeOfAgent(reviewed, namespace)).toBe('node-1');
+    });
+
+    test.each<[string, Wanted, string]>([
+      ['for another audience of ours', { pod: 'agent-1', audience: 'stowage.dev' }, 'token-refused'],
+      ['for the API server', { pod: 'agent-1', audience: '' }, 'token-refused'],
+      ['of another service account', { pod: 'other', account: 'stowage-controller' }, 'agent-account-other'],
+      ['of no pod', {}, 'agent-node-unknown'],
+    ])('%s is refused', async (_, wanted, reason) => {
+      await expect(node(wanted)).rejects.toMatchObject({ reason });
+    });
+
+    test('of a pod that is gone is refused', async () => {
+      const token = await tokenOf({ pod: 'agent-gone' });
+      const reviews = createTokenReviews({ client, clock, audience: audiences.agents });
+      expect(await reviews.review(token, scopeOf())).toMatchObject({
+        username: expect.stringContaining('stowage-agent'),
+      });
+      await client.delete(pods, { namespace, name: 'agent-gone' }, { graceSeconds: 0 }, signal);
+      await expect
+        .poll(
+          () =>
+            reviews.review(token, scopeOf()).then(
+              () => 'let in',
+              (error: Error) => error.message,
+            ),
+          aBitLonger,
+        )
+        .toBe('Kubernetes does not vouch for the token');
+    });
+  });
+
+  test('the certificate and the leader’s address are taken, kept and put right', async () => {
+    const ending = new AbortController();
+    const scope = scopeOf(ending.signal);
+    const used: Credential[] = [];
+    const common = { client, clock, namespace };
+    const own = { ...common, address: '10.0.0.5', port: 8443 };
+    const running = [
+      keepCredentials({ ...common, use: (one) => void used.push(one) }, scope),
+      keepLeaderSlice(own, scope),
+    ];
+    const slice = () => client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
+    await expect.poll(() => used.length, wait).toBe(1);
+    const { type, data } = await client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
+    const text = (key: string): string => Buffer.from(data?.[key] ?? '', 'base64').toString();
+    expect([type, readCredential(text('tls.crt'), text('tls.key')).isFor(serverNames(namespace)[0])]).toEqual([
+      ...['kubernetes.io/tls', true],
+    ]);
+    const published = () => client.get(configMaps, { namespace, name: 'stowage-ca' }, signal);
+    expect((await published()).data).toEqual({ 'ca.crt': text('tls.crt') });
+    await expect.poll(slice, wait).toMatchObject({ endpoints: [{ addresses: ['10.0.0.5'] }] });
+    await client.update(endpointSlices, { ...(await slice()), endpoints: [] }, signal);
+    await expect.poll(slice, wait).toMatchObject({ endpoints: [{ addresses: ['10.0.0.5'] }] });
+    const { resourceVersion } = (await slice()).metadata;
+    await client.delete(configMaps, { namespace, name: 'stowage-ca' }, {}, signal);
+    await expect
+      .poll(() => published().catch(() => undefined), wait)
+      .toMatchObject({ data: { 'ca.crt': text('tls.crt') } });
+    ending.abort();
+    await Promise.all(running);
+    // Nobody writes what is right already.
+    expect((await slice()).metadata.resourceVersion).toBe(resourceVersion);
+    const next = new AbortController();
+    const other = { ...common, address: 'fd00::5', port: 8443 };
+    const after = keepLeaderSlice(other, scopeOf(next.signal));
+    await expect.poll(slice, wait).toMatchObject({ addressType: 'IPv6', endpoints: [{ addresses: ['fd00::5'] }] });
+    next.abort();
+    await after;
+    await removeLeaderSlice(own, scopeOf());
+    expect((await slice()).addressType).toBe('IPv6');
+    await removeLeaderSlice(other, scopeOf());
+    await expect(slice()).rejects.toMatchObject({ reason: 'NotFound' });
+  }, 120_000);
+
+  describe('an agent on a node', () => {
+    interface Running {
+      output(): string;
+      signal(name: NodeJS.Signals): void;
+      ended: Promise<unknown>;
+    }
+
+    function start(words: readonly string[]): Running {
+      const [file = '', ...rest] = words;
+      const child = spawn(file, rest, { stdio: ['ignore', 'pipe', 'pipe'] });
+      const ended = once(child, 'close');
+      onTestFinished(async () => {
+        child.kill('SIGCONT');
+        child.kill('SIGKILL');
+        await ended;
+      });
+      let output = '';
+      for (const stream of [child.stdout, child.stderr])
+        stream.setEncoding('utf8').on('data', (chunk: string) => {
+          output += chunk;
+        });
+      return { output: () => output, signal: (name) => void child.kill(name), ended };
+    }
+
+    /** As it is seen in the cluster's own network. */
+    async function kubeconfigFor(name: string, user: object): Promise<string> {
+      const server = `https://${addresses.controlPlane}:${addresses.apiPort}`;
+      const { tls } = await access.identity(signal);
+      const ca = Buffer.from(String(tls.ca)).toString('base64');
+      const config = {
+        ...{ apiVersion: 'v1', kind: 'Config', 'current-context': 'it' },
+        contexts: [{ name: 'it', context: { cluster: 'it', user: 'it', namespace } }],
+        clusters: [{ name: 'it', cluster: { server, 'certificate-authority-data': ca } }],
+        users: [{ name: 'it', user }],
+      };
+      const path = join(folder, name);
+      writeFileSync(path, JSON.stringify(config));
+      return path;
+    }
+
+    let controllers = 0;
+    async function controller(port: number): Promise<Running> {
+      const { tls } = await access.identity(signal);
+      const data = (what: unknown): string => Buffer.from(String(what)).toString('base64');
+      const admin = { 'client-certificate-data': data(tls.cert), 'client-key-data': data(tls.key) };
+      const state = join(folder, `state-${controllers++}`);
+      return start([
+        ...[...cluster.network.inside, program, 'controller', '--log-level', 'info', '--state', state],
+        ...['--kubeconfig', await kubeconfigFor('admin.json', admin), '--namespace', namespace],
+        ...['--listen', `${addresses.controlPlane}:${port}`],
+      ]);
+    }
+    async function agent(): Promise<Running> {
+      const token = await tokenOf({ pod: 'agent-1', audience: '' });
+      const kubeconfig = await kubeconfigFor('agent.json', { token });
+      const tokenFile = join(folder, 'token');
+      writeFileSync(tokenFile, await tokenOf({ pod: 'agent-1' }));
+      const [node] = cluster.nodes;
+      const words = [process.execPath, linkProgram, kubeconfig, namespace, tokenFile];
+      return start([...(node?.beside ?? []), ...words]);
+    }
+    const count = (text: string, what: string): number => text.split(what).length - 1;
+    const isConnected = (running: Running, port: number, times = 1) =>
+      expect
+        .poll(
+          () =>
+            count(running.output(), `connected to the controller {"host":"${addresses.controlPlane}","port":${port}}`),
+          wait,
+        )
+        .toBe(times);
+    const hasAgent = (running: Running, times = 1) =>
+      expect.poll(() => count(running.output(), 'an agent is connected'), wait).toBe(times);
+
+    test('goes to the next leader when the first is killed, and comes back after its node was cut off', async () => {
+      const first = await controller(8443);
+      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      const second = await controller(8444);
+      const link = await agent();
+      await isConnected(link, 8443);
+      await hasAgent(first);
+      expect(first.output()).toMatch(/an agent is connected.*node-1|node-1.*an agent is connected/);
+      first.signal('SIGKILL');
+      await isConnected(link, 8444);
+      await hasAgent(second);
+
+      // No packet comes through any more, and nobody is told.
+      const [node] = cluster.nodes;
+      await node?.cutOff();
+      await expect.poll(() => second.output(), aBitLonger).toContain('an agent does not answer any more');
+      await expect.poll(() => link.output(), aBitLonger).toContain('the controller does not answer any more');
+      await node?.reconnect();
+      await isConnected(link, 8444, 2);
+      await hasAgent(second, 2);
+
+      // It takes its address away, and its agents hear of it.
+      second.signal('SIGTERM');
+      await second.ended;
+      expect(second.output()).toContain('stowage controller stopped');
+      await expect(client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal)).rejects.toMatchObject({
+        reason: 'NotFound',
+      });
+      await expect.poll(() => link.output(), wait).toContain('the connection to the controller ended');
+    }, 200_000);
+
+    test('notices a leader that stands still, and goes to the next', async () => {
+      const first = await controller(8443);
+      await expect.poll(() => first.output(), wait).toContain('the service leads here');
+      const second = await controller(8444);
+      const link = await agent();
+      await isConnected(link, 8443);
+      first.signal('SIGSTOP');
+      await isConnected(link, 8444);
+      await hasAgent(second);
+      // The first finds that it no longer leads, and ends, without harm to what the second says.
+      first.signal('SIGCONT');
+      await first.ended;
+      const found = await client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal);
+      expect(found).toMatchObject({ ports: [{ port: 8444 }] });
+      expect(count(link.output(), '"port":8443')).toBeGreaterThan(0);
+      second.signal('SIGTERM');
+      await second.ended;
+    }, 200_000);
+  });
+});

@@ -1,0 +1,71 @@
+import type { IncomingMessage } from 'node:http';
+import type { Duplex } from 'node:stream';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { streamOver } from '#base/stream-over.ts';
+import { StowageError } from '#core/errors.ts';
+import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
+import { turning } from '../names.ts';
+import { pathUnknown, refuseBare } from '../problems.ts';
+import type { ConnectedAgents } from '../tunnel/connected-agents.ts';
+
+export interface AgentAdmissionOptions {
+  readonly reviews: TokenReviews;
+  readonly agents: Pick<ConnectedAgents, 'take'>;
+  readonly namespace: string;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Ends whoever still waits to be let in. */
+  readonly signal: AbortSignal;
+}
+
+/** Called for every request that asks for another protocol. */
+export type Turn = (request: IncomingMessage, socket: Duplex, head: Buffer) => void;
+
+const admissionMs = 15_000;
+const switching = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${turning.protocol}\r\n\r\n`;
+
+/** Lets agents in, each for the node that its token names. */
+export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
+  const { reviews, agents, namespace, clock } = options;
+  let asked = 0;
+
+  async function admit(request: IncomingMessage, signal: AbortSignal): Promise<string> {
+    const { method, url = '', headers } = request;
+    if (url !== turning.path || method !== 'GET') throw pathUnknown();
+    if (headers.upgrade?.toLowerCase() !== turning.protocol) throw otherProtocol();
+    const scope = { signal, log: options.log };
+    const from = request.socket.remoteAddress ?? '';
+    return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, from), namespace);
+  }
+
+  async function turn(request: IncomingMessage, socket: Duplex, head: Buffer): Promise<void> {
+    const order = asked++;
+    const gone = new AbortController();
+    const hungUp = (): void => gone.abort(new Error('it hung up'));
+    socket.on('error', () => undefined).once('close', hungUp);
+    using limit = clock.deadline(admissionMs, AbortSignal.any([options.signal, gone.signal]));
+    try {
+      const node = await admit(request, limit.signal);
+      limit.signal.throwIfAborted();
+      socket.off('close', hungUp);
+      socket.write(switching);
+      agents.take(node, order, streamOver(socket, { head }));
+    } catch (thrown) {
+      const { remoteAddress } = request.socket;
+      if (!gone.signal.aborted) options.log.warn('an agent was not let in', { from: remoteAddress, error: thrown });
+      if (socket.writable) refuseBare(socket, thrown);
+      // Who does not take the answer, or does not hang up after it, keeps nothing of ours.
+      clock.after(admissionMs, () => socket.destroy());
+    }
+  }
+
+  return (request, socket, head) => void turn(request, socket, head);
+}
+
+const otherProtocol = (): StowageError =>
+  new StowageError(`this is only for agents that speak ${turning.protocol}`, {
+    code: 'unsupported',
+    reason: 'agent-protocol-other',
+    action: 'Run agents and controller of versions that are at most one apart.',
+  });

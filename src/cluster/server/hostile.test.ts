@@ -1,0 +1,260 @@
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import { performServerHandshake, type ServerHttp2Session, type ServerHttp2Stream } from 'node:http2';
+import { connect as connectTcp } from 'node:net';
+import type { Duplex } from 'node:stream';
+import { connect, type SecureVersion, type TLSSocket } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { eventually } from '#testing/controlled.ts';
+import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf } from '#testing/door.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { makeCredential } from '../leader/certificate.ts';
+import { serverNames } from '../names.ts';
+import { connectToLeader } from '../tunnel/leader-connection.ts';
+
+const it = doors();
+const [servername] = serverNames(doorNamespace);
+const get = { method: 'GET', path: '/v1/status' } as const;
+
+/** A connection of an agent, turned round, for whatever it wants to do with it. */
+async function turned(door: OpenedDoor, node = 'evil'): Promise<Duplex> {
+  writeFileSync(it.tokenFile, agentToken(node));
+  const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, tokenFile: it.tokenFile };
+  const stream = await connectToLeader({ ...about, clock: systemClock() }, scopeOf().signal);
+  stream.on('error', () => undefined);
+  onTestFinished(() => void stream.destroy());
+  return stream;
+}
+
+/** An agent that speaks HTTP/2, and answers as it likes. */
+async function answering(
+  door: OpenedDoor,
+  answer: (stream: ServerHttp2Stream, session: ServerHttp2Session) => void,
+): Promise<void> {
+  const session = performServerHandshake(await turned(door));
+  session.on('error', () => undefined);
+  session.on('stream', (stream) => {
+    stream.on('error', () => undefined);
+    answer(stream, session);
+  });
+  await eventually(() => door.agents.nodes()).toContain('evil');
+}
+
+/** The controller is as it was: another agent is still asked. */
+async function isWell(door: OpenedDoor): Promise<void> {
+  it.lead(door);
+  it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
+  await eventually(() => door.agents.nodes()).toContain('good');
+  expect(await door.agents.call('good', get, scopeOf())).toEqual({ good: true });
+}
+
+describe('an agent that is hostile', () => {
+  test('and answers without end is cut off', async () => {
+    const door = await it.open({ maxAnswerBytes: 1 << 20 });
+    let sent = 0;
+    await answering(door, (stream) => {
+      stream.respond({ ':status': 200 });
+      const more = (): void => {
+        while (!stream.destroyed && stream.write(Buffer.alloc(16_384))) sent += 16_384;
+      };
+      stream.on('drain', more);
+      more();
+    });
+    await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({
+      ...{ code: 'internal', reason: 'agent-answer-unreadable' },
+      message: expect.stringContaining('1048576'),
+    });
+    expect(sent).toBeLessThan(4 << 20);
+    await isWell(door);
+  });
+
+  test('and answers a byte at a time is not waited for', async () => {
+    const door = await it.open();
+    await answering(door, (stream) => {
+      stream.respond({ ':status': 200 });
+      const timer = setInterval(() => stream.write('{'), 1);
+      stream.once('close', () => clearInterval(timer));
+    });
+    await expect(door.agents.call('evil', { ...get, deadlineMs: 100 }, scopeOf())).rejects.toMatchObject({
+      reason: 'agent-no-answer',
+    });
+    await isWell(door);
+  });
+
+  test.each<[string, (stream: ServerHttp2Stream, session: ServerHttp2Session) => void, string]>([
+    ['something else than JSON', (stream) => stream.end('<html>'), 'agent-answer-unreadable'],
+    [
+      'an error that is none of ours',
+      (stream) => {
+        stream.respond({ ':status': 500 });
+        stream.end('{"code":"__proto__","reason":"x"}');
+      },
+      'agent-answer-unreadable',
+    ],
+    [
+      'a list in place of an error',
+      (stream) => {
+        stream.respond({ ':status': 500 });
+        stream.end('[null]');
+      },
+      'agent-answer-unreadable',
+    ],
+    ['a reset', (stream) => stream.close(8), 'agent-lost'],
+    [
+      'half of it, and a reset',
+      (stream) => {
+        stream.respond({ ':status': 200 });
+        stream.write('{"a":1}', () => stream.destroy(new Error('that is all')));
+      },
+      'agent-lost',
+    ],
+    ['nothing, and hangs up', (_, session) => session.destroy(), 'agent-lost'],
+    [
+      'half of it, and hangs up',
+      (stream, session) => {
+        stream.respond({ ':status': 200 });
+        stream.write('{"a":1}', () => session.socket.destroy());
+      },
+      'agent-lost',
+    ],
+  ])('and answers %s is told of', async (_, answer, reason) => {
+    const door = await it.open();
+    await answering(door, answer);
+    await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({ reason });
+    await isWell(door);
+  });
+
+  test.each<[string, Buffer]>([
+    ['garbage', Buffer.from('HTTP/1.1 200 OK\r\n\r\n'.repeat(100))],
+    ['frames that are too large', Buffer.from([0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1])],
+    ['settings that cannot be', Buffer.from([0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 9])],
+  ])('and says %s is never connected', async (_, bytes) => {
+    const door = await it.open();
+    const stream = await turned(door);
+    const ended = once(stream, 'close');
+    stream.resume();
+    stream.write(bytes);
+    await ended;
+    expect(door.agents.nodes()).toEqual([]);
+    await isWell(door);
+  });
+
+  test('and says garbage later is lost', async () => {
+    const door = await it.open();
+    const stream = await turned(door);
+    stream.resume();
+    const settings = Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    stream.write(settings);
+    await eventually(() => door.agents.nodes()).toEqual(['evil']);
+    const asking = door.agents.call('evil', get, scopeOf());
+    stream.write(Buffer.alloc(4_096, 0x41));
+    await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
+    await eventually(() => door.agents.nodes()).toEqual([]);
+    await isWell(door);
+  });
+
+  test('and floods with pings is lost, or answered', async () => {
+    const door = await it.open();
+    const stream = await turned(door);
+    stream.write(Buffer.from([0, 0, 0, 4, 0, 0, 0, 0, 0]));
+    await eventually(() => door.agents.nodes()).toEqual(['evil']);
+    // It does not read the answers.
+    const ping = Buffer.from([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    const many = Buffer.concat(Array.from({ length: 1_000 }, () => ping));
+    for (let i = 0; i < 200 && stream.writable; i++) stream.write(many);
+    await isWell(door);
+  });
+
+  test('and says nothing at all is given up', async () => {
+    const clock = createFakeClock();
+    const door = await it.open({ clock });
+    const stream = await turned(door);
+    const ended = once(stream, 'close');
+    clock.advance(10_000);
+    clock.advance(10_000);
+    stream.resume();
+    await ended;
+    expect(door.agents.nodes()).toEqual([]);
+  });
+});
+
+describe('whoever comes to the door', () => {
+  async function dialled(door: OpenedDoor, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
+    const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, ...more };
+    const socket = connect(about);
+    onTestFinished(() => void socket.destroy());
+    await once(socket, 'secureConnect');
+    return socket;
+  }
+  async function said(door: OpenedDoor, request: string): Promise<string> {
+    const socket = await dialled(door);
+    socket.on('error', () => undefined);
+    socket.write(request);
+    const chunks = await Array.fromAsync(socket as AsyncIterable<Buffer>);
+    return Buffer.concat(chunks).toString('utf8');
+  }
+  const asks = (more: Readonly<Record<string, string>>, path = '/agents', method = 'GET'): string => {
+    const headers = { connection: 'Upgrade', upgrade: 'stowage-agent/1', ...more };
+    const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}\r\n`);
+    return `${method} ${path} HTTP/1.1\r\n${lines.join('')}\r\n`;
+  };
+  const bearer = (token: string) => ({ authorization: `Bearer ${token}` });
+
+  test.each<[string, string, number, string]>([
+    ['with no token', asks({}), 401, 'token-missing'],
+    ['with a token that is nobody’s', asks(bearer('x')), 401, 'token-refused'],
+    ['at another path', asks(bearer(agentToken('a')), '/v1/volumes'), 404, 'path-unknown'],
+    ['in another way', asks(bearer(agentToken('a')), '/agents', 'DELETE'), 404, 'path-unknown'],
+    ['for another protocol', asks({ ...bearer(agentToken('a')), upgrade: 'websocket' }), 422, 'agent-protocol-other'],
+    ['for a tunnel', 'CONNECT a:1 HTTP/1.1\r\n\r\n', 404, 'path-unknown'],
+    ['for anything else', 'GET / HTTP/1.1\r\nconnection: close\r\n\r\n', 404, 'path-unknown'],
+    ['with nonsense', 'nonsense\r\n\r\n', 400, 'request-malformed'],
+    ['with long headers', `GET / HTTP/1.1\r\na: ${'x'.repeat(20_000)}\r\n\r\n`, 431, 'request-malformed'],
+    ['with an expectation', 'GET / HTTP/1.1\r\nexpect: x\r\nconnection: close\r\n\r\n', 417, 'expectation-unsupported'],
+  ])('%s is refused', async (_, request, status, reason) => {
+    const door = await it.open();
+    const answer = await said(door, request);
+    expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${status} .*application/problem\\+json`, 's'));
+    expect(answer).toContain(`"reason":"${reason}"`);
+    expect(door.agents.nodes()).toEqual([]);
+  });
+
+  test('is answered by the API that was hung in', async () => {
+    const door = await it.open({ handle: (request, response) => response.end(`users, ${request.url}`) });
+    expect(await said(door, 'GET /v1/volumes HTTP/1.1\r\nconnection: close\r\n\r\n')).toContain('users, /v1/volumes');
+    expect(await said(door, asks({}))).toContain('token-missing');
+  });
+
+  test('must speak a TLS of today', async () => {
+    const door = await it.open();
+    const old = connect({
+      ...{ host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert },
+      ...{ minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'DEFAULT@SECLEVEL=0' },
+    });
+    onTestFinished(() => void old.destroy());
+    await expect(once(old, 'secureConnect')).rejects.toThrow(/protocol|alert/i);
+    await dialled(door, { maxVersion: 'TLSv1.2' });
+  });
+
+  test('and speaks no TLS keeps nothing', async () => {
+    const door = await it.open();
+    const plain = connectTcp(door.port, '127.0.0.1');
+    onTestFinished(() => void plain.destroy());
+    plain.on('error', () => undefined).resume();
+    const ended = once(plain, 'close');
+    plain.write('GET / HTTP/1.1\r\n\r\n');
+    await ended;
+  });
+
+  test('finds a renewed certificate, while those who are in stay', async () => {
+    const door = await it.open({ handle: (_, response) => response.end('here') });
+    const before = await dialled(door);
+    const renewed = makeCredential(serverNames(doorNamespace), Date.now());
+    door.door.use(renewed);
+    await expect(dialled(door)).rejects.toThrow();
+    await dialled({ ...door, credential: renewed });
+    before.write('GET / HTTP/1.1\r\nconnection: close\r\n\r\n');
+    expect(Buffer.concat(await Array.fromAsync(before as AsyncIterable<Buffer>)).toString()).toContain('here');
+  });
+});

@@ -1,0 +1,64 @@
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { createServer, type Server } from 'node:https';
+import type { Clock } from '#base/clock.ts';
+import type { Credential } from '../leader/certificate.ts';
+import { pathUnknown, refuse, refuseBare, refuseExpectation, refuseUnparsable } from '../problems.ts';
+import type { Turn } from './agent-admission.ts';
+
+/** The HTTPS server of whoever leads. */
+export interface TlsServer {
+  /** To be listened with, once there is a certificate. */
+  readonly server: Server;
+  /** Also of connections that come from now on, without a break for others. */
+  use(credential: Credential): void;
+  /** Lets nobody in any more, and waits for the answers to those who are; what is open after `graceMs` is cut. */
+  close(graceMs: number): Promise<void>;
+}
+
+/** Whatever asks for no other protocol. It answers, also for paths that it does not know, and bounds the body for itself. */
+export type Handle = (request: IncomingMessage, response: ServerResponse) => void;
+
+export interface TlsServerOptions {
+  readonly clock: Clock;
+  readonly turn: Turn;
+  /** Undefined: there is nothing but agents here. */
+  readonly handle?: Handle | undefined;
+}
+
+const limits = {
+  ...{ handshakeTimeout: 10_000, headersTimeout: 10_000, requestTimeout: 30_000, keepAliveTimeout: 65_000 },
+  ...{ connectionsCheckingInterval: 5_000, maxHeaderSize: 16 * 1024 },
+  // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
+  requireHostHeader: false,
+};
+/** Each node has one, and some of them a second while the first is not given up yet. */
+const maxConnections = 16_384;
+
+export function createTlsServer({ clock, turn, handle = nothingHere }: TlsServerOptions): TlsServer {
+  const server = createServer({ ...limits, minVersion: 'TLSv1.2' });
+  server.maxConnections = maxConnections;
+  server.on('request', handle);
+  server.on('upgrade', turn);
+  server.on('connect', (_request, socket) => {
+    socket.on('error', () => undefined);
+    refuseBare(socket, pathUnknown());
+  });
+  server.on('clientError', refuseUnparsable).on('checkExpectation', refuseExpectation);
+  return {
+    server,
+    use: ({ cert, key }) => server.setSecureContext({ cert, key, minVersion: 'TLSv1.2' }),
+    close: async (graceMs) => {
+      if (!server.listening) return;
+      const { promise, resolve } = Promise.withResolvers<void>();
+      server.close(() => resolve());
+      server.closeIdleConnections();
+      using _ = clock.after(graceMs, () => server.closeAllConnections());
+      await promise;
+    },
+  };
+}
+
+export function nothingHere(_request: IncomingMessage, response: ServerResponse): void {
+  response.setHeader('connection', 'close');
+  refuse(response, pathUnknown());
+}

@@ -1,0 +1,297 @@
+import { randomBytes } from 'node:crypto';
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import type { RequestListener } from 'node:http';
+import { type ClientHttp2Session, connect } from 'node:http2';
+import { createServer, type Server } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { streamOver } from '#base/stream-over.ts';
+import { eventually } from '#testing/controlled.ts';
+import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { makeCredential } from '../leader/certificate.ts';
+import { serverNames } from '../names.ts';
+
+const it = doors();
+const ok: RequestListener = (_, response) => response.end('{}');
+const get = { method: 'GET', path: '/v1/status' } as const;
+
+describe('an agent', () => {
+  test('waits for a leader, and for what it is known by', async () => {
+    const door = await it.open();
+    const link = it.link({ api: ok });
+    await eventually(() => it.api.watches).toBe(2);
+    // As one is that has no address.
+    it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, {
+      ...{ metadata: { name: 'stowage-leader' }, addressType: 'IPv4', endpoints: null, ports: null },
+    } as never);
+    expect(link.isConnected).toBe(false);
+    it.lead(door);
+    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+  });
+
+  test('goes to another who leads, though the first is still there', async () => {
+    const [first, second] = [await it.open(), await it.open()];
+    it.lead(first);
+    it.link({ api: ok });
+    await eventually(() => first.agents.nodes()).toEqual(['node-1']);
+    it.lead(second);
+    await eventually(() => second.agents.nodes()).toEqual(['node-1']);
+    await eventually(() => first.agents.nodes()).toEqual([]);
+  });
+
+  test('stays while nobody leads, and while the certificate is renewed', async () => {
+    const door = await it.open();
+    it.lead(door);
+    it.link({ api: ok });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    const told: string[] = [];
+    onTestFinished(door.agents.follow((node) => told.push(node)));
+    it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, 'stowage-leader');
+    const renewed = makeCredential(serverNames(doorNamespace), Date.now());
+    door.door.use(renewed);
+    const after: OpenedDoor = { ...door, credential: renewed };
+    it.lead(after);
+    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    expect(told).toEqual([]);
+    expect(it.reviewed).toEqual(['node-1']);
+  });
+
+  test('sends the token that it has now, when an earlier one was refused', async () => {
+    const door = await it.open();
+    it.lead(door);
+    it.link({ api: ok });
+    writeFileSync(it.tokenFile, agentToken(''));
+    // The first may have been read before.
+    await eventually(() => it.reviewed.length).toBeGreaterThan(0);
+    writeFileSync(it.tokenFile, agentToken('node-7'));
+    await eventually(() => door.agents.nodes()).toContain('node-7');
+  });
+
+  test('gives its token to nobody but the leader', async () => {
+    const door = await it.open();
+    const other = makeCredential(serverNames(doorNamespace), Date.now());
+    const heard: Buffer[] = [];
+    const dialled = Promise.withResolvers<void>();
+    const impostor = createServer(other).listen(0, '127.0.0.1');
+    impostor.on('connection', () => dialled.resolve());
+    impostor.on('secureConnection', (socket) => socket.on('data', (chunk: Buffer) => heard.push(chunk)));
+    impostor.on('tlsClientError', () => undefined);
+    onTestFinished(() => void impostor.close());
+    await once(impostor, 'listening');
+    it.lead(door, (impostor.address() as AddressInfo).port);
+    const link = it.link({ api: ok });
+    await dialled.promise;
+    it.lead(door);
+    await eventually(() => link.isConnected).toBe(true);
+    expect(Buffer.concat(heard).toString()).toBe('');
+  });
+
+  test('comes again after the API server was away, and after its door was', async () => {
+    const door = await it.open();
+    const way = await startWay(door.port);
+    it.lead(door, way.port);
+    it.link({ api: ok });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await it.api.down();
+    expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    way.cut();
+    await eventually(() => door.agents.nodes()).toEqual([]);
+    await it.api.up();
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+  });
+
+  test('notices within 20 s that a connection stands still', async () => {
+    const clock = createFakeClock();
+    const door = await it.open();
+    const way = await startWay(door.port);
+    it.lead(door, way.port);
+    const link = it.link({ api: ok, clock });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    for (let i = 0; i < 3; i++) {
+      clock.advance(10_000);
+      // The first is answered when its ping was read, and the second is asked when that was answered.
+      for (let n = 0; n < 2; n++) expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
+    }
+    way.freeze();
+    clock.advance(10_000);
+    expect(link.isConnected).toBe(true);
+    clock.advance(10_000);
+    await eventually(() => link.isConnected).toBe(false);
+  });
+
+  test('ends at once, also while it connects', async () => {
+    const door = await it.open();
+    const way = await startWay(door.port);
+    way.freeze();
+    it.lead(door, way.port);
+    const link = it.link({ api: ok });
+    await eventually(() => it.api.watches).toBe(2);
+    await link[Symbol.asyncDispose]();
+    await eventually(() => it.api.watches).toBe(0);
+  });
+});
+
+describe('a leader that is hostile', () => {
+  /** Turns every agent round, and has it. */
+  async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
+    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    const got = Promise.withResolvers<ClientHttp2Session>();
+    const server = createServer(credential).listen(0, '127.0.0.1');
+    server.on('upgrade', (_, socket, head) => {
+      socket.on('error', () => undefined);
+      onTestFinished(() => void socket.destroy());
+      socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stowage-agent/1\r\n\r\n');
+      const session = connect('http://agent', { createConnection: () => streamOver(socket, { head }) });
+      session.on('error', () => undefined);
+      got.resolve(session);
+    });
+    await once(server, 'listening');
+    onTestFinished(() => void server.close());
+    const door = await it.open();
+    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    return { session: got.promise, server };
+  }
+
+  async function asked(session: ClientHttp2Session, headers: Record<string, string>): Promise<number> {
+    const stream = session.request(headers);
+    stream.on('error', () => undefined).resume();
+    const { promise, resolve } = Promise.withResolvers<number>();
+    stream.once('response', (answer) => resolve(answer[':status'] ?? 0));
+    stream.once('close', () => resolve(stream.rstCode));
+    stream.end();
+    return await promise;
+  }
+
+  // Some by Node's HTTP/2 itself, with a code of its own in place of an answer.
+  test.each<[string, Record<string, string>, number]>([
+    ['what is not of the API', { ':path': '/metrics' }, 404],
+    ['what only begins like it', { ':path': '/v1' }, 404],
+    ['another address', { ':path': 'http://elsewhere/v1/x' }, 1],
+    ['a method that is none', { ':path': '/v1/status', ':method': 'TRACE' }, 404],
+    ['a store of its own', { ':path': '/v1/stores', ':method': 'POST' }, 404],
+    ['a store less', { ':path': '/v1/stores/local', ':method': 'DELETE' }, 404],
+    ['all directories of a store', { ':path': '/v1/stores/local/adopt', ':method': 'POST' }, 404],
+    ['a mount', { ':path': '/v1/volumes/a/mount', ':method': 'POST' }, 404],
+    ['the end of a mount', { ':path': '/v1/volumes/a/unmount', ':method': 'POST' }, 404],
+    ['a mount, by another way', { ':path': '/v1/volumes/a%2Fmount/../mount', ':method': 'POST' }, 404],
+    ['a mount, with more behind it', { ':path': '/v1/volumes/a/mount?expand', ':method': 'POST' }, 404],
+    ['a change that has a query', { ':path': '/v1/volumes/a?force=true', ':method': 'DELETE' }, 404],
+    ['a use to be forgotten', { ':path': '/v1/volumes/a/uses/b', ':method': 'DELETE' }, 404],
+    ['what is in the trash', { ':path': '/v1/trash/a', ':method': 'DELETE' }, 404],
+    ['a token', { ':path': '/v1/tokens', ':method': 'POST' }, 404],
+    ['its tokens', { ':path': '/v1/tokens' }, 404],
+    ['other data paths', { ':path': '/v1/client/upgrade', ':method': 'POST' }, 404],
+    ['a volume with no name', { ':path': '/v1/volumes/', ':method': 'DELETE' }, 404],
+    ['a volume of two names', { ':path': '/v1/volumes/a/b', ':method': 'DELETE' }, 404],
+    ['what lies above', { ':path': '/v1/volumes/%2e%2E/rename', ':method': 'POST' }, 404],
+    ['what lies above, in other words', { ':path': '/v1/stores/..' }, 404],
+    ['what lies above, and more', { ':path': '/v1/volumes/.?limit=1' }, 404],
+    ['an address that HTTP/1 cannot have', { ':path': '/v1/a b' }, 1],
+    ['too many headers', Object.fromEntries(Array.from({ length: 100 }, (_, i) => [`a${i}`, 'b'])), 11],
+  ])('and asks for %s is refused', async (_, headers, status) => {
+    const { session } = await leading();
+    const reached: string[] = [];
+    const api: RequestListener = (request, response) => {
+      reached.push(request.url ?? '');
+      response.end('{}');
+    };
+    it.link({ api });
+    expect(await asked(await session, { ':path': '/v1/status', ...headers })).toBe(status);
+    expect(reached).toEqual([]);
+    expect(await asked(await session, { ':path': '/v1/status' })).toBe(200);
+  });
+
+  test('and passes on headers that are not for it has them left out', async () => {
+    const { session } = await leading();
+    const seen = Promise.withResolvers<unknown>();
+    const api: RequestListener = ({ headers }, response) => {
+      seen.resolve(headers);
+      response.end('{}');
+    };
+    it.link({ api });
+    const others = { 'x-forwarded-for': 'a', cookie: 'b', authorization: 'Bearer c', prefer: 'respond-async' };
+    await asked(await session, { ':path': '/v1/status', ...others, 'idempotency-key': 'k' });
+    expect(await seen.promise).toEqual({
+      host: 'localhost:80',
+      'user-agent': 'lightMyRequest',
+      'idempotency-key': 'k',
+    });
+  });
+
+  test('and has a store checked can name the network of a pod and no other', async () => {
+    const { session } = await leading();
+    const seen: string[] = [];
+    const api: RequestListener = (request, response) => {
+      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
+        seen.push(Buffer.concat(all).toString());
+        response.end('{}');
+      });
+    };
+    it.link({ api });
+    const check = async (body: string): Promise<unknown> => {
+      const stream = (await session).request({
+        ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
+      });
+      stream.on('error', () => undefined).resume();
+      const answered = once(stream, 'response');
+      stream.end(body);
+      const [headers] = await answered;
+      await once(stream, 'close');
+      return headers[':status'];
+    };
+    const ignored = [
+      '{"from":"netns:other"}',
+      '{"from":"container:web"}',
+      '{"from":"pod-address:1.2.3.4","x":1}',
+      '{}',
+      '',
+    ];
+    for (const body of ignored) expect([body, await check(body)]).toEqual([body, 200]);
+    expect(seen.splice(0)).toEqual(ignored.map(() => ''));
+    const passed = ['{"from":"pod-address:10.244.1.5"}', '{"from":"pod-address:host"}'];
+    for (const body of passed) expect(await check(body)).toBe(200);
+    expect(seen).toEqual(passed);
+  });
+
+  test('and sends more than a request may be is not read to its end', async () => {
+    const { session } = await leading();
+    const seen = Promise.withResolvers<number>();
+    const api: RequestListener = (request, response) => {
+      void Array.fromAsync(request as AsyncIterable<Buffer>).then((all) => {
+        seen.resolve(Buffer.concat(all).length);
+        response.writeHead(413).end();
+      });
+    };
+    it.link({ api });
+    const stream = (await session).request({ ':method': 'POST', ':path': '/v1/volumes' });
+    stream.on('error', () => undefined).resume();
+    // It never ends.
+    stream.write(Buffer.alloc(100_000, 'x'));
+    const [answer] = await once(stream, 'response');
+    expect([await seen.promise, answer[':status']]).toEqual([65_537, 413]);
+  });
+
+  test('and sends nonsense is left, and another is gone to', async () => {
+    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    const server = createServer(credential).listen(0, '127.0.0.1');
+    server.on('upgrade', (_, socket) => {
+      socket.on('error', () => undefined);
+      socket.write('HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: stowage-agent/1\r\n\r\n');
+      socket.write(randomBytes(100_000));
+    });
+    await once(server, 'listening');
+    onTestFinished(() => {
+      server.close();
+      server.closeAllConnections();
+    });
+    const door = await it.open();
+    const turned = once(server, 'upgrade');
+    it.lead({ ...door, credential, port: (server.address() as AddressInfo).port });
+    const link = it.link({ api: ok });
+    await turned;
+    it.lead(door);
+    await eventually(() => [link.isConnected, door.agents.nodes()]).toEqual([true, ['node-1']]);
+  });
+});

@@ -1,0 +1,147 @@
+import type { RequestListener } from 'node:http';
+import { createBackOff } from '#base/back-off.ts';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { type Followed, followOne } from '#wire/kube/followed.ts';
+import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
+import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
+import { doorNames, podPath, serverNames } from '../names.ts';
+import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
+import type { PodAnswer } from '../pods/pod-handler.ts';
+import { sleptOrWoken } from '../slept-or-woken.ts';
+import { askLeader, connectToLeader, Refusal, type Target } from './leader-connection.ts';
+import { serveLeader } from './leader-requests.ts';
+
+/** An agent's connection to whoever leads, through which it is asked. It is made anew for as long as the agent runs. */
+export interface AgentTunnel extends AsyncDisposable {
+  readonly isConnected: boolean;
+  /** Undefined: nobody could be asked in time. What depends on it must not: volumes are mounted without any controller. */
+  pod(pod: AskedPod, signal: AbortSignal): Promise<PodAnswer | undefined>;
+}
+
+export interface AgentTunnelOptions {
+  /** Sees the EndpointSlice and the ConfigMap of the door. */
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** Stowage's own. */
+  readonly namespace: string;
+  /** With the token of this pod for the controller; the kubelet renews it. */
+  readonly tokenFile: string;
+  /** This agent's REST API, as whoever owns its socket has it. */
+  readonly api: RequestListener;
+  readonly random?: () => number;
+}
+
+/** For a question that a pod waits for. */
+const questionMs = 2_000;
+/** A connection that held for so long is no sign of trouble. */
+const settledMs = 30_000;
+
+/** Never throws, and takes nothing from the agent but a connection: volumes are mounted without any controller. */
+export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
+  const { client, clock, namespace, random = Math.random } = options;
+  const log = options.log.with({ part: 'controller-link' });
+  const ending = new AbortController();
+  const { signal } = ending;
+  const at = { client, clock, namespace, random };
+  const slice = followOne({ ...at, resource: endpointSlices, name: doorNames.slice });
+  const authority = followOne({ ...at, resource: configMaps, name: doorNames.authority });
+  const [servername] = serverNames(namespace);
+  const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
+  let isConnected = false;
+  let wake = Promise.withResolvers<void>();
+
+  const target = (): Target | undefined => targetOf(slice, authority, servername);
+
+  const pods = createPodCache({
+    ...{ clock, log, leader: target },
+    ask: async (to, pod) => {
+      const path = podPath.of(pod.namespace, pod.name);
+      const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);
+      const { uid, hostUsers } = JSON.parse(text) as Partial<PodAnswer>;
+      if (typeof uid === 'string' && typeof hostUsers === 'boolean') return { uid, hostUsers };
+      throw new Refusal('it does not say what was asked');
+    },
+  });
+
+  /** Until it is lost, or another leads. */
+  async function connected(to: Target): Promise<void> {
+    const moved = new AbortController();
+    using _ = slice.on(() => {
+      // Who led may still do for a moment after it took its address away: only another's makes a difference.
+      const now = target();
+      if (now !== undefined && (now.host !== to.host || now.port !== to.port)) moved.abort();
+    });
+    const either = AbortSignal.any([signal, moved.signal]);
+    const stream = await connectToLeader({ ...to, clock, tokenFile: options.tokenFile }, either);
+    log.info('connected to the controller', { host: to.host, port: to.port });
+    isConnected = true;
+    pods.reached();
+    try {
+      await serveLeader({ stream, clock, log, api: options.api }, either);
+    } finally {
+      isConnected = false;
+    }
+  }
+
+  async function attempt(to: Target): Promise<void> {
+    const began = clock.elapsed();
+    try {
+      await connected(to);
+      if (!signal.aborted) log.info('the connection to the controller ended', { host: to.host, port: to.port });
+    } catch (error) {
+      if (!signal.aborted) log.warn('the controller was not reached', { host: to.host, port: to.port, error });
+      if (!(error instanceof Refusal)) pods.unreached(to);
+    }
+    if (clock.elapsed() - began >= settledMs) backOff.reset();
+  }
+
+  async function run(): Promise<void> {
+    let last = '';
+    while (!signal.aborted) {
+      wake = Promise.withResolvers<void>();
+      const to = target();
+      if (to === undefined) {
+        await sleptOrWoken(clock, Number.POSITIVE_INFINITY, wake.promise, signal);
+        continue;
+      }
+      const text = JSON.stringify(to);
+      // Another leads, or is known by another certificate: what was in vain before says nothing of it.
+      if (text !== last) backOff.reset();
+      last = text;
+      await attempt(to);
+      const isOther = JSON.stringify(target()) !== text;
+      if (!isOther) await sleptOrWoken(clock, backOff.next(), wake.promise, signal);
+    }
+  }
+
+  const listening = [slice, authority].map((one) => one.on(() => wake.resolve()));
+  const scope = { signal, log };
+  const running = Promise.all([slice.run(scope), authority.run(scope), run()]);
+  return {
+    get isConnected() {
+      return isConnected;
+    },
+    pod: (pod, asking) => pods.of(pod, asking),
+    [Symbol.asyncDispose]: async () => {
+      ending.abort();
+      for (const one of listening) one[Symbol.dispose]();
+      await running;
+    },
+  };
+}
+
+/** Undefined: nobody leads, or nobody can tell by what it is known. */
+function targetOf(
+  slice: Followed<EndpointSlice>,
+  authority: Followed<ConfigMap>,
+  servername: string,
+): Target | undefined {
+  const ready = slice.object?.endpoints?.find(({ conditions }) => conditions?.ready !== false);
+  const host = ready?.addresses[0];
+  const port = slice.object?.ports?.find(({ name }) => name === doorNames.port)?.port;
+  const ca = authority.object?.data?.[doorNames.authorityKey];
+  return host === undefined || port === undefined || ca === undefined ? undefined : { host, port, servername, ca };
+}

@@ -1,0 +1,230 @@
+import { once } from 'node:events';
+import type { IncomingMessage, RequestListener } from 'node:http';
+import { performServerHandshake } from 'node:http2';
+import { duplexPair } from 'node:stream';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { eventually } from '#testing/controlled.ts';
+import type { OpenedDoor } from '#testing/door.ts';
+import { doors, scopeOf, startWay } from '#testing/door.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createConnectedAgents } from './connected-agents.ts';
+
+const it = doors();
+
+async function bodyOf(request: IncomingMessage): Promise<string> {
+  const chunks = await Array.fromAsync(request as AsyncIterable<Buffer>);
+  return Buffer.concat(chunks).toString('utf8');
+}
+/** Says what it was asked. */
+const echo: RequestListener = (request, response) => {
+  void bodyOf(request).then((body) => {
+    const { method, url, headers } = request;
+    response.writeHead(200, { 'content-type': 'application/json' });
+    const { 'idempotency-key': key, prefer, host: authority } = headers;
+    response.end(JSON.stringify({ method, url, body, key, prefer, authority }));
+  });
+};
+const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
+
+async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedDoor> {
+  const door = await it.open();
+  it.lead(door);
+  it.link({ node, api: listener });
+  await eventually(() => door.agents.nodes()).toEqual([node]);
+  return door;
+}
+
+describe('an agent that is connected', () => {
+  test('is asked, and answers', async () => {
+    const { agents } = await connected();
+    expect(await agents.call('node-1', get('/v1/volumes?limit=5'), scopeOf())).toMatchObject({
+      ...{ method: 'GET', url: '/v1/volumes?limit=5', body: '' },
+    });
+    const change = { method: 'POST', path: '/v1/volumes', body: { name: 'é' }, requestId: 'claim-1' } as const;
+    expect(await agents.call('node-1', change, scopeOf())).toMatchObject({
+      ...{ method: 'POST', body: '{"name":"é"}', key: 'claim-1', prefer: 'answer-forgotten' },
+    });
+    const path = '/v1/volumes/sv1-00000000-0000-4000-8000-000000000000';
+    const end = await agents.call('node-1', { method: 'DELETE', path, requestId: 'delete:1' }, scopeOf());
+    expect(end).toMatchObject({ method: 'DELETE', key: 'delete:1' });
+    expect(end).not.toHaveProperty('prefer');
+  });
+
+  test('answers many at once, each its own, and long ones', async () => {
+    const { agents } = await connected((request, response) => {
+      response.writeHead(200).end(JSON.stringify({ url: request.url, text: 'x'.repeat(200_000) }));
+    });
+    const answers = await Promise.all(
+      Array.from({ length: 200 }, (_, i) => agents.call('node-1', get(`/v1/volumes/${i}`), scopeOf())),
+    );
+    expect(answers.map((one) => (one as { readonly url: string }).url)).toEqual(
+      answers.map((_, i) => `/v1/volumes/${i}`),
+    );
+  });
+
+  test('says what is wrong, as it says it', async () => {
+    const { agents } = await connected((_, response) => {
+      const problem = { code: 'in-use', reason: 'volume-mounted', detail: 'it is\u202emounted', action: 'Unmount it.' };
+      response.writeHead(409, { 'content-type': 'application/problem+json' }).end(JSON.stringify(problem));
+    });
+    await expect(agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
+      ...{ code: 'in-use', reason: 'volume-mounted', message: 'it is\\u{202e}mounted', action: 'Unmount it.' },
+    });
+  });
+
+  test('has nothing to say after a deletion', async () => {
+    const { agents } = await connected((_, response) => response.writeHead(204).end());
+    expect(await agents.call('node-1', { method: 'DELETE', path: '/v1/volumes/a' }, scopeOf())).toBeUndefined();
+  });
+
+  test('whose API is not there says so', async () => {
+    const door = await it.open();
+    it.lead(door);
+    const api: RequestListener = () => {
+      throw new Error('not yet');
+    };
+    it.link({ api });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    await expect(door.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'agent-not-serving' },
+    });
+  });
+
+  test.each([{ 'content-length': '100' }, {}])(
+    'whose API breaks off in the middle of an answer has given none: %j',
+    async (headers) => {
+      const { agents } = await connected((_, response) => {
+        response.writeHead(200, headers).write('{"a":1}', () => response.destroy());
+      });
+      await expect(agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({ reason: 'agent-not-serving' });
+      expect(agents.nodes()).toEqual(['node-1']);
+    },
+  );
+
+  test('is told of to those who follow, as long as they do', async () => {
+    const door = await it.open();
+    const told: string[] = [];
+    door.agents.follow(() => {
+      throw new Error('not your concern');
+    });
+    const end = door.agents.follow((node) => told.push(`${node} ${door.agents.nodes().length}`));
+    it.lead(door);
+    const link = it.link({ api: echo });
+    await eventually(() => told).toEqual(['node-1 1']);
+    await link[Symbol.asyncDispose]();
+    await eventually(() => told).toEqual(['node-1 1', 'node-1 0']);
+    end();
+    it.link({ api: echo });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    expect(told).toHaveLength(2);
+  });
+});
+
+test('of two connections of a node the one that was asked for last counts, though it is ready first', async () => {
+  const agents = createConnectedAgents({ clock: systemClock(), log: silentLog() });
+  onTestFinished(() => agents[Symbol.dispose]());
+  const came = ['early', 'late'].map((name, order) => {
+    const [here, there] = duplexPair();
+    agents.take('node-1', order, here);
+    const ready = (): void => {
+      const session = performServerHandshake(there);
+      session.on('error', () => undefined).on('stream', (stream) => stream.end(`"${name}"`));
+    };
+    return { ready, ended: once(here, 'close') };
+  });
+  const [early, late] = came;
+  late?.ready();
+  await eventually(() => agents.nodes()).toEqual(['node-1']);
+  early?.ready();
+  await early?.ended;
+  expect(await agents.call('node-1', get(), scopeOf())).toBe('late');
+});
+
+describe('an agent that does not answer', () => {
+  const never: RequestListener = () => undefined;
+
+  test('and is not connected is absent', async () => {
+    const { agents } = await connected();
+    await expect(agents.call('node-2', get(), scopeOf())).rejects.toMatchObject({
+      ...{ code: 'unavailable', reason: 'agent-absent', message: 'the agent of node node-2 is not connected' },
+    });
+  });
+
+  test('in time is not waited for', async () => {
+    const { agents } = await connected(never);
+    await expect(agents.call('node-1', { ...get(), deadlineMs: 50 }, scopeOf())).rejects.toMatchObject({
+      ...{ code: 'deadline', reason: 'agent-no-answer' },
+    });
+    expect(agents.nodes()).toEqual(['node-1']);
+  });
+
+  test('is not waited for by somebody who has gone, and hears of it', async () => {
+    const [asked, heard] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+    const { agents } = await connected((request) => {
+      request.once('close', () => heard.resolve());
+      asked.resolve();
+    });
+    const gone = new AbortController();
+    const asking = agents.call('node-1', get(), scopeOf(gone.signal));
+    const why = new Error('gone');
+    await asked.promise;
+    gone.abort(why);
+    await expect(asking).rejects.toBe(why);
+    await expect(agents.call('node-1', get(), scopeOf(gone.signal))).rejects.toBe(why);
+    await heard.promise;
+  });
+
+  test('because its connection ended is lost, and comes again', async () => {
+    const door = await it.open();
+    const way = await startWay(door.port);
+    it.lead(door, way.port);
+    const asked = Promise.withResolvers<void>();
+    it.link({ api: () => asked.resolve() });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    const asking = door.agents.call('node-1', get(), scopeOf());
+    await asked.promise;
+    way.cut();
+    await expect(asking).rejects.toMatchObject({ code: 'unavailable', reason: 'agent-lost' });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+  });
+
+  test('because its connection was replaced is lost', async () => {
+    const door = await it.open();
+    it.lead(door);
+    const asked = Promise.withResolvers<void>();
+    const first = it.link({ api: () => asked.resolve() });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    const asking = door.agents.call('node-1', get(), scopeOf());
+    const told: string[] = [];
+    onTestFinished(door.agents.follow((node) => told.push(node)));
+    await asked.promise;
+    it.link({ api: echo });
+    await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
+    await first[Symbol.asyncDispose]();
+    expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+    expect(door.agents.nodes()).toEqual(['node-1']);
+  });
+
+  test('on a connection that stands still is noticed within 20 s', async () => {
+    const clock = createFakeClock();
+    const door = await it.open({ clock });
+    const way = await startWay(door.port);
+    it.lead(door, way.port);
+    it.link({ api: echo });
+    await eventually(() => door.agents.nodes()).toEqual(['node-1']);
+    // It answers, and goes on.
+    for (let i = 0; i < 3; i++) {
+      clock.advance(10_000);
+      expect(await door.agents.call('node-1', get(), scopeOf())).toMatchObject({ url: '/v1/status' });
+    }
+    way.freeze();
+    const asking = door.agents.call('node-1', { ...get(), deadlineMs: 60_000 }, scopeOf());
+    clock.advance(10_000);
+    expect(door.agents.nodes()).toEqual(['node-1']);
+    clock.advance(10_000);
+    await expect(asking).rejects.toMatchObject({ reason: 'agent-lost' });
+    await eventually(() => door.agents.nodes()).toEqual([]);
+  });
+});

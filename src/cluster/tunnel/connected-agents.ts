@@ -1,0 +1,139 @@
+import { type ClientHttp2Session, connect, type OutgoingHttpHeaders } from 'node:http2';
+import type { Duplex } from 'node:stream';
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { AgentRequest, Agents } from '#controllers/agents.ts';
+import { absent, answered, lost } from './agent-answers.ts';
+import { agentCall } from './agent-calls.ts';
+import { exchange } from './exchange.ts';
+import { keepPinging } from './pings.ts';
+
+/** The agents at the door. */
+export interface ConnectedAgents extends Agents, Disposable {
+  /** A connection that was turned round. Of several of one node the one that was asked for last counts, whichever is ready first. */
+  take(node: string, order: number, stream: Duplex): void;
+}
+
+export interface ConnectedAgentsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly maxAnswerBytes?: number;
+}
+
+interface Line {
+  readonly order: number;
+  readonly session: ClientHttp2Session;
+  end(): void;
+}
+
+const usualMs = 30_000;
+/** Lists come in pages. */
+const usualMaxAnswerBytes = 16 << 20;
+
+export function createConnectedAgents({
+  clock,
+  log,
+  maxAnswerBytes = usualMaxAnswerBytes,
+}: ConnectedAgentsOptions): ConnectedAgents {
+  /** Those that are asked. */
+  const lines = new Map<string, Line>();
+  const opened = new Set<Line>();
+  const followers = new Set<(node: string) => void>();
+
+  function tell(node: string): void {
+    for (const changed of followers) {
+      try {
+        changed(node);
+      } catch (error) {
+        log.error('whoever follows agents failed', { node, error });
+      }
+    }
+  }
+
+  function open(node: string, order: number, stream: Duplex): Line {
+    // Nothing is sent by the other side that was not asked for, and headers are few: the rest of its bounds are Node's own.
+    const session = connect('http://agent', {
+      createConnection: () => stream,
+      maxHeaderListPairs: 64,
+      settings: { enablePush: false, maxHeaderListSize: 16 * 1024 },
+    });
+    const pings = keepPinging(session, clock, () => log.warn('an agent does not answer any more', { node }));
+    const line: Line = { order, session, end: () => session.destroy() };
+    opened.add(line);
+    session.on('error', (error) => log.debug('the connection of an agent failed', { node, error }));
+    // It takes no more: what it was asked is answered, the rest is another connection's.
+    session.once('goaway', () => forget(node, line));
+    session.once('close', () => {
+      opened.delete(line);
+      pings[Symbol.dispose]();
+      stream.destroy();
+      forget(node, line);
+    });
+    return line;
+  }
+
+  /** From then on it is the one that is asked. */
+  function use(node: string, line: Line): void {
+    const before = lines.get(node);
+    if (before !== undefined && before.order > line.order) {
+      line.end();
+      return;
+    }
+    lines.set(node, line);
+    before?.end();
+    log.info('an agent is connected', { node });
+    tell(node);
+  }
+
+  function forget(node: string, line: Line): void {
+    if (lines.get(node) !== line) return;
+    lines.delete(node);
+    log.info('an agent is gone', { node });
+    tell(node);
+  }
+
+  async function ask(node: string, request: AgentRequest, signal: AbortSignal): Promise<unknown> {
+    const line = lines.get(node);
+    if (line === undefined) throw absent(node);
+    const body = request.body === undefined ? undefined : Buffer.from(JSON.stringify(request.body));
+    const headers = headersOf(request, body);
+    const answer = await exchange(line.session, { headers, body, maxBytes: maxAnswerBytes }, signal).catch(
+      (thrown: unknown) => {
+        throw lost(node, thrown);
+      },
+    );
+    return answered(node, answer);
+  }
+
+  return {
+    nodes: () => [...lines.keys()].sort(),
+    call: async (node, request, scope) => {
+      const ms = request.deadlineMs ?? usualMs;
+      using limit = clock.deadline(ms, scope.signal);
+      return await ask(node, request, limit.signal);
+    },
+    follow: (changed) => {
+      followers.add(changed);
+      return () => followers.delete(changed);
+    },
+    take: (node, order, stream) => {
+      const line = open(node, order, stream);
+      // Not before it has said how much it takes at a time; what it cannot speak, it never says.
+      line.session.once('remoteSettings', () => use(node, line));
+    },
+    [Symbol.dispose]: () => {
+      followers.clear();
+      lines.clear();
+      for (const line of opened) line.end();
+    },
+  };
+}
+
+function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
+  if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
+  return {
+    ...{ ':method': method, ':path': path, accept: 'application/json, application/problem+json' },
+    ...(body === undefined ? {} : { 'content-type': 'application/json', 'content-length': body.length }),
+    ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
+  };
+}

@@ -1,0 +1,133 @@
+import { readFile } from 'node:fs/promises';
+import { request as httpRequest, type IncomingMessage } from 'node:http';
+import type { Duplex } from 'node:stream';
+import { connect as connectTls, type TLSSocket } from 'node:tls';
+import type { Clock } from '#base/clock.ts';
+import { harmless } from '#base/harmless.ts';
+import { streamOver } from '#base/stream-over.ts';
+import { turning } from '../names.ts';
+
+/** Where the leader is, and how it is known to be the one. */
+export interface Target {
+  readonly host: string;
+  readonly port: number;
+  readonly servername: string;
+  readonly ca: string;
+}
+
+export interface ToLeader extends Target {
+  readonly clock: Clock;
+  readonly tokenFile: string;
+}
+
+/** Whoever leads was reached, and said no. */
+export class Refusal extends Error {
+  override readonly name = 'Refusal';
+}
+
+const connectMs = 20_000;
+const maxRefusal = 16 * 1024;
+
+/** A connection that was turned round: whoever leads asks on it from then on. */
+export const connectToLeader = (to: ToLeader, signal: AbortSignal): Promise<Duplex> =>
+  withLeader(to, connectMs, signal, turned);
+
+/** One question, and what was answered. */
+export const askLeader = (to: ToLeader, path: string, ms: number, signal: AbortSignal): Promise<string> =>
+  withLeader(to, ms, signal, async (socket, token, host) => {
+    using _ = { [Symbol.dispose]: () => socket.destroy() };
+    return await answered(socket, { path, headers: { host, authorization: `Bearer ${token}`, connection: 'close' } });
+  });
+
+async function withLeader<T>(
+  to: ToLeader,
+  ms: number,
+  signal: AbortSignal,
+  talk: (socket: TLSSocket, token: string, host: string) => Promise<T>,
+): Promise<T> {
+  using limit = to.clock.deadline(ms, signal);
+  // Read each time: the kubelet renews it.
+  const token = (await readFile(to.tokenFile, { encoding: 'utf8', signal: limit.signal })).trim();
+  const socket = connectTls({
+    ...{ host: to.host, port: to.port, servername: to.servername, ca: to.ca, minVersion: 'TLSv1.2' },
+    // What is published may be the server's own certificate, signed by somebody whom only the API server's word stands for.
+    allowPartialTrustChain: true,
+  });
+  const stop = (): void => {
+    socket.destroy(limit.signal.reason instanceof Error ? limit.signal.reason : new Error('stopped'));
+  };
+  limit.signal.addEventListener('abort', stop, { once: true });
+  try {
+    if (limit.signal.aborted) stop();
+    // Before it is known who is there, nothing is said, and least of all the token.
+    await secured(socket);
+    return await talk(socket, token, to.servername);
+  } catch (thrown) {
+    socket.destroy();
+    throw thrown;
+  } finally {
+    limit.signal.removeEventListener('abort', stop);
+  }
+}
+
+async function secured(socket: TLSSocket): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  socket.once('secureConnect', resolve);
+  // It stays: an error that nobody hears would end the process.
+  socket.on('error', reject);
+  socket.once('close', () => reject(new Error('the connection was closed')));
+  socket.setNoDelay(true);
+  await promise;
+}
+
+async function turned(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
+  const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
+  const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: turning.protocol };
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', path: turning.path, headers });
+  request.on('upgrade', ({ headers: answer }, stream, head) => {
+    if (answer.upgrade === turning.protocol) resolve(streamOver(stream, { head }));
+    else reject(new Error('it turned to another protocol'));
+  });
+  request.on('response', (answer) => void refusalOf(answer).then(reject, reject));
+  request.on('error', reject);
+  request.on('close', () => reject(new Error('the connection was closed')));
+  request.end();
+  return await promise;
+}
+
+async function answered(
+  socket: TLSSocket,
+  about: { readonly path: string; readonly headers: Readonly<Record<string, string>> },
+): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', ...about });
+  request.on('response', resolve).on('error', reject);
+  request.on('close', () => reject(new Error('the connection was closed')));
+  request.end();
+  const answer = await promise;
+  if (answer.statusCode !== 200) throw await refusalOf(answer);
+  return await textOf(answer);
+}
+
+async function textOf(answer: IncomingMessage): Promise<string> {
+  let text = '';
+  for await (const chunk of answer as AsyncIterable<Buffer>) {
+    text += chunk.toString('utf8');
+    if (text.length > maxRefusal) break;
+  }
+  return text;
+}
+
+async function refusalOf(answer: IncomingMessage): Promise<Error> {
+  const text = await textOf(answer);
+  return new Refusal(`it does not let this agent in: ${said(text) ?? `status ${answer.statusCode ?? 0}`}`);
+}
+
+function said(text: string): string | undefined {
+  try {
+    const { detail, action } = JSON.parse(text) as { readonly detail?: unknown; readonly action?: unknown };
+    return typeof detail === 'string' ? harmless(`${detail}. ${typeof action === 'string' ? action : ''}`) : undefined;
+  } catch {
+    return undefined;
+  }
+}

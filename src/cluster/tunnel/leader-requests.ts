@@ -1,0 +1,166 @@
+import type { OutgoingHttpHeaders, RequestListener } from 'node:http';
+import {
+  type IncomingHttpHeaders as IncomingHttp2Headers,
+  performServerHandshake,
+  type ServerHttp2Stream,
+} from 'node:http2';
+import { type Duplex, Readable } from 'node:stream';
+import { finished, pipeline } from 'node:stream/promises';
+import { type InjectOptions, inject } from 'light-my-request';
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import { pathUnknown, problemOf } from '../problems.ts';
+import { agentCall } from './agent-calls.ts';
+import { keepPinging } from './pings.ts';
+
+export interface Serving {
+  readonly stream: Duplex;
+  readonly clock: Clock;
+  readonly log: Log;
+  /** The REST API, as whoever owns its socket has it. */
+  readonly api: RequestListener;
+}
+
+/** At a time; the others wait at the controller. */
+const maxCalls = 64;
+const asked = ['accept', 'idempotency-key'];
+const askedWithBody = [...asked, 'content-type'];
+const answered = [
+  'content-length',
+  'content-type',
+  'etag',
+  'location',
+  'preference-applied',
+  'retry-after',
+  'x-request-id',
+];
+
+/** No request of a controller is as large; the API takes as much. */
+const maxBody = 64 * 1024;
+const bodyMs = 30_000;
+const piece = 16 * 1024;
+/** Made once: with its stack, each would cost more than most calls. */
+const gone = new Error('nobody waits for the answer any more');
+
+/** Passes on what the controller asks, until the connection is lost or the signal ends it. Never throws. */
+export async function serveLeader({ stream, clock, log, api }: Serving, signal: AbortSignal): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const session = performServerHandshake(stream, {
+    maxHeaderListPairs: 64,
+    settings: { maxConcurrentStreams: maxCalls, maxHeaderListSize: 16 * 1024, enablePush: false },
+  });
+  session.on('error', (error) => log.debug('the connection to the controller failed', { error }));
+  session.once('close', () => resolve());
+  session.on('stream', (call, headers) => void passOn(call, headers, { api, clock, log }));
+  const stop = (): void => session.destroy();
+  signal.addEventListener('abort', stop, { once: true });
+  if (signal.aborted) stop();
+  using _ = keepPinging(session, clock, () => log.warn('the controller does not answer any more'));
+  await promise;
+  signal.removeEventListener('abort', stop);
+  stream.destroy();
+}
+
+/** By a call within this process: through its socket, both ends of which are here, most calls cost less than their way. */
+async function passOn(
+  call: ServerHttp2Stream,
+  headers: IncomingHttp2Headers,
+  { api, clock, log }: Omit<Serving, 'stream'>,
+): Promise<void> {
+  // Whatever it is, it ends the call; what is said about it is said elsewhere.
+  call.on('error', () => undefined);
+  const { ':path': path = '', ':method': method = '' } = headers;
+  // To whoever can open the socket the API gives all that there is; of that a controller has what it needs.
+  const known = agentCall(method, path);
+  if (known === undefined) {
+    refuse(call, pathUnknown());
+    return;
+  }
+  try {
+    const payload = method === 'GET' ? undefined : await bodyOf(call, clock);
+    if (method === 'GET') call.resume();
+    const isBare = payload === undefined || known.body?.test(String(payload)) === false;
+    const passed = chosen(headers, isBare ? asked : askedWithBody);
+    if (known.forgotten === true) passed['prefer'] = 'answer-forgotten';
+    const about = { method: known.method, url: path, headers: passed };
+    await answer(call, isBare ? about : { ...about, payload }, api);
+  } catch (cause) {
+    if (!call.closed)
+      log.warn('a call of the controller was not answered', { call: `${method} ${path}`, error: cause });
+    refuse(call, unserved(cause));
+  }
+}
+
+async function answer(call: ServerHttp2Stream, request: InjectOptions, api: RequestListener): Promise<void> {
+  const { statusCode, headers, rawPayload } = await untilGone(call, (signal) => inject(api, { ...request, signal }));
+  if (call.destroyed || call.closed || call.headersSent) return;
+  call.respond({ ':status': statusCode, ...chosen(headers, answered) });
+  // A connection holds only so much that the other side has not taken yet.
+  if (rawPayload.length === 0) call.end();
+  else if (rawPayload.length <= piece) call.end(rawPayload);
+  else await pipeline(Readable.from(piecesOf(rawPayload)), call);
+}
+
+/** Nobody waits for an answer that nobody wants any more; what is being changed is changed all the same. */
+async function untilGone<T>(call: ServerHttp2Stream, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
+  const ending = new AbortController();
+  const end = (): void => ending.abort(gone);
+  call.once('close', end);
+  try {
+    return await work(ending.signal);
+  } finally {
+    call.off('close', end);
+  }
+}
+
+function* piecesOf(payload: Buffer): Generator<Buffer, void, undefined> {
+  for (let at = 0; at < payload.length; at += piece) yield payload.subarray(at, at + piece);
+}
+
+/** Of what is larger than a request may be, a byte more than that is enough to have it refused. */
+async function bodyOf(call: ServerHttp2Stream, clock: Clock): Promise<Buffer> {
+  const parts: Buffer[] = [];
+  let left = maxBody + 1;
+  const { promise: isEnough, resolve } = Promise.withResolvers<void>();
+  call.on('data', (part: Buffer) => {
+    if (left > 0) parts.push(part.subarray(0, left));
+    left -= part.length;
+    if (left <= 0) resolve();
+  });
+  const ended = new AbortController();
+  using _ = clock.after(bodyMs, () => ended.abort(new DeadlineExceeded(bodyMs)));
+  await Promise.race([isEnough, finished(call, { writable: false, signal: ended.signal })]);
+  return Buffer.concat(parts);
+}
+
+function refuse(call: ServerHttp2Stream, error: StowageError): void {
+  if (call.destroyed || call.closed) return;
+  if (call.headersSent) {
+    call.destroy(error);
+    return;
+  }
+  const { status, headers, body } = problemOf(error);
+  call.respond({ ':status': status, ...headers });
+  call.end(body);
+}
+
+function chosen(
+  headers: OutgoingHttpHeaders | IncomingHttp2Headers,
+  names: readonly string[],
+): Record<string, string | string[]> {
+  const found: Record<string, string | string[]> = {};
+  for (const name of names) {
+    const { [name]: value } = headers;
+    if (value !== undefined) found[name] = typeof value === 'number' ? String(value) : value;
+  }
+  return found;
+}
+
+const unserved = (cause: unknown): StowageError =>
+  new StowageError('the agent does not serve its API at the moment', {
+    code: 'unavailable',
+    reason: 'agent-not-serving',
+    cause,
+    action: "Try again in a moment. If it persists, look at that agent's log.",
+  });

@@ -1,0 +1,17 @@
+import type { Answer, Request, Route } from './route.ts';
+
+/** What the route does here, or the same on the node whose volume it is about. */
+export async function hereOrOnNode(route: Route, request: Request<never, never, never>): Promise<Answer> {
+  const { nodes, body, expected, call } = request;
+  try {
+    return await route.handle(request);
+  } catch (failure) {
+    if (nodes === undefined) throw failure;
+    const { method, path, onNodes = false } = route;
+    const params = (request.params ?? {}) as { readonly volume?: string; readonly store?: string };
+    const { store } = (body ?? {}) as { readonly store?: string };
+    const about = { volume: params.volume, store: params.store ?? store, body, isConditional: expected !== undefined };
+    const answer = await nodes.retryOnNode(failure, { method, path, onNodes, ...about }, call);
+    return { status: route.success.status, body: answer };
+  }
+}
