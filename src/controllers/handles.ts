@@ -1,8 +1,7 @@
 import { coalesced } from '#base/coalesced.ts';
-import type { StoreName, Volume, VolumeName } from '#core/model.ts';
-import { isVolumeId, partsOfQualified, qualified } from '#core/names.ts';
+import type { Volume } from '#core/model.ts';
+import { qualified } from '#core/names.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import type { Records } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -60,11 +59,4 @@ export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Cache
     await read();
     return handlesOf(volume).some((handle) => handles.has(handle));
   };
-}
-
-/** The volume of a handle, on a store that can be worked on from here. Undefined: it is not on record. */
-export function recordedAs(handle: string, { volumes }: Pick<Records, 'volumes'>): Volume | undefined {
-  if (isVolumeId(handle)) return volumes.byId(handle);
-  const parts = partsOfQualified(handle);
-  return parts && volumes.byName(parts.store as StoreName, parts.name as VolumeName);
 }

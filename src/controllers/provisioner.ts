@@ -108,10 +108,10 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
   const identityOf = (store: string): string | undefined =>
     shared().find(({ config }) => config.name === store)?.store?.identity;
 
-  const madeFor = (uid: string): Volume | undefined =>
-    shared()
-      .map(({ config }) => engine.records.volumes.byRequest(config.name, uid))
-      .find((volume) => volume !== undefined);
+  const madeFor = (uid: string): Volume | undefined => {
+    const stores = shared().map(({ config }) => config.name);
+    return engine.catalogue.madeBy(uid, stores);
+  };
 
   async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Created> {
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);

@@ -3,7 +3,7 @@ import { type CatalogueParts, createRefresh, type Refresh } from './catalogue-re
 import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
-import type { Store, VolumeQuery } from './ports.ts';
+import type { Store, VolumeQuery, VolumeTotals } from './ports.ts';
 import { type Unsearched, unsearched } from './store-errors.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
@@ -17,6 +17,14 @@ export interface Catalogue {
     query: Omit<VolumeQuery, 'stores'> & { readonly stores: readonly string[] | undefined },
     scope: Scope,
   ): Promise<VolumePage>;
+  /** The record of a volume, by its id or as `store..name`. No store is asked. The record outlives the configuration of its store. */
+  recorded(handle: string): Volume | undefined;
+  /** A page of the records, ordered by store and name. No store is asked. */
+  recordedPage(query: VolumeQuery): readonly Volume[];
+  /** The record of the volume that a request made on one of these stores, whatever its name is now. No store is asked. */
+  madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
+  /** Of the volumes on record. The store is not asked. */
+  totals(store: StoreName): VolumeTotals;
   /**
    * Makes our records of a store equal to what the store itself says, for what is this instance's or shared. Thorough:
    * what is on record is compared too, since a power cut can have taken back the newest of our records.
@@ -52,6 +60,20 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.answers.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
+    recorded: (handle) => {
+      if (isVolumeId(handle)) return records.volumes.byId(handle);
+      const parts = partsOfQualified(handle);
+      return parts && records.volumes.byName(parts.store as StoreName, parts.name as VolumeName);
+    },
+    recordedPage: (query) => records.volumes.page(query),
+    madeBy: (requestId, stores) => {
+      for (const store of stores) {
+        const volume = records.volumes.byRequest(store, requestId);
+        if (volume !== undefined) return volume;
+      }
+      return undefined;
+    },
+    totals: (store) => records.volumes.totals(store),
     refresh: refresh.all,
   };
 }

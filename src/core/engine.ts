@@ -32,7 +32,7 @@ import { createUseRecords, type UseRecords } from './use-records.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
-/** The use cases, which is all that front ends know. */
+/** The use cases: all that front ends and controllers know. */
 export interface Engine {
   readonly instance: string;
   readonly node: NodeName;
@@ -55,10 +55,16 @@ export interface Engine {
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
-  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
+  /** The answers to requests with an idempotency key, kept for a day. */
+  readonly requestAnswers: Pick<Records['answers'], 'get' | 'put'>;
   /** What is done again and again: opening stores that were down, renewing records of use, emptying the trash, dropping old keys. */
   readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
+}
+
+/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect the records. */
+export interface CoreEngine extends Engine {
+  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
 }
 
 const day = 86_400_000;
@@ -91,7 +97,7 @@ export interface EngineParts {
   readonly log: Log;
 }
 
-export function createEngine(parts: EngineParts): Engine {
+export function createEngine(parts: EngineParts): CoreEngine {
   const { records, mounter, instance, node, clock, log } = parts;
   const events = createEvents(parts.epoch, clock);
   const clients = createClients(parts.clients);
@@ -178,6 +184,7 @@ export function createEngine(parts: EngineParts): Engine {
       operations,
       tokens,
       events,
+      requestAnswers: records.answers,
       records,
     },
     maintenance: [

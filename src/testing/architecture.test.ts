@@ -1,6 +1,6 @@
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
+import { importsOf, kindTests, programFiles, rawWrites, recordsUsed, schemesTested, trespasses } from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -81,6 +81,29 @@ test.each([
   ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
 ])('a file that may is not: %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([]);
+});
+
+test('front ends and controllers do not use the records', async () => {
+  expect(recordsUsed(await programFiles(root))).toEqual([]);
+});
+
+test.each([
+  ['src/front/csi/a.ts', `const volume = engine.records.volumes.byId(id);`],
+  ['src/front/rest/a.ts', `const { answers, records } = engine;`],
+  ['src/front/rest/a.ts', `export const a = ({ records: { answers } }: Pick<Engine, 'records'>) => answers;`],
+  ['src/front/rest/a.ts', `import type { Records } from '#core/ports.ts';`],
+  ['src/controllers/a.ts', `import {\n  type CoreEngine,\n  createEngine,\n} from '#core/engine.ts';`],
+  ['src/app/status.ts', `const totals = engine.records.volumes.totals(name);`],
+])('%s uses the records: %s', (path, text) => {
+  expect(recordsUsed([{ path, text }])).toEqual([path]);
+});
+
+test.each([
+  ['src/front/csi/a.ts', `const volume = engine.catalogue.recorded(id);`],
+  ['src/front/rest/a.ts', `// On the store's own records: it has one for each host.`],
+  ['src/app/up.ts', `const engine = await assemble({ records, kinds });`],
+])('%s does not use the records: %s', (path, text) => {
+  expect(recordsUsed([{ path, text }])).toEqual([]);
 });
 
 describe('a planted mistake is found', () => {

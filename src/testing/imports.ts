@@ -204,3 +204,13 @@ export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
     .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
     .map(({ path }) => path)
     .toSorted();
+
+const asksCore = ['controllers', 'front'];
+const recordsUse = /\.records\b|[{,]\s*records\s*[,:}]|\bimport\s[^;]*\b(?:CoreEngine|Records)\b[^;]*\bfrom\s*'#core\//;
+
+/** Front ends and controllers that use the records. Core has functions that say what they return, such as `catalogue.recorded`. */
+export const recordsUsed = (files: readonly SourceFile[]): readonly string[] =>
+  files
+    .filter(({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && recordsUse.test(text))
+    .map(({ path }) => path)
+    .toSorted();

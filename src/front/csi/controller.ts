@@ -92,7 +92,7 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
 
 /** A store that is no longer asked would make every volume of it look deleted. What we have on record of one outlives its configuration. */
 function refuseStoreGone({ engine }: About, id: string): void {
-  const store = isVolumeId(id) ? engine.records.volumes.byId(id)?.store : undefined;
+  const store = isVolumeId(id) ? engine.catalogue.recorded(id)?.store : undefined;
   if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
   throw new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
     code: 'conflict',
@@ -160,7 +160,7 @@ async function capacity(about: About, request: GetCapacityRequest, call: Call): 
 async function freeIn({ engine }: About, { config }: StoreView, call: Call): Promise<bigint> {
   const { freeBytes = 0n } = await engine.stores.check(config.name, call);
   const { maxBytes, maxVolumes } = config.policy;
-  const { bytes, volumes } = engine.records.volumes.totals(config.name);
+  const { bytes, volumes } = engine.catalogue.totals(config.name);
   if (maxVolumes !== undefined && volumes >= maxVolumes) return 0n;
   if (maxBytes === undefined) return freeBytes;
   // No more than the place has.

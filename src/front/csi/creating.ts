@@ -94,7 +94,8 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
 
   return await about.underway(`create ${name}`, async () => {
     const requestId = `csi:${name}`;
-    const known = knownBy(about, requestId);
+    const stores = storesOf(about).map(({ config }) => config.name);
+    const known = about.engine.catalogue.madeBy(requestId, stores);
     const { access } = wishes[0];
     const wanted = { view, range, access, enforce: parameters.enforce, name };
     if (known !== undefined) requireCompatible(known, wanted);
@@ -121,12 +122,6 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
       return found;
     }
   });
-}
-
-function knownBy(about: About, requestId: string): Volume | undefined {
-  const { volumes } = about.engine.records;
-  const found = storesOf(about).map(({ config }) => volumes.byRequest(config.name, requestId));
-  return found.find((volume) => volume !== undefined);
 }
 
 function sizeFor({ config, store }: StoreView, { from, to }: Range): bigint | undefined {

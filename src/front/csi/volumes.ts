@@ -17,7 +17,7 @@ export async function volumeOf(about: About, ref: string, call: Call): Promise<V
  * several calls.
  */
 async function volumeToMount(about: About, ref: string, call: Call): Promise<Volume> {
-  const known = isVolumeId(ref) ? about.engine.records.volumes.byId(ref) : undefined;
+  const known = isVolumeId(ref) ? about.engine.catalogue.recorded(ref) : undefined;
   return known !== undefined && isVisible(about)(known.store) ? known : await volumeOf(about, ref, call);
 }
 

@@ -18,7 +18,7 @@ import type { WatchedMount } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
-import type { Records } from '#core/ports.ts';
+import type { VolumeTotals } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { Principal } from './principal.ts';
@@ -96,7 +96,7 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
 
 /** What the whole store is like at this moment. */
 export interface StoreNow {
-  readonly totals: ReturnType<Records['volumes']['totals']>;
+  readonly totals: VolumeTotals;
   /** Open, and its server does not answer. */
   readonly isSilent: boolean;
   /** Undefined: not known at the moment. */

@@ -115,7 +115,7 @@ export const mountRoutes: readonly Route[] = [
       }
       const mounts = (await engine.mounts.list(call))
         .filter(({ volumeId }) => only === undefined || volumeId === only)
-        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
       const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
@@ -137,7 +137,7 @@ export const mountRoutes: readonly Route[] = [
         return ok(await listOfNodes<schemas.TroubleJson>(nodes, '/v1/troubles', q.after, { principal, call }));
       const ill = (await engine.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
-        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
       const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },

@@ -27,11 +27,11 @@ const trashQuery = Type.Object(
 
 const json = async (engine: Engine, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
-  const { answers, records } = engine;
+  const { answers, catalogue } = engine;
   const [silent, rooms] = await Promise.all([answers.silent(names, call), answers.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
-    const totals = records.volumes.totals(name);
+    const totals = catalogue.totals(name);
     const [room, refusal] = [rooms.get(name), answers.refusal(name)];
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
