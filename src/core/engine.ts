@@ -26,7 +26,7 @@ import { createRemappedUsers } from './remapped-users.ts';
 import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
-import { createStores, type Stores } from './stores.ts';
+import { type ConfiguredStores, createStores, type Stores } from './stores.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import { createUseRecords, type UseRecords } from './use-records.ts';
 import type { Step } from './volume-steps.ts';
@@ -37,7 +37,7 @@ export interface Engine {
   readonly instance: string;
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
-  readonly stores: Stores;
+  readonly stores: ConfiguredStores;
   readonly answers: Pick<StoreAnswers, 'silent' | 'rooms' | 'refusal'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
@@ -62,8 +62,9 @@ export interface Engine {
   close(): Promise<void>;
 }
 
-/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect the records. */
+/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect its records and stores. */
 export interface CoreEngine extends Engine {
+  readonly stores: Stores;
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
 }
 

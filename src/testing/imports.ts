@@ -206,11 +206,20 @@ export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
     .toSorted();
 
 const asksCore = ['controllers', 'front'];
-const recordsUse = /\.records\b|[{,]\s*records\s*[,:}]|\bimport\s[^;]*\b(?:CoreEngine|Records)\b[^;]*\bfrom\s*'#core\//;
+const internalsUse = new RegExp(
+  [
+    '\\.records\\b',
+    '[{,]\\s*records\\s*[,:}]',
+    '\\bstores\\??\\.use(?:Behind)?\\(',
+    `\\bimport\\s[^;]*\\b(?:CoreEngine|Records|Stores?|UsableStoreView)\\b[^;]*\\bfrom\\s*'#core/`,
+  ].join('|'),
+);
 
-/** Front ends and controllers that use the records. Core has functions that say what they return, such as `catalogue.recorded`. */
-export const recordsUsed = (files: readonly SourceFile[]): readonly string[] =>
+/** Front ends and controllers that use the records or the verbs of a store. Core has functions for what they need, such as `catalogue.recorded`. */
+export const internalsUsed = (files: readonly SourceFile[]): readonly string[] =>
   files
-    .filter(({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && recordsUse.test(text))
+    .filter(
+      ({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && internalsUse.test(text),
+    )
     .map(({ path }) => path)
     .toSorted();

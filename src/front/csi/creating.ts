@@ -4,7 +4,7 @@ import { ownLabel } from '#core/labels.ts';
 import type { Labels, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeName, nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import type { StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
 import { cannotHave, otherNewFilesystem, wishesFrom } from './capabilities.ts';
 import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
@@ -124,10 +124,10 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   });
 }
 
-function sizeFor({ config, store }: StoreView, { from, to }: Range): bigint | undefined {
-  const usual = config.policy.defaultSize;
+function sizeFor(view: StoreView, { from, to }: Range): bigint | undefined {
+  const usual = view.config.policy.defaultSize;
   if (from !== undefined) return from;
-  if (usual === undefined && store?.enforcement?.always !== true) return undefined;
+  if (usual === undefined && !enforcesSizes(view)) return undefined;
   const chosen = usual ?? usualBytes;
   return to !== undefined && chosen > to ? to : chosen;
 }

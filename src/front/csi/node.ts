@@ -199,7 +199,7 @@ async function expand(about: About, request: NodeExpandVolumeRequest, call: Call
     const { volume } = await mountedAt(about, id, path, call);
     if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
       throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
-    await about.engine.stores.use(volume.store, (store) => about.engine.mounts.grow(volume, store, call));
+    await about.engine.volumes.growStaged(volume, call);
     return { capacityBytes: volume.bytes ?? 0n };
   });
 }

@@ -41,8 +41,7 @@ export async function otherFilesystemOf(
   call: Call,
 ): Promise<string | undefined> {
   if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
-  const source = await engine.stores.use(volume.store, (store) => store.source(volume, call));
-  return otherFilesystem(wishes, engine.mounts.filesystemOf(source));
+  return otherFilesystem(wishes, await engine.volumes.filesystemOf(volume, call));
 }
 
 export function unknown(ref: string): StowageError {

@@ -20,7 +20,7 @@ import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
 import type { VolumeTotals } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import type { StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
 import { resultFor, toldTo } from './told.ts';
@@ -121,7 +121,7 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
     pending: view.pending ?? null,
     network: config.options['network'] ?? null,
     readOnly: config.policy.readOnly,
-    enforcesCapacity: orNull(store, (open) => open.enforcement?.always ?? false),
+    enforcesCapacity: store === undefined ? null : enforcesSizes(view),
     access: [...(store?.access ?? [])],
     onDelete: config.policy.onDelete,
     retention: formatDuration(config.policy.retention),
