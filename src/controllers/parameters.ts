@@ -1,31 +1,21 @@
+import { classParameters, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { volumeNameFor } from './names.ts';
 
-/** What a class may say. */
-export interface ClassParameters {
-  readonly store: string | undefined;
-  readonly enforce: boolean;
-  /** What volumes are called, from what their claims say. */
-  readonly nameTemplate: string | undefined;
-}
-
-const known = ['store', 'nameTemplate', 'enforce'];
 const token = /\{([^{}]*)\}/g;
 const word = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
 
-/** Throws for anything else: a parameter that is not known would be a wish that nobody hears. */
-export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): ClassParameters {
-  const allowed = known.join(', ');
-  for (const key of Object.keys(parameters))
-    if (!known.includes(key))
-      throw invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, `Allowed are: ${allowed}`);
-  const { store, nameTemplate, enforce: text } = parameters;
-  if (text !== undefined && text !== 'true' && text !== 'false')
-    throw invalid(`class '${name}': ${quoted(text)} is not a value for enforce`, 'Use true or false');
-  if (nameTemplate !== undefined) checkTemplate(name, nameTemplate);
-  return { store: store === '' ? undefined : store, nameTemplate, enforce: text === 'true' };
+/** Throws for a class that cannot be used. */
+export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
+  const read = readParameters(Object.entries(parameters), classParameters, {
+    unknown: (key) =>
+      invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
+    notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
+  });
+  if (read.nameTemplate !== undefined) checkTemplate(name, read.nameTemplate);
+  return read;
 }
 
 /** What front/csi takes when such a volume is mounted. */

@@ -12,7 +12,7 @@ import {
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { cannotHave, wishesFrom } from './capabilities.ts';
 import { conditionMessage, conditionOf, healthMessage } from './condition.ts';
-import { createVolume, isHere, ofClasses, parametersFrom } from './creating.ts';
+import { createVolume, isHere, parametersFrom } from './creating.ts';
 import { type About, callFrom, storeFor, storesOf } from './driver.ts';
 import { listHealth, listVolumes } from './listing.ts';
 import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './requests.ts';
@@ -131,7 +131,7 @@ function otherContext(volume: Volume, context: ReadonlyMap<string, string>): str
 }
 
 function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): string | undefined {
-  const { store, enforce } = parametersFrom(given, ofClasses);
+  const { store, enforce } = parametersFrom(given);
   if (store !== undefined && store !== volume.store) return `the volume is on store '${volume.store}'`;
   if (enforce !== undefined && enforce !== volume.enforce)
     return `the volume is ${volume.enforce ? '' : 'not '}held to its size`;
@@ -139,7 +139,7 @@ function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): st
 }
 
 async function capacity(about: About, request: GetCapacityRequest, call: Call): Promise<bigint> {
-  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'), ofClasses);
+  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'));
   const wishes = request.volumeCapabilities.length === 0 ? [] : wishesFrom(request.volumeCapabilities);
   const { accessibleTopology } = request;
   if (

@@ -1,4 +1,5 @@
 import { formatSize } from '#base/size.ts';
+import { classParameters, type ParameterName, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, Volume, VolumeName } from '#core/model.ts';
@@ -11,17 +12,6 @@ import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './drive
 import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './requests.ts';
 import { otherFilesystemOf } from './volumes.ts';
 
-/** What a class, or a pod, may say. */
-export interface Parameters {
-  readonly store: string | undefined;
-  readonly enforce: boolean | undefined;
-  /** Who the volume is for, as far as it was told. */
-  readonly claim: Labels;
-}
-
-/** What only a class may say. What volumes are called matters where they are made, and nowhere else. */
-export const ofClasses: readonly string[] = ['nameTemplate'];
-
 /** What provisioners add by themselves. */
 const ofKubernetes = 'csi.storage.k8s.io/';
 const claimLabels: Readonly<Record<string, string>> = {
@@ -30,24 +20,24 @@ const claimLabels: Readonly<Record<string, string>> = {
   'csi.storage.k8s.io/pv/name': ownLabel('persistent-volume'),
 };
 
-export function parametersFrom(given: ReadonlyMap<string, string>, more: readonly string[] = []): Parameters {
-  const parameters = ['store', 'enforce', ...more];
-  const known = parameters.join(', ');
-  for (const key of given.keys())
-    if (!parameters.includes(key) && !key.startsWith(ofKubernetes))
-      throw refuse(`there is no parameter ${quoted(key)}; there are ${known}`);
-  const enforce = given.get('enforce');
-  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false')
-    throw refuse('the parameter enforce is neither true nor false');
-  const claim = [...given].flatMap(([key, value]) => {
+export function parametersFrom(
+  given: ReadonlyMap<string, string>,
+  allowed: readonly ParameterName[] = classParameters,
+): VolumeParameters {
+  const ours = [...given].filter(([key]) => !key.startsWith(ofKubernetes));
+  return readParameters(ours, allowed, {
+    unknown: (key) => refuse(`there is no parameter ${quoted(key)}; there are ${allowed.join(', ')}`),
+    notBoolean: () => refuse('the parameter enforce is neither true nor false'),
+  });
+}
+
+/** The claim that the volume is for, as far as the provisioner says it. */
+function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
+  const known = [...given].flatMap(([key, value]) => {
     const label = claimLabels[key];
     return label === undefined ? [] : [[label, value]];
   });
-  return {
-    store: given.get('store') || undefined,
-    enforce: enforce === undefined ? undefined : enforce === 'true',
-    claim: Object.fromEntries(claim),
-  };
+  return Object.fromEntries(known);
 }
 
 const token = /\{([^{}]*)\}/g;
@@ -81,7 +71,7 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   const wishes = wishesFrom(request.volumeCapabilities);
   const range = rangeIn(request.capacityRange);
   const given = mapIn(request.parameters, 'parameters');
-  const parameters = parametersFrom(given, ofClasses);
+  const parameters = parametersFrom(given);
   const volumeName = volumeNameFor(name, given);
   mapIn(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined) throw refuse('volumes cannot be made of others or of snapshots yet');
@@ -109,7 +99,7 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
     const spec = {
       ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes },
       enforce: known?.enforce ?? parameters.enforce,
-      ownLabels: { ...parameters.claim, ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
+      ownLabels: { ...claimLabelsFrom(given), ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
     try {
       return await about.engine.volumes.create(spec, { ...call, requestId });
