@@ -1,11 +1,9 @@
 import { classParameters, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
-import { isVolumeName, quoted } from '#core/names.ts';
+import { isNameTemplate, nameFromTemplate } from '#core/name-template.ts';
+import { quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { volumeNameFor } from './names.ts';
-
-const token = /\{([^{}]*)\}/g;
-const word = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
 
 /** Throws for a class that cannot be used. */
 export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
@@ -14,7 +12,12 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
       invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
     notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
   });
-  if (read.nameTemplate !== undefined) checkTemplate(name, read.nameTemplate);
+  const { nameTemplate } = read;
+  if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
+    throw invalid(
+      `class '${name}': ${quoted(nameTemplate)} is not a template of names`,
+      'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
+    );
   return read;
 }
 
@@ -32,15 +35,6 @@ export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] 
   });
 }
 
-function checkTemplate(name: string, template: string): void {
-  const wrong = Array.from(template.matchAll(token), ([, found = '']) => found).find((found) => !word.test(found));
-  const text = quoted(template);
-  const help =
-    'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}';
-  if (wrong !== undefined || /[{}]/.test(template.replaceAll(token, '')))
-    throw invalid(`class '${name}': ${text} is not a template of names`, help);
-}
-
 function invalid(message: string, action: string): StowageError {
   return new StowageError(message, {
     code: 'invalid',
@@ -51,24 +45,23 @@ function invalid(message: string, action: string): StowageError {
 
 /** What the volume of a claim is to be called. */
 export function nameFor({ metadata }: PersistentVolumeClaim, template: string | undefined): string {
-  const { namespace = '', name = '', uid = '', labels = {}, annotations = {} } = metadata;
+  const { namespace, name, uid = '', labels = {}, annotations = {} } = metadata;
   if (template === undefined) return volumeNameFor(uid);
-  const text = template.replaceAll(token, (_, found: string) => {
-    if (found === 'namespace') return namespace;
-    if (found === 'name') return name;
-    if (found === 'uid') return uid;
-    const [kind = '', key = ''] = [found.slice(0, found.indexOf(':')), found.slice(found.indexOf(':') + 1)];
-    const value = (kind === 'label' ? labels : annotations)[key];
-    if (value === undefined || value === '') throw missing(kind, key);
-    return value;
+  const values: Readonly<Record<string, string | undefined>> = { namespace, name, uid };
+  return nameFromTemplate(template, {
+    value: ({ kind, key }) =>
+      kind === 'label' ? labels[key] : kind === 'annotation' ? annotations[key] : values[kind],
+    missing: ({ kind, key }) => missing(kind, key),
+    unfit,
   });
-  if (isVolumeName(text)) return text;
-  throw new StowageError(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`, {
+}
+
+const unfit = (name: string): StowageError =>
+  new StowageError(`the volume would be called ${quoted(name)}, which cannot be the name of a volume`, {
     code: 'invalid',
     reason: 'claim-name-unfit',
     action: 'Names have 1 to 128 of A-Z a-z 0-9 _ . -: change what the template of the class takes from the claim.',
   });
-}
 
 const missing = (what: string, key: string): StowageError =>
   new StowageError(`the class names volumes by the ${what} ${quoted(key)}, which the claim does not have`, {

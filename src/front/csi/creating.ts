@@ -3,7 +3,8 @@ import { classParameters, type ParameterName, readParameters, type VolumeParamet
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, Volume, VolumeName } from '#core/model.ts';
-import { isVolumeName, nameFor, quoted } from '#core/names.ts';
+import { nameFromTemplate } from '#core/name-template.ts';
+import { nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
@@ -40,27 +41,22 @@ function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
   return Object.fromEntries(known);
 }
 
-const token = /\{([^{}]*)\}/g;
-
 /** As the class says, from what provisioners tell of a claim: its name and namespace, and those only if they are told to. */
-function volumeNameFor(name: string, given: ReadonlyMap<string, string>): VolumeName {
-  const template = given.get('nameTemplate');
+function volumeNameFor(name: string, template: string | undefined, given: ReadonlyMap<string, string>): VolumeName {
   if (template === undefined) return nameFor(name);
-  const text = template.replaceAll(token, (_, word: string) => {
-    if (word !== 'namespace' && word !== 'name')
+  return nameFromTemplate(template, {
+    value: ({ text }) => {
+      if (text === 'namespace' || text === 'name') return given.get(`${ofKubernetes}pvc/${text}`);
       throw refuse(
-        `the parameter nameTemplate has ${quoted(`{${word}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
+        `the parameter nameTemplate has ${quoted(`{${text}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
       );
-    const value = given.get(`${ofKubernetes}pvc/${word}`);
-    if (value === undefined || value === '')
-      throw refuse(
-        `the parameter nameTemplate takes the ${word} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
-      );
-    return value;
+    },
+    missing: ({ text }) =>
+      refuse(
+        `the parameter nameTemplate takes the ${text} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
+      ),
+    unfit: (text) => refuse(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`),
   });
-  if (!isVolumeName(text))
-    throw refuse(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`);
-  return text;
 }
 
 /** For a store whose volumes must have one, where nobody said anything. */
@@ -72,7 +68,7 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   const range = rangeIn(request.capacityRange);
   const given = mapIn(request.parameters, 'parameters');
   const parameters = parametersFrom(given);
-  const volumeName = volumeNameFor(name, given);
+  const volumeName = volumeNameFor(name, parameters.nameTemplate, given);
   mapIn(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined) throw refuse('volumes cannot be made of others or of snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw refuse('there are no mutable parameters');
