@@ -3,11 +3,11 @@ import { driverFor, fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
-import type { Access, Labels, Volume } from '#core/model.ts';
+import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreKind } from '#core/ports.ts';
 import type { StoreView } from '#core/stores.ts';
-import type { Created } from '#core/volumes.ts';
+import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import type { Again } from './engine/outcome.ts';
 import { heldBy, type IsHad } from './handles.ts';
@@ -101,46 +101,31 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    const names = all.map(({ config }) => config.name);
-    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names);
+    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names());
   }
 
   const identityOf = (store: string): string | undefined =>
     shared().find(({ config }) => config.name === store)?.store?.identity;
 
-  const madeFor = (uid: string): Volume | undefined => {
-    const stores = shared().map(({ config }) => config.name);
-    return engine.catalogue.madeBy(uid, stores);
-  };
+  const names = (): readonly StoreName[] => shared().map(({ config }) => config.name);
 
-  async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Created> {
+  function newVolume(want: Wanted): NewVolume {
+    const { config, store } = storeFor(want.store);
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
-    const { uid } = want.claim;
-    const ownLabels = labelsFor(want, engine.instance);
-    const spec = { store: config.name, name: want.name, bytes: want.bytes, access: want.access, labels: want.labels };
-    try {
-      const enforce = want.enforce ? { enforce: true } : {};
-      return await engine.volumes.createKnown({ ...spec, ...enforce, ownLabels }, call(scope, uid));
-    } catch (thrown) {
-      if (stowageError(thrown).code !== 'exists') throw thrown;
-      // Made by another leader, before the claim's labels were changed.
-      const found = await engine.catalogue.resolve(`${spec.store}..${spec.name}`, scope).catch(() => undefined);
-      if (found?.requestId !== uid) throw thrown;
-      return { volume: found, storeIdentity: identityOf(found.store) };
-    }
+    const { name, bytes, access, labels } = want;
+    const enforce = want.enforce ? { enforce: true } : {};
+    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, engine.instance) };
   }
 
   return {
     driver: fileDriver.name,
     create: async (want, scope) => {
-      const known = madeFor(want.claim.uid);
-      // A leader may have been killed between its record and its data.
-      const complete = known && (await engine.volumes.complete(known, call(scope, known.requestId)));
-      const { volume, storeIdentity: identity } = complete ?? (await create(want, storeFor(want.store), scope));
+      const wanted = { stores: names(), want: () => newVolume(want) };
+      const { volume, storeIdentity: identity } = await engine.provision(wanted, call(scope, want.claim.uid));
       return { volume, where: undefined, identity };
     },
     takeBack: async (uid, isHad, scope) => {
-      const volume = madeFor(uid);
+      const volume = engine.catalogue.madeBy(uid, names());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
       await unlessLeft(engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));

@@ -19,6 +19,7 @@ import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import { isShared as isSharedPlacement } from './placement.ts';
 import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
+import { createProvision, type Provision } from './provision.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import { createReferences, type References } from './references.ts';
@@ -41,6 +42,7 @@ export interface Engine {
   readonly answers: Pick<StoreAnswers, 'silent' | 'rooms' | 'refusal'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
+  readonly provision: Provision;
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
@@ -156,6 +158,7 @@ export function createEngine(parts: EngineParts): CoreEngine {
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
   const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
+  const provision = createProvision({ stores, catalogue, volumes });
   const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
@@ -174,6 +177,7 @@ export function createEngine(parts: EngineParts): CoreEngine {
   return {
     ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
     ...{
+      provision,
       mounts,
       mountHealth,
       ephemerals,
