@@ -1,4 +1,4 @@
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
@@ -88,6 +88,15 @@ describe('CreateVolume', () => {
     await file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes: 2n * gib } });
     await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
     expect(await create(file)).toMatchObject({ volumeId, capacityBytes: 2n * gib });
+  });
+
+  test('of a volume that has only a record, since a kill kept its data from being made, makes the rest of it', async () => {
+    const { volumeId } = await create(file);
+    const [silver = ''] = readdirSync(csi.folder).filter((name) => name.startsWith('silver-'));
+    rmdirSync(join(csi.folder, silver, 'pvc-1'));
+    await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
+    expect(await create(file)).toMatchObject({ volumeId });
+    expect(readdirSync(join(csi.folder, silver))).toContain('pvc-1');
   });
 
   test.each([

@@ -1,12 +1,13 @@
 import { formatSize } from '#base/size.ts';
 import { classParameters, type ParameterName, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { StowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, Volume, VolumeName } from '#core/model.ts';
 import { nameFromTemplate } from '#core/name-template.ts';
 import { nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import type { NewVolume } from '#core/volumes.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
 import { cannotHave, otherNewFilesystem, wishesFrom } from './capabilities.ts';
 import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
@@ -78,35 +79,27 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   if (wrong !== undefined) throw refuse(wrong);
   if (about.driver.topology === 'node') requireHere(about, request.accessibilityRequirements);
 
-  return await about.underway(`create ${name}`, async () => {
-    const requestId = `csi:${name}`;
-    const stores = storesOf(about).map(({ config }) => config.name);
-    const known = about.engine.catalogue.madeBy(requestId, stores);
-    const { access } = wishes[0];
-    const wanted = { view, range, access, enforce: parameters.enforce, name };
-    if (known !== undefined) requireCompatible(known, wanted);
-    // As it is by now: it may have grown since.
-    const bytes = known?.bytes ?? sizeFor(view, range);
-    const other =
-      known === undefined
-        ? otherNewFilesystem(wishes, view, bytes)
-        : await otherFilesystemOf(about, known, wishes, call);
+  const { access } = wishes[0];
+  const wanted = { view, range, access, enforce: parameters.enforce, name };
+  const newVolume = (): NewVolume => {
+    const bytes = sizeFor(view, range);
+    const other = otherNewFilesystem(wishes, view, bytes);
     if (other !== undefined) throw refuse(other);
-    const spec = {
-      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes },
-      enforce: known?.enforce ?? parameters.enforce,
+    return {
+      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes, enforce: parameters.enforce },
       ownLabels: { ...claimLabelsFrom(given), ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
-    try {
-      return await about.engine.volumes.create(spec, { ...call, requestId });
-    } catch (thrown) {
-      if (stowageError(thrown).code !== 'exists') throw thrown;
-      const found = await about.engine.catalogue.resolve(`${spec.store}..${spec.name}`, call).catch(() => undefined);
-      // By another host, or labelled since: whoever asks the same gets the same.
-      if (found === undefined || found.requestId !== requestId) throw thrown;
-      requireCompatible(found, wanted);
-      return found;
-    }
+  };
+  const accept = async (volume: Volume): Promise<void> => {
+    requireCompatible(volume, wanted);
+    const other = await otherFilesystemOf(about, volume, wishes, call);
+    if (other !== undefined) throw refuse(other);
+  };
+  return await about.underway(`create ${name}`, async () => {
+    const stores = storesOf(about).map(({ config }) => config.name);
+    const provisioning = { stores, want: newVolume, accept };
+    const { volume } = await about.engine.provision(provisioning, { ...call, requestId: `csi:${name}` });
+    return volume;
   });
 }
 
