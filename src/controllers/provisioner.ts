@@ -6,6 +6,7 @@ import { ownLabel } from '#core/labels.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { storeGone } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
@@ -184,12 +185,10 @@ export const notYet = (store: string): StowageError =>
   });
 
 export const gone = (store: string): StowageError =>
-  new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
-    code: 'conflict',
-    reason: 'volume-store-gone',
-    action:
-      'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
-  });
+  storeGone(
+    store,
+    'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+  );
 
 /** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
 export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, now: string | undefined): void {

@@ -1,7 +1,8 @@
-import { StowageError, stowageError } from '#core/errors.ts';
+import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
+import { storeGone } from '#core/store-errors.ts';
 import { isWritable, type StoreView } from '#core/stores.ts';
 import {
   type Controller,
@@ -90,16 +91,14 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
   }
 }
 
-/** A store that is no longer asked would make every volume of it look deleted. What we have on record of one outlives its configuration. */
+/** The record of a volume outlives the configuration of its store. */
 function refuseStoreGone({ engine }: About, id: string): void {
   const store = isVolumeId(id) ? engine.catalogue.recorded(id)?.store : undefined;
   if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
-  throw new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
-    code: 'conflict',
-    reason: 'volume-store-gone',
-    action:
-      'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
-  });
+  throw storeGone(
+    store,
+    'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
+  );
 }
 
 async function validate(about: About, request: ValidateVolumeCapabilitiesRequest, call: Call) {
