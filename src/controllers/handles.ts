@@ -1,21 +1,11 @@
 import { coalesced } from '#base/coalesced.ts';
 import type { Volume } from '#core/model.ts';
-import { qualified } from '#core/names.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-
-/**
- * By what PersistentVolumes call a volume: its id, in those that are made here; its store and name, in those that people write. Whoever
- * compares handles with volumes does it by these. They follow from the volume, and not the volume from them: which one a name means
- * on a store of a node is known by that node alone.
- */
-export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'name'>): readonly string[] => [
-  id,
-  qualified(store, name),
-];
 
 /** What a PersistentVolume says of its volume. */
 export const heldBy = ({

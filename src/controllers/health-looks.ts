@@ -3,11 +3,11 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreName, VolumeName } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { handlesOf } from './handles.ts';
 
 /** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
 export const illnesses = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;

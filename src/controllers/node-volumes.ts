@@ -1,5 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
@@ -7,7 +8,7 @@ import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
 import { type Controller, createController } from './engine/controller.ts';
 import { type Again, again, type Done, done } from './engine/outcome.ts';
-import { handlesOf, persistentVolumesOf } from './handles.ts';
+import { persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';

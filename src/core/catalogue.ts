@@ -5,6 +5,7 @@ import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
 import type { Store, VolumeQuery, VolumeTotals } from './ports.ts';
 import { type Unsearched, unsearched } from './store-errors.ts';
+import { unknownVolume } from './volume-errors.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
@@ -49,7 +50,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const qualified = partsOfQualified(ref);
       if (qualified === undefined) return await look.bare(ref, visible, scope);
       const { store, name } = qualified;
-      if (!visible(store)) throw unknown(`${store}/${name}`);
+      if (!visible(store)) throw unknownVolume(`${store}/${name}`);
       return await look.inStore(store, name, scope);
     },
     page: async (query, scope) => {
@@ -149,7 +150,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       if (found !== undefined) return found;
       // A store that is down must never make a volume look gone, nor a record that nobody can read.
       if (down.length > 0) throw notSure(id, down.map(asUnsearched));
-      throw unread === undefined ? unknown(id) : notRead(id, unread);
+      throw unread === undefined ? unknownVolume(id) : notRead(id, unread);
     },
     inStore: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
@@ -159,7 +160,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
       if (down.length > 0) throw notSure(`${store}/${name}`, down.map(asUnsearched));
-      throw unread?.failure ?? unknown(`${store}/${name}`);
+      throw unread?.failure ?? unknownVolume(`${store}/${name}`);
     },
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
@@ -177,7 +178,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
       if (down.length > 0) throw notSure(name, down.map(asUnsearched));
-      throw unread?.failure ?? unknown(name);
+      throw unread?.failure ?? unknownVolume(name);
     },
   };
 }
@@ -187,14 +188,6 @@ interface Unreadable {
   readonly store: StoreName;
   readonly name: VolumeName;
   readonly failure: StowageError;
-}
-
-function unknown(ref: string): StowageError {
-  return new StowageError(`there is no volume ${quoted(ref)}`, {
-    code: 'not-found',
-    reason: 'volume-unknown',
-    action: 'See what there is: stowage volume list',
-  });
 }
 
 function notSure(ref: string, stores: readonly Unsearched[]): StowageError {
