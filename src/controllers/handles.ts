@@ -1,7 +1,8 @@
 import { coalesced } from '#base/coalesced.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { handlesOf } from '#core/volume-handles.ts';
+import { unknownVolume } from '#core/volume-errors.ts';
+import { handlesOf, isHandle } from '#core/volume-handles.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
@@ -13,6 +14,16 @@ export const heldBy = ({
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
   ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
 });
+
+/**
+ * What a PersistentVolume calls its volume. Throws 'volume-unknown' for a bare name, as the CSI drivers do: it would mean whichever volume
+ * has that name today.
+ */
+export function handleOf(volume: PersistentVolume): string {
+  const { handle } = heldBy(volume);
+  if (!isHandle(handle)) throw unknownVolume(handle);
+  return handle;
+}
 
 /** The nodes that a PersistentVolume of a node's store is bound to, as their labels say it. Empty: it does not say so in our words. */
 export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly string[] =>

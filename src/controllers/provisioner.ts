@@ -11,7 +11,7 @@ import type { StoreView } from '#core/stores.ts';
 import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
 import type { Again } from './engine/outcome.ts';
-import { heldBy, type IsHad } from './handles.ts';
+import { handleOf, heldBy, type IsHad } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
 import { storeIdentity } from './names.ts';
 import { refusalOf, type StoreObject } from './store-object.ts';
@@ -132,11 +132,12 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
       await unlessLeft(engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
     },
     delete: async (volume, scope) => {
-      const { handle, store } = heldBy(volume);
+      const { store } = heldBy(volume);
       // A store that is no longer asked would make every volume of it look deleted.
       if (store !== undefined && !shared().some(({ config }) => config.name === store))
         throw whyNotOpen(store) ?? gone(store);
       try {
+        const handle = handleOf(volume);
         await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
@@ -144,12 +145,12 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
       }
     },
     retain: async (volume, scope) => {
-      const { handle } = heldBy(volume);
+      const handle = handleOf(volume);
       const own = { [retainedLabel]: 'true' };
       await engine.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
     },
     expand: async (held, bytes, scope) => {
-      const { handle } = heldBy(held);
+      const handle = handleOf(held);
       const before = await engine.catalogue.resolve(handle, scope);
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
