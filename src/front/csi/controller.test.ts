@@ -267,6 +267,14 @@ describe('DeleteVolume', () => {
     await local.call(method.deleteVolume, { volumeId });
   });
 
+  test('of a name on a store that is not configured is not success', async () => {
+    await expect(local.call(method.deleteVolume, { volumeId: 'moved..pvc-1' })).rejects.toMatchObject({
+      code: 9,
+      message: expect.stringContaining("store 'moved' is not configured any more, and the volume may still be on it"),
+    });
+    for (const volumeId of ['local..pvc-1', 'silver..pvc-1']) await local.call(method.deleteVolume, { volumeId });
+  });
+
   test('of what cannot be looked up is not success', async () => {
     const gate = csi.nfs.close('names', { deaf: true });
     const marks = csi.nfs.close('changedByOthers.marks', { deaf: true });

@@ -1,6 +1,6 @@
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { isVolumeId } from '#core/names.ts';
+import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { storeGone } from '#core/store-errors.ts';
 import { isWritable, type StoreView } from '#core/stores.ts';
@@ -93,7 +93,7 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
 
 /** The record of a volume outlives the configuration of its store. */
 function refuseStoreGone({ engine }: About, id: string): void {
-  const store = isVolumeId(id) ? engine.catalogue.recorded(id)?.store : undefined;
+  const store = engine.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
   throw storeGone(
     store,
