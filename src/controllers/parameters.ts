@@ -1,5 +1,6 @@
 import { classParameters, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
+import { areMountFlags, mountFlags, splitMountFlags } from '#core/mount-flags.ts';
 import { isNameTemplate, nameFromTemplate } from '#core/name-template.ts';
 import { quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
@@ -21,17 +22,13 @@ export function parametersOf({ metadata: { name = '' }, parameters = {} }: Stora
   return read;
 }
 
-/** What front/csi takes when such a volume is mounted. */
-const knownOptions = ['defaults', 'rw', 'ro', 'nosuid', 'nodev'];
-
 /** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
 export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
-  const all = mountOptions.flatMap((one) => one.split(',')).map((one) => one.trim());
-  if (all.every((one) => one === '' || knownOptions.includes(one))) return;
+  if (areMountFlags(splitMountFlags(mountOptions))) return;
   throw new StowageError(`class '${name}' has mountOptions that are not known here`, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `Allowed are: ${knownOptions.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
+    action: `Allowed are: ${mountFlags.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
   });
 }
 
