@@ -1,4 +1,5 @@
 import { stowageError } from '#core/errors.ts';
+import { roomForVolumes } from '#core/limits.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
@@ -155,14 +156,7 @@ async function capacity(about: About, request: GetCapacityRequest, call: Call): 
   return free.reduce((sum, bytes) => sum + bytes, 0n);
 }
 
-/** What the place has, and what the administrator lets volumes have of it. */
 async function freeIn({ engine }: About, { config }: StoreView, call: Call): Promise<bigint> {
   const { freeBytes = 0n } = await engine.stores.check(config.name, call);
-  const { maxBytes, maxVolumes } = config.policy;
-  const { bytes, volumes } = engine.catalogue.totals(config.name);
-  if (maxVolumes !== undefined && volumes >= maxVolumes) return 0n;
-  if (maxBytes === undefined) return freeBytes;
-  // No more than the place has.
-  const left = maxBytes > bytes ? maxBytes - bytes : 0n;
-  return [left, freeBytes].toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n;
+  return roomForVolumes(freeBytes, config.policy, engine.catalogue.totals(config.name));
 }
