@@ -1,5 +1,6 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
@@ -14,7 +15,6 @@ import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { nodeReference, outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
-import { claimLabels } from './provisioner.ts';
 
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly engine: Engine;

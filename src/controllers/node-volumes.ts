@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { stowageError } from '#core/errors.ts';
 import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
@@ -12,7 +13,7 @@ import { persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
-import { claimLabels, retainedLabel } from './provisioner.ts';
+import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {

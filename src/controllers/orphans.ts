@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
@@ -11,7 +12,7 @@ import { type Again, again, type Done, done } from './engine/outcome.ts';
 import { persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
 import type { ControllerParts } from './parts.ts';
-import { claimLabels, retainedLabel } from './provisioner.ts';
+import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {

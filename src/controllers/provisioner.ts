@@ -1,4 +1,5 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { driverFor, fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
@@ -69,15 +70,6 @@ export interface Provisioner {
   retain(volume: PersistentVolume, scope: Scope): Promise<void>;
   expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<Grown>;
 }
-
-/** Says on a volume which claim it was made for. */
-export const claimLabels = {
-  namespace: ownLabel('claim-namespace'),
-  name: ownLabel('claim-name'),
-  uid: ownLabel('claim-uid'),
-  /** The cluster's instance. */
-  cluster: ownLabel('cluster'),
-} as const;
 
 export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
   ...{ [claimLabels.namespace]: namespace, [claimLabels.name]: name },

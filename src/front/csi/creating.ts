@@ -1,4 +1,5 @@
 import { formatSize } from '#base/size.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { classParameters, type ParameterName, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
@@ -16,10 +17,10 @@ import { otherFilesystemOf } from './volumes.ts';
 
 /** What provisioners add by themselves. */
 const ofKubernetes = 'csi.storage.k8s.io/';
-const claimLabels: Readonly<Record<string, string>> = {
-  'csi.storage.k8s.io/pvc/name': ownLabel('claim-name'),
-  'csi.storage.k8s.io/pvc/namespace': ownLabel('claim-namespace'),
-  'csi.storage.k8s.io/pv/name': ownLabel('persistent-volume'),
+const labelOf: Readonly<Record<string, string>> = {
+  'csi.storage.k8s.io/pvc/name': claimLabels.name,
+  'csi.storage.k8s.io/pvc/namespace': claimLabels.namespace,
+  'csi.storage.k8s.io/pv/name': claimLabels.persistentVolume,
 };
 
 export function parametersFrom(
@@ -36,7 +37,7 @@ export function parametersFrom(
 /** The claim that the volume is for, as far as the provisioner says it. */
 function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
   const known = [...given].flatMap(([key, value]) => {
-    const label = claimLabels[key];
+    const label = labelOf[key];
     return label === undefined ? [] : [[label, value]];
   });
   return Object.fromEntries(known);
