@@ -12,7 +12,7 @@ import { createNear } from '#clients/mounter/near.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import { createSettling } from '#clients/mounter/settle.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import { createEngine, type Engine } from '#core/engine.ts';
+import { type CoreEngine, createEngine } from '#core/engine.ts';
 import type { NodeName } from '#core/model.ts';
 import type { LocalDirectory, ProcessMarks, Records, StoreKind } from '#core/ports.ts';
 import { takeProcessMarks } from './process-marks.ts';
@@ -34,7 +34,7 @@ export interface Pieces {
 }
 
 /** The use cases, with the stores and clients of this program. */
-export async function assemble(pieces: Pieces): Promise<Engine> {
+export async function assemble(pieces: Pieces): Promise<CoreEngine> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
   const directories = (): readonly LocalDirectory[] =>

@@ -53,8 +53,8 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     storesInTrouble: stores
       .filter(({ config, store }) => store === undefined || silent.has(config.name))
       .map(({ config }) => config.name),
-    volumes: stores.reduce((sum, { config }) => sum + engine.records.volumes.totals(config.name).volumes, 0),
-    mounts: mounts.filter(({ volumeId }) => visible(engine.records.volumes.byId(volumeId)?.store)).length,
+    volumes: stores.reduce((sum, { config }) => sum + engine.catalogue.totals(config.name).volumes, 0),
+    mounts: mounts.filter(({ volumeId }) => visible(engine.catalogue.recorded(volumeId)?.store)).length,
     operations: engine.operations.runningIn(visible),
     rssBytes: process.memoryUsage.rss(),
   };

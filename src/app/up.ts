@@ -9,7 +9,7 @@ import { createContainerEngine } from '#clients/engines/engine.ts';
 import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
 import { withPodNetworks } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { CoreEngine, Engine } from '#core/engine.ts';
 import { closeEngine, startEngine } from '#core/engine-life.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
@@ -74,7 +74,7 @@ export interface UpSettings {
 }
 
 export interface Running {
-  readonly engine: Engine;
+  readonly engine: CoreEngine;
   readonly addresses: readonly string[];
   readonly state: StateFolder;
   readonly nfs: EmbeddedNfs | undefined;

@@ -1,4 +1,5 @@
 import { StowageError } from '#core/errors.ts';
+import { roomForVolumes } from '#core/limits.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 
@@ -146,15 +147,12 @@ export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const answer = answerIn(check);
   const steps = Array.isArray(answer['steps']) ? answer['steps'].filter(isAnswer) : [];
   const failed = steps.find(({ ok }) => ok === false);
-  const { name, access, identity, volumes, bytes, maxBytes, maxVolumes } = listed;
-  const free = bytesIn(answer, 'freeBytes') ?? 0n;
-  const isFull = maxVolumes !== undefined && volumes >= maxVolumes;
-  const most = [free, ...(maxBytes === undefined ? [] : [maxBytes > bytes ? maxBytes - bytes : 0n])];
+  const { name, access, identity, volumes } = listed;
   const why = failed && [failed['detail'], failed['action']].filter((text) => typeof text === 'string').join('. ');
   return {
     ...{ name, access, identity, volumes, isOpen: failed === undefined },
     problem: (why && shortened(why)) ?? (failed === undefined ? undefined : listed.problem),
     totalBytes: bytesIn(answer, 'totalBytes') ?? 0n,
-    freeBytes: isFull ? 0n : (most.toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n),
+    freeBytes: roomForVolumes(bytesIn(answer, 'freeBytes') ?? 0n, listed, listed),
   };
 }

@@ -1,10 +1,11 @@
 import { randomUUID } from 'node:crypto';
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { stowageError } from '#core/errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { type AgentMade, type AgentVolume, madeFrom, volumeFrom, volumesFrom } from './agent-answers.ts';
 import type { AgentRequest, Agents } from './agents.ts';
-import { claimLabels, labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
+import { labelsFor, notYet, retainedLabel, type Wanted } from './provisioner.ts';
 
 /**
  * What agents are asked about the volumes of their nodes. Every call can be repeated when its answer was lost.

@@ -75,6 +75,15 @@ describe('a PersistentVolume', () => {
     await eventually(left).toEqual([0, 0]);
   });
 
+  test('goes without a volume when its handle is a bare name', async () => {
+    await aVolume();
+    const [object] = await it.list(persistentVolumes);
+    const csi = { driver: 'file.stowage.dev', volumeHandle: 'a' };
+    it.api.put(paths.volumes, { ...(object as unknown as Thing), spec: { ...object?.spec, csi } });
+    it.start(createDeleting);
+    await eventually(left).toEqual([1, 0]);
+  });
+
   test('stays where a Store of its name means another place since', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
     const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });

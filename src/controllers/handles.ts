@@ -1,22 +1,12 @@
 import { coalesced } from '#base/coalesced.ts';
-import type { StoreName, Volume, VolumeName } from '#core/model.ts';
-import { isVolumeId, partsOfQualified, qualified } from '#core/names.ts';
+import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import type { Records } from '#core/ports.ts';
+import { unknownVolume } from '#core/volume-errors.ts';
+import { handlesOf, isHandle } from '#core/volume-handles.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-
-/**
- * By what PersistentVolumes call a volume: its id, in those that are made here; its store and name, in those that people write. Whoever
- * compares handles with volumes does it by these. They follow from the volume, and not the volume from them: which one a name means
- * on a store of a node is known by that node alone.
- */
-export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'name'>): readonly string[] => [
-  id,
-  qualified(store, name),
-];
 
 /** What a PersistentVolume says of its volume. */
 export const heldBy = ({
@@ -24,6 +14,16 @@ export const heldBy = ({
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
   ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
 });
+
+/**
+ * What a PersistentVolume calls its volume. Throws 'volume-unknown' for a bare name, as the CSI drivers do: it would mean whichever volume
+ * has that name today.
+ */
+export function handleOf(volume: PersistentVolume): string {
+  const { handle } = heldBy(volume);
+  if (!isHandle(handle)) throw unknownVolume(handle);
+  return handle;
+}
 
 /** The nodes that a PersistentVolume of a node's store is bound to, as their labels say it. Empty: it does not say so in our words. */
 export const topologiesOf = ({ spec }: Pick<PersistentVolume, 'spec'>): readonly string[] =>
@@ -60,11 +60,4 @@ export function createIsHad(client: Pick<KubeClient, 'list'>, caches: Pick<Cache
     await read();
     return handlesOf(volume).some((handle) => handles.has(handle));
   };
-}
-
-/** The volume of a handle, on a store that can be worked on from here. Undefined: it is not on record. */
-export function recordedAs(handle: string, { volumes }: Pick<Records, 'volumes'>): Volume | undefined {
-  if (isVolumeId(handle)) return volumes.byId(handle);
-  const parts = partsOfQualified(handle);
-  return parts && volumes.byName(parts.store as StoreName, parts.name as VolumeName);
 }

@@ -3,9 +3,9 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import type { StoreName, VolumeName } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import type { Agents } from './agents.ts';
 import type { Caches } from './caches.ts';
-import { handlesOf } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 

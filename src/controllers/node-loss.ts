@@ -1,5 +1,6 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
@@ -9,13 +10,11 @@ import { isShared } from '#core/placement.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node } from '#wire/kube/types.ts';
 import type { Agents } from './agents.ts';
-import { recordedAs } from './handles.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, outOfService } from './names.ts';
 import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
-import { claimLabels } from './provisioner.ts';
 
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
   readonly engine: Engine;
@@ -137,7 +136,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
-      const { id = handle as VolumeId, store = '' as StoreName } = recordedAs(handle, engine.records) ?? {};
+      const { id = handle as VolumeId, store = '' as StoreName } = engine.catalogue.recorded(handle) ?? {};
       own.set(id, { id, store });
     }
     for (const volume of volumesWith(engine, { [claimLabels.cluster]: engine.instance })) own.set(volume.id, volume);
@@ -214,11 +213,11 @@ async function bounded<T extends Pick<Volume, 'store'>>(
 }
 
 /** On stores that are shared, as far as it is known. */
-function* volumesWith({ stores, records }: Engine, labels: Labels): Generator<Volume, void, undefined> {
+function* volumesWith({ stores, catalogue }: Engine, labels: Labels): Generator<Volume, void, undefined> {
   const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: inPage };
   for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
-    const page = records.volumes.page({ ...query, after });
+    const page = catalogue.recordedPage({ ...query, after });
     yield* page;
     const last = page.at(-1);
     if (last === undefined || page.length < inPage) return;

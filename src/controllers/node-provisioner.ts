@@ -5,12 +5,13 @@ import { errorCodes, stowageError } from '#core/errors.ts';
 import { nodeTopologyKey, topologyOfNode } from '#core/node-topology.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { isHandle } from '#core/volume-handles.ts';
 import { nodes } from '#wire/kube/resources.ts';
 import type { Node, NodeSelector, PersistentVolume } from '#wire/kube/types.ts';
 import { type ListedStore, storeFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { heldBy, topologiesOf } from './handles.ts';
+import { handleOf, heldBy, topologiesOf } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
 import { type Again, again } from './machinery/outcome.ts';
 import { createChoosing, lookMs } from './node-choosing.ts';
@@ -214,13 +215,13 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     },
     delete: async (volume, scope) => {
       const [node, { handle, store }] = [nodeOf(volume), heldBy(volume)];
-      const end = await onAgents.delete(node, handle, volume.metadata.uid, scope);
+      const end = isHandle(handle) ? await onAgents.delete(node, handle, volume.metadata.uid, scope) : 'unknown';
       if (end === 'unknown' && store !== undefined) await refuseUnlessOpen(node, volume, store, scope);
     },
-    retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), heldBy(volume).handle, scope),
+    retain: async (volume, scope) => await onAgents.retain(nodeOf(volume), handleOf(volume), scope),
     // Its own node makes it larger, mounted or not: kubelets have nothing left to do.
     expand: async (volume, bytes, scope) => ({
-      bytes: await onAgents.expand(nodeOf(volume), heldBy(volume).handle, bytes, scope),
+      bytes: await onAgents.expand(nodeOf(volume), handleOf(volume), bytes, scope),
       onNodes: false,
     }),
   };

@@ -1,17 +1,19 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { stowageError } from '#core/errors.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type AgentVolume, garbled, volumesFrom } from './agent-answers.ts';
 import { createAgentVolumes } from './agent-volumes.ts';
 import type { Agents } from './agents.ts';
-import { handlesOf, persistentVolumesOf } from './handles.ts';
+import { persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import { nodeReference, volumeNameFor } from './names.ts';
 import { type ControllerParts, found } from './parts.ts';
-import { claimLabels, retainedLabel } from './provisioner.ts';
+import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface NodeVolumesOptions extends Omit<ControllerParts, 'provisioners'> {

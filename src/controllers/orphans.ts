@@ -1,16 +1,18 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { handlesOf } from '#core/volume-handles.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
-import { handlesOf, persistentVolumesOf } from './handles.ts';
+import { persistentVolumesOf } from './handles.ts';
 import { isLeft } from './left-alone.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 import type { ControllerParts } from './parts.ts';
-import { claimLabels, retainedLabel } from './provisioner.ts';
+import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {

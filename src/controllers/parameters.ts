@@ -1,54 +1,35 @@
+import { classParameters, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
-import { isVolumeName, quoted } from '#core/names.ts';
+import { areMountFlags, mountFlags, splitMountFlags } from '#core/mount-flags.ts';
+import { isNameTemplate, nameFromTemplate } from '#core/name-template.ts';
+import { quoted } from '#core/names.ts';
 import type { PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
 import { volumeNameFor } from './names.ts';
 
-/** What a class may say. */
-export interface ClassParameters {
-  readonly store: string | undefined;
-  readonly enforce: boolean;
-  /** What volumes are called, from what their claims say. */
-  readonly nameTemplate: string | undefined;
+/** Throws for a class that cannot be used. */
+export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): VolumeParameters {
+  const read = readParameters(Object.entries(parameters), classParameters, {
+    unknown: (key) =>
+      invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, 'Allowed are: store, nameTemplate, enforce'),
+    notBoolean: (value) => invalid(`class '${name}': ${quoted(value)} is not a value for enforce`, 'Use true or false'),
+  });
+  const { nameTemplate } = read;
+  if (nameTemplate !== undefined && !isNameTemplate(nameTemplate))
+    throw invalid(
+      `class '${name}': ${quoted(nameTemplate)} is not a template of names`,
+      'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}',
+    );
+  return read;
 }
-
-const known = ['store', 'nameTemplate', 'enforce'];
-const token = /\{([^{}]*)\}/g;
-const word = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
-
-/** Throws for anything else: a parameter that is not known would be a wish that nobody hears. */
-export function parametersOf({ metadata: { name = '' }, parameters = {} }: StorageClass): ClassParameters {
-  const allowed = known.join(', ');
-  for (const key of Object.keys(parameters))
-    if (!known.includes(key))
-      throw invalid(`class '${name}' has the unknown parameter ${quoted(key)}`, `Allowed are: ${allowed}`);
-  const { store, nameTemplate, enforce: text } = parameters;
-  if (text !== undefined && text !== 'true' && text !== 'false')
-    throw invalid(`class '${name}': ${quoted(text)} is not a value for enforce`, 'Use true or false');
-  if (nameTemplate !== undefined) checkTemplate(name, nameTemplate);
-  return { store: store === '' ? undefined : store, nameTemplate, enforce: text === 'true' };
-}
-
-/** What front/csi takes when such a volume is mounted. */
-const knownOptions = ['defaults', 'rw', 'ro', 'nosuid', 'nodev'];
 
 /** Throws for those that no mount of it would be given. Which ones is not said: they may hold secrets. */
 export function refuseMountOptions({ metadata: { name = '' }, mountOptions = [] }: StorageClass): void {
-  const all = mountOptions.flatMap((one) => one.split(',')).map((one) => one.trim());
-  if (all.every((one) => one === '' || knownOptions.includes(one))) return;
+  if (areMountFlags(splitMountFlags(mountOptions))) return;
   throw new StowageError(`class '${name}' has mountOptions that are not known here`, {
     code: 'invalid',
     reason: 'class-parameter-invalid',
-    action: `Allowed are: ${knownOptions.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
+    action: `Allowed are: ${mountFlags.join(', ')}. How a store is reached is said on the Store: ask the administrator to take them out of the class.`,
   });
-}
-
-function checkTemplate(name: string, template: string): void {
-  const wrong = Array.from(template.matchAll(token), ([, found = '']) => found).find((found) => !word.test(found));
-  const text = quoted(template);
-  const help =
-    'Write it of {namespace}, {name}, {uid}, {label:KEY} and {annotation:KEY}, for example {namespace}-{name}';
-  if (wrong !== undefined || /[{}]/.test(template.replaceAll(token, '')))
-    throw invalid(`class '${name}': ${text} is not a template of names`, help);
 }
 
 function invalid(message: string, action: string): StowageError {
@@ -61,24 +42,23 @@ function invalid(message: string, action: string): StowageError {
 
 /** What the volume of a claim is to be called. */
 export function nameFor({ metadata }: PersistentVolumeClaim, template: string | undefined): string {
-  const { namespace = '', name = '', uid = '', labels = {}, annotations = {} } = metadata;
+  const { namespace, name, uid = '', labels = {}, annotations = {} } = metadata;
   if (template === undefined) return volumeNameFor(uid);
-  const text = template.replaceAll(token, (_, found: string) => {
-    if (found === 'namespace') return namespace;
-    if (found === 'name') return name;
-    if (found === 'uid') return uid;
-    const [kind = '', key = ''] = [found.slice(0, found.indexOf(':')), found.slice(found.indexOf(':') + 1)];
-    const value = (kind === 'label' ? labels : annotations)[key];
-    if (value === undefined || value === '') throw missing(kind, key);
-    return value;
+  const values: Readonly<Record<string, string | undefined>> = { namespace, name, uid };
+  return nameFromTemplate(template, {
+    value: ({ kind, key }) =>
+      kind === 'label' ? labels[key] : kind === 'annotation' ? annotations[key] : values[kind],
+    missing: ({ kind, key }) => missing(kind, key),
+    unfit,
   });
-  if (isVolumeName(text)) return text;
-  throw new StowageError(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`, {
+}
+
+const unfit = (name: string): StowageError =>
+  new StowageError(`the volume would be called ${quoted(name)}, which cannot be the name of a volume`, {
     code: 'invalid',
     reason: 'claim-name-unfit',
     action: 'Names have 1 to 128 of A-Z a-z 0-9 _ . -: change what the template of the class takes from the claim.',
   });
-}
 
 const missing = (what: string, key: string): StowageError =>
   new StowageError(`the class names volumes by the ${what} ${quoted(key)}, which the claim does not have`, {

@@ -1,15 +1,17 @@
 import type { Scope } from '#base/log.ts';
+import { claimLabels } from '#core/claim-labels.ts';
 import { driverFor, fileDriver } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
-import type { Access, Labels, Volume } from '#core/model.ts';
+import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreKind } from '#core/ports.ts';
+import { storeGone } from '#core/store-errors.ts';
 import type { StoreView } from '#core/stores.ts';
-import type { Created } from '#core/volumes.ts';
+import type { NewVolume } from '#core/volumes.ts';
 import type { NodeSelector, PersistentVolume, StorageClass } from '#wire/kube/types.ts';
-import { heldBy, type IsHad } from './handles.ts';
+import { handleOf, heldBy, type IsHad } from './handles.ts';
 import { unlessLeft } from './left-alone.ts';
 import type { Again } from './machinery/outcome.ts';
 import { storeIdentity } from './names.ts';
@@ -69,15 +71,6 @@ export interface Provisioner {
   expand(volume: PersistentVolume, bytes: bigint, scope: Scope): Promise<Grown>;
 }
 
-/** Says on a volume which claim it was made for. */
-export const claimLabels = {
-  namespace: ownLabel('claim-namespace'),
-  name: ownLabel('claim-name'),
-  uid: ownLabel('claim-uid'),
-  /** The cluster's instance. */
-  cluster: ownLabel('cluster'),
-} as const;
-
 export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
   ...{ [claimLabels.namespace]: namespace, [claimLabels.name]: name },
   ...{ [claimLabels.uid]: uid, [claimLabels.cluster]: cluster },
@@ -101,56 +94,42 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
     if (wanted === undefined && only !== undefined && all.length === 1) return only;
     const found = all.find(({ config }) => config.name === wanted);
     if (found !== undefined) return found;
-    const names = all.map(({ config }) => config.name);
-    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names);
+    throw (wanted === undefined ? undefined : whyNotOpen(wanted)) ?? noSuchStore(wanted, names());
   }
 
   const identityOf = (store: string): string | undefined =>
     shared().find(({ config }) => config.name === store)?.store?.identity;
 
-  const madeFor = (uid: string): Volume | undefined =>
-    shared()
-      .map(({ config }) => engine.records.volumes.byRequest(config.name, uid))
-      .find((volume) => volume !== undefined);
+  const names = (): readonly StoreName[] => shared().map(({ config }) => config.name);
 
-  async function create(want: Wanted, { config, store }: StoreView, scope: Scope): Promise<Created> {
+  function newVolume(want: Wanted): NewVolume {
+    const { config, store } = storeFor(want.store);
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
-    const { uid } = want.claim;
-    const ownLabels = labelsFor(want, engine.instance);
-    const spec = { store: config.name, name: want.name, bytes: want.bytes, access: want.access, labels: want.labels };
-    try {
-      const enforce = want.enforce ? { enforce: true } : {};
-      return await engine.volumes.createKnown({ ...spec, ...enforce, ownLabels }, call(scope, uid));
-    } catch (thrown) {
-      if (stowageError(thrown).code !== 'exists') throw thrown;
-      // Made by another leader, before the claim's labels were changed.
-      const found = await engine.catalogue.resolve(`${spec.store}..${spec.name}`, scope).catch(() => undefined);
-      if (found?.requestId !== uid) throw thrown;
-      return { volume: found, storeIdentity: identityOf(found.store) };
-    }
+    const { name, bytes, access, labels } = want;
+    const enforce = want.enforce ? { enforce: true } : {};
+    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, engine.instance) };
   }
 
   return {
     driver: fileDriver.name,
     create: async (want, scope) => {
-      const known = madeFor(want.claim.uid);
-      // A leader may have been killed between its record and its data.
-      const complete = known && (await engine.volumes.complete(known, call(scope, known.requestId)));
-      const { volume, storeIdentity: identity } = complete ?? (await create(want, storeFor(want.store), scope));
+      const wanted = { stores: names(), want: () => newVolume(want) };
+      const { volume, storeIdentity: identity } = await engine.provision(wanted, call(scope, want.claim.uid));
       return { volume, where: undefined, identity };
     },
     takeBack: async (uid, isHad, scope) => {
-      const volume = madeFor(uid);
+      const volume = engine.catalogue.madeBy(uid, names());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
       await unlessLeft(engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
     },
     delete: async (volume, scope) => {
-      const { handle, store } = heldBy(volume);
+      const { store } = heldBy(volume);
       // A store that is no longer asked would make every volume of it look deleted.
       if (store !== undefined && !shared().some(({ config }) => config.name === store))
         throw whyNotOpen(store) ?? gone(store);
       try {
+        const handle = handleOf(volume);
         await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
@@ -158,12 +137,12 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
       }
     },
     retain: async (volume, scope) => {
-      const { handle } = heldBy(volume);
+      const handle = handleOf(volume);
       const own = { [retainedLabel]: 'true' };
       await engine.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
     },
     expand: async (held, bytes, scope) => {
-      const { handle } = heldBy(held);
+      const handle = handleOf(held);
       const before = await engine.catalogue.resolve(handle, scope);
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
@@ -199,12 +178,10 @@ export const notYet = (store: string): StowageError =>
   });
 
 export const gone = (store: string): StowageError =>
-  new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
-    code: 'conflict',
-    reason: 'volume-store-gone',
-    action:
-      'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
-  });
+  storeGone(
+    store,
+    'Make its Store object again; or, to leave the data where they are, set persistentVolumeReclaimPolicy to Retain and delete the PersistentVolume.',
+  );
 
 /** Throws for a volume that is not there where a Store of that name means another place than when it was made. */
 export function refuseOtherPlace({ metadata }: PersistentVolume, store: string, now: string | undefined): void {

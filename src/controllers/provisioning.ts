@@ -192,7 +192,7 @@ function isFilledByOthers({ spec: { dataSourceRef } }: PersistentVolumeClaim): b
 function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   const { metadata, spec } = claim;
   const { namespace = '', name = '', uid = '' } = metadata;
-  const { store, enforce, nameTemplate } = parametersOf(kind);
+  const { store, enforce = false, nameTemplate } = parametersOf(kind);
   if (spec.dataSource !== undefined || spec.dataSourceRef !== undefined)
     throw unsupported(
       'has a dataSource: volumes cannot be made of others or of snapshots yet',

@@ -7,14 +7,14 @@ import { createResizing } from './resizing.ts';
 const it = controlled();
 const mib = 1n << 20n;
 
-async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1Mi' } = {}) {
+async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1Mi', handle = '' } = {}) {
   const spec = { store: 'silver', name: 'a', bytes: mib, enforce, access: undefined, labels: {} };
   const { id } = await it.engine.volumes.create(spec, aCall());
   it.api.put(paths.volumes, {
     metadata: { name: 'pvc-1' },
     spec: {
       ...{ capacity: { storage: has }, claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' } },
-      csi: { driver: 'file.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'silver' } },
+      csi: { driver: 'file.stowage.dev', volumeHandle: handle || id, volumeAttributes: { store: 'silver' } },
     },
     status: { phase: 'Bound' },
   });
@@ -52,6 +52,13 @@ test('where nodes have to see to it too, they are told, and the claim has it whe
   controller.add('shop/cart');
   await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
   expect(it.changes()).toHaveLength(before);
+});
+
+test('a claim whose PersistentVolume calls its volume by a bare name does not get more', async () => {
+  await aPair({}, { handle: 'a' });
+  it.start(createResizing);
+  await eventually(async () => (await it.notes('VolumeResizeFailed')).join()).toContain("there is no volume 'a'");
+  expect(await it.volumes()).toMatchObject([{ bytes: mib }]);
 });
 
 test('what was interrupted before the claim was told is finished', async () => {

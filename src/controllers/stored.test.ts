@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import type { StoreName, VolumeId, VolumeName } from '#core/model.ts';
-import { handlesOf, heldBy, topologiesOf } from './handles.ts';
+import { handlesOf } from '#core/volume-handles.ts';
+import { heldBy, topologiesOf } from './handles.ts';
 import { volumeNameFor } from './names.ts';
 import { nameFor, parametersOf } from './parameters.ts';
 import { anyNode, nodesIn, textOf } from './unhealthy-nodes.ts';

@@ -85,7 +85,7 @@ export function createStoresController(options: StoresOptions): StoresController
       ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
       capacity: sizesIn(check),
-      volumes: engine.records.volumes.totals(name as StoreConfig['name']).volumes,
+      volumes: engine.catalogue.totals(name as StoreConfig['name']).volumes,
     };
   }
 

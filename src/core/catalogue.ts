@@ -3,8 +3,9 @@ import { type CatalogueParts, createRefresh, type Refresh } from './catalogue-re
 import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
-import type { Store, VolumeQuery } from './ports.ts';
+import type { Store, VolumeQuery, VolumeTotals } from './ports.ts';
 import { type Unsearched, unsearched } from './store-errors.ts';
+import { unknownVolume } from './volume-errors.ts';
 
 /** Which volumes there are: our records of them, refreshed from stores that others can change. */
 export interface Catalogue {
@@ -17,6 +18,14 @@ export interface Catalogue {
     query: Omit<VolumeQuery, 'stores'> & { readonly stores: readonly string[] | undefined },
     scope: Scope,
   ): Promise<VolumePage>;
+  /** The record of a volume, by its id or as `store..name`. No store is asked. The record outlives the configuration of its store. */
+  recorded(handle: string): Volume | undefined;
+  /** A page of the records, ordered by store and name. No store is asked. */
+  recordedPage(query: VolumeQuery): readonly Volume[];
+  /** The record of the volume that a request made on one of these stores, whatever its name is now. No store is asked. */
+  madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
+  /** Of the volumes on record. The store is not asked. */
+  totals(store: StoreName): VolumeTotals;
   /**
    * Makes our records of a store equal to what the store itself says, for what is this instance's or shared. Thorough:
    * what is on record is compared too, since a power cut can have taken back the newest of our records.
@@ -41,7 +50,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const qualified = partsOfQualified(ref);
       if (qualified === undefined) return await look.bare(ref, visible, scope);
       const { store, name } = qualified;
-      if (!visible(store)) throw unknown(`${store}/${name}`);
+      if (!visible(store)) throw unknownVolume(`${store}/${name}`);
       return await look.inStore(store, name, scope);
     },
     page: async (query, scope) => {
@@ -52,6 +61,20 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.answers.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
+    recorded: (handle) => {
+      if (isVolumeId(handle)) return records.volumes.byId(handle);
+      const parts = partsOfQualified(handle);
+      return parts && records.volumes.byName(parts.store as StoreName, parts.name as VolumeName);
+    },
+    recordedPage: (query) => records.volumes.page(query),
+    madeBy: (requestId, stores) => {
+      for (const store of stores) {
+        const volume = records.volumes.byRequest(store, requestId);
+        if (volume !== undefined) return volume;
+      }
+      return undefined;
+    },
+    totals: (store) => records.volumes.totals(store),
     refresh: refresh.all,
   };
 }
@@ -127,7 +150,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       if (found !== undefined) return found;
       // A store that is down must never make a volume look gone, nor a record that nobody can read.
       if (down.length > 0) throw notSure(id, down.map(asUnsearched));
-      throw unread === undefined ? unknown(id) : notRead(id, unread);
+      throw unread === undefined ? unknownVolume(id) : notRead(id, unread);
     },
     inStore: async (store, name, scope) => {
       const { config } = parts.stores().view(storeName(store));
@@ -137,7 +160,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const found = records.volumes.byName(config.name, wanted);
       if (found !== undefined) return found;
       if (down.length > 0) throw notSure(`${store}/${name}`, down.map(asUnsearched));
-      throw unread?.failure ?? unknown(`${store}/${name}`);
+      throw unread?.failure ?? unknownVolume(`${store}/${name}`);
     },
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
@@ -155,7 +178,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       if (first !== undefined && found.length === 1) return first;
       if (found.length > 1) throw ambiguous(name, found);
       if (down.length > 0) throw notSure(name, down.map(asUnsearched));
-      throw unread?.failure ?? unknown(name);
+      throw unread?.failure ?? unknownVolume(name);
     },
   };
 }
@@ -165,14 +188,6 @@ interface Unreadable {
   readonly store: StoreName;
   readonly name: VolumeName;
   readonly failure: StowageError;
-}
-
-function unknown(ref: string): StowageError {
-  return new StowageError(`there is no volume ${quoted(ref)}`, {
-    code: 'not-found',
-    reason: 'volume-unknown',
-    action: 'See what there is: stowage volume list',
-  });
 }
 
 function notSure(ref: string, stores: readonly Unsearched[]): StowageError {

@@ -19,6 +19,7 @@ import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import { isShared as isSharedPlacement } from './placement.ts';
 import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
+import { createProvision, type Provision } from './provision.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
 import { createRecovery } from './recovery.ts';
 import { createReferences, type References } from './references.ts';
@@ -26,21 +27,22 @@ import { createRemappedUsers } from './remapped-users.ts';
 import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
-import { createStores, type Stores } from './stores.ts';
+import { type ConfiguredStores, createStores, type Stores } from './stores.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import { createUseRecords, type UseRecords } from './use-records.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
-/** The use cases, which is all that front ends know. */
+/** The use cases: all that front ends and controllers know. */
 export interface Engine {
   readonly instance: string;
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
-  readonly stores: Stores;
+  readonly stores: ConfiguredStores;
   readonly answers: Pick<StoreAnswers, 'silent' | 'rooms' | 'refusal'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
+  readonly provision: Provision;
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
@@ -55,10 +57,17 @@ export interface Engine {
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
-  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
+  /** The answers to requests with an idempotency key, kept for a day. */
+  readonly requestAnswers: Pick<Records['answers'], 'get' | 'put'>;
   /** What is done again and again: opening stores that were down, renewing records of use, emptying the trash, dropping old keys. */
   readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
+}
+
+/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect its records and stores. */
+export interface CoreEngine extends Engine {
+  readonly stores: Stores;
+  readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
 }
 
 const day = 86_400_000;
@@ -91,7 +100,7 @@ export interface EngineParts {
   readonly log: Log;
 }
 
-export function createEngine(parts: EngineParts): Engine {
+export function createEngine(parts: EngineParts): CoreEngine {
   const { records, mounter, instance, node, clock, log } = parts;
   const events = createEvents(parts.epoch, clock);
   const clients = createClients(parts.clients);
@@ -149,6 +158,7 @@ export function createEngine(parts: EngineParts): Engine {
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
   const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
+  const provision = createProvision({ stores, catalogue, volumes });
   const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
@@ -167,6 +177,7 @@ export function createEngine(parts: EngineParts): Engine {
   return {
     ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
     ...{
+      provision,
       mounts,
       mountHealth,
       ephemerals,
@@ -178,6 +189,7 @@ export function createEngine(parts: EngineParts): Engine {
       operations,
       tokens,
       events,
+      requestAnswers: records.answers,
       records,
     },
     maintenance: [

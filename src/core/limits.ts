@@ -1,12 +1,24 @@
 import { formatSize } from '#base/size.ts';
 import { type ReasonWith, StowageError } from './errors.ts';
-import type { StoreConfig, StoreName, VolumeId } from './model.ts';
-import type { Records } from './ports.ts';
+import type { StoreConfig, StoreName, StorePolicy, VolumeId } from './model.ts';
+import type { Records, VolumeTotals } from './ports.ts';
 
 /** Holds a store to what the administrator allows it, also while several requests are under way at once. */
 export interface Limits {
   /** Throws 'exhausted' unless the volume may have that many bytes in all. Holds its place until disposed. */
   reserve(config: StoreConfig, id: VolumeId, bytes: bigint): Disposable;
+}
+
+/** What new volumes of a store may have: no more than its place has free, nor than the administrator allows. */
+export function roomForVolumes(
+  freeBytes: bigint,
+  { maxBytes, maxVolumes }: Pick<StorePolicy, 'maxBytes' | 'maxVolumes'>,
+  { bytes, volumes }: VolumeTotals,
+): bigint {
+  if (maxVolumes !== undefined && volumes >= maxVolumes) return 0n;
+  if (maxBytes === undefined) return freeBytes;
+  const left = maxBytes > bytes ? maxBytes - bytes : 0n;
+  return left < freeBytes ? left : freeBytes;
 }
 
 interface Place {

@@ -422,7 +422,7 @@ export interface Records extends ContainerRecords {
     named(name: VolumeName): readonly Volume[];
     page(query: VolumeQuery): readonly Volume[];
     names(store: StoreName): readonly { readonly id: VolumeId; readonly name: VolumeName }[];
-    totals(store: StoreName): { readonly volumes: number; readonly bytes: bigint };
+    totals(store: StoreName): VolumeTotals;
     /** The store is gone from the configuration; its volumes live on the store itself. */
     forgetStore(store: StoreName): void;
   };
@@ -456,6 +456,12 @@ export interface Records extends ContainerRecords {
     prune(olderThan: number): void;
   };
   close(): void;
+}
+
+/** How many volumes a store has, and the sum of their sizes. */
+export interface VolumeTotals {
+  readonly volumes: number;
+  readonly bytes: bigint;
 }
 
 export interface StoredAnswer {

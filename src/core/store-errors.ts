@@ -12,6 +12,18 @@ export function unknownStore(name: string): StowageError {
   });
 }
 
+/**
+ * A volume that is not found was on a store that is not configured any more. Nobody asks such a store, so every volume of it would look
+ * deleted. `action`: how to configure the store again, where the caller's users do that.
+ */
+export function storeGone(store: string, action: string): StowageError {
+  return new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
+    code: 'conflict',
+    reason: 'volume-store-gone',
+    action,
+  });
+}
+
 /** Of an operation that waits for its store. */
 export function notConfigured(name: string): StowageError {
   return new StowageError(`store ${quoted(name)} is not configured`, {

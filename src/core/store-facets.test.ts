@@ -155,7 +155,7 @@ describe('a store with the required members only', () => {
       message: "store 'plain' does not know how much its volumes hold",
     });
     const log = collectingLog();
-    const counting = createCounting({ stores: core.engine.stores, clock: systemClock(), log });
+    const counting = createCounting({ volumes: core.engine.volumes, clock: systemClock(), log });
     expect(await counting.of(made)).toBeUndefined();
     using used = createUsed(core.engine, systemClock(), log);
     expect(await used.of(made)).toBeUndefined();

@@ -3,14 +3,14 @@ import type { StoreName } from './model.ts';
 import type { Entries, Entry } from './store-entries.ts';
 import { unavailable, unknownStore } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
-import type { Stores, StoresParts, StoreView } from './stores.ts';
+import type { Stores, StoresParts, UsableStoreView } from './stores.ts';
 
 const usePatienceMs = 5_000;
 
 /** The stores as they are, for whoever changes nothing about them. */
 export interface Reading {
   known(name: string): Entry;
-  view(entry: Entry): StoreView;
+  view(entry: Entry): UsableStoreView;
   defaultName(): StoreName | undefined;
   use: Stores['use'];
   list: Stores['list'];
@@ -38,7 +38,7 @@ export function createReading(
     return first?.config.name;
   }
 
-  function view({ config, store, problem, pending }: Entry): StoreView {
+  function view({ config, store, problem, pending }: Entry): UsableStoreView {
     const isDefault = config.name === defaultName();
     // A config names a kind that is there: parseStoreConfig refuses any other.
     const kind = kinds.get(schemeOf(config.uri));

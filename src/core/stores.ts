@@ -6,7 +6,7 @@ import type { StowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Placement } from './placement.ts';
-import type { Records, Store } from './ports.ts';
+import type { Enforcement, Records, Store } from './ports.ts';
 import { createChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
 import { createConfiguring, type Exclusively } from './store-configuring.ts';
@@ -14,9 +14,15 @@ import { askedPatienceMs, createEntries, type EntryParts } from './store-entries
 import type { Identities } from './store-identity.ts';
 import { createReading } from './store-reading.ts';
 
+/** What is known of a store while it is open. Nothing in it asks the store. */
+export type OpenStore = Pick<Store, 'identity' | 'access' | 'filesystemFor'> & {
+  readonly enforcement?: Pick<Enforcement, 'always'>;
+};
+
 export interface StoreView {
   readonly config: StoreConfig;
-  readonly store: Store | undefined;
+  /** Undefined: it is not open. */
+  readonly store: OpenStore | undefined;
   readonly problem: StowageError | undefined;
   readonly placement: Placement;
   /** The client's name in what users see (`bind`, `loop`, …). */
@@ -27,18 +33,16 @@ export interface StoreView {
 }
 
 /** True if the store is open and its policy is not read-only. */
-export const isWritable = ({ store, config }: StoreView): boolean => store !== undefined && !config.policy.readOnly;
+export const isWritable = ({ store, config }: Pick<StoreView, 'store' | 'config'>): boolean =>
+  store !== undefined && !config.policy.readOnly;
 
-export interface Stores {
+/** True if the store is open and holds every volume to its size. */
+export const enforcesSizes = ({ store }: Pick<StoreView, 'store'>): boolean => store?.enforcement?.always === true;
+
+/** The configured stores. Front ends and controllers get this: it has no way to the verbs of a store. */
+export interface ConfiguredStores {
   list(): readonly StoreView[];
   view(name: string): StoreView;
-  /**
-   * For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be
-   * opened.
-   */
-  use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
-  /** The same for work that nobody waits for: it must end when the store is to be closed. */
-  useBehind<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
   readonly defaultName: StoreName | undefined;
   setDefault(name: string): StoreView;
   add(name: string, uri: string, scope: Scope): Promise<StoreView>;
@@ -54,6 +58,24 @@ export interface Stores {
   retry(scope: Scope): Promise<void>;
   /** What lies in the store's place is the store from now on, although it is not the one that was there. */
   accept(name: string, scope: Scope): Promise<void>;
+}
+
+/** A store with its verbs, for core. */
+export interface UsableStoreView extends StoreView {
+  readonly store: Store | undefined;
+}
+
+/** The same, for core. */
+export interface Stores extends ConfiguredStores {
+  list(): readonly UsableStoreView[];
+  view(name: string): UsableStoreView;
+  /**
+   * For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be
+   * opened.
+   */
+  use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
+  /** The same for work that nobody waits for: it must end when the store is to be closed. */
+  useBehind<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
   close(): Promise<void>;
 }
 

@@ -1,7 +1,16 @@
 import { formatSize } from '#base/size.ts';
 import { StowageError } from './errors.ts';
 import type { Access, StoreName, Volume } from './model.ts';
+import { quoted } from './names.ts';
 import type { Store } from './ports.ts';
+
+export function unknownVolume(ref: string): StowageError {
+  return new StowageError(`there is no volume ${quoted(ref)}`, {
+    code: 'not-found',
+    reason: 'volume-unknown',
+    action: 'See what there is: stowage volume list',
+  });
+}
 
 export function checkRevision(volume: Volume, expected: number | undefined): void {
   if (expected === undefined || expected === volume.revision) return;

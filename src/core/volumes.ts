@@ -74,6 +74,12 @@ export interface Volumes {
   complete(volume: Volume, call: Call): Promise<Created | undefined>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
+  /** The same for a count that nobody waits for: it ends when the store is to be closed. */
+  usageInBackground(volume: Volume, scope: Scope): Promise<Usage | undefined>;
+  /** The file system of a volume that has one of its own, as its store says. Undefined: it has none. */
+  filesystemOf(volume: Volume, scope: Scope): Promise<string | undefined>;
+  /** Where it is staged on this node, its file system grows to the size of the volume. */
+  growStaged(volume: Volume, scope: Scope): Promise<void>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
   /** Switched on, it is held to its size from then on; it cannot be switched off. */
   enforce(ref: string, on: boolean, expected: number | undefined, call: Call): Promise<Volume>;
@@ -109,6 +115,13 @@ export function createVolumes(parts: VolumeParts): Volumes {
       const volume = await catalogue.resolve(ref, scope);
       return await stores.use(volume.store, (store) => facetOf(store, 'usage')(volume, scope));
     },
+    usageInBackground: (volume, scope) =>
+      stores.useBehind(volume.store, async (store, closing) =>
+        store.usage?.(volume, { ...scope, signal: AbortSignal.any([scope.signal, closing]) }),
+      ),
+    filesystemOf: async (volume, scope) =>
+      mounts.filesystemOf(await stores.use(volume.store, (store) => store.source(volume, scope))),
+    growStaged: (volume, scope) => stores.use(volume.store, (store) => mounts.grow(volume, store, scope)),
     expand: (ref, bytes, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
         checkSize(bytes);

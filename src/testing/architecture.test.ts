@@ -1,6 +1,6 @@
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
+import { importsOf, internalsUsed, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -81,6 +81,34 @@ test.each([
   ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
 ])('a file that may is not: %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([]);
+});
+
+test('front ends and controllers use neither the records nor the verbs of a store', async () => {
+  expect(internalsUsed(await programFiles(root))).toEqual([]);
+});
+
+test.each([
+  ['src/front/csi/a.ts', `const volume = engine.records.volumes.byId(id);`],
+  ['src/front/rest/a.ts', `const { answers, records } = engine;`],
+  ['src/front/rest/a.ts', `export const a = ({ records: { answers } }: Pick<Engine, 'records'>) => answers;`],
+  ['src/front/rest/a.ts', `import type { Records } from '#core/ports.ts';`],
+  ['src/controllers/a.ts', `import {\n  type CoreEngine,\n  createEngine,\n} from '#core/engine.ts';`],
+  ['src/front/csi/a.ts', `await engine.stores.use(volume.store, (store) => store.source(volume, call));`],
+  ['src/front/csi/a.ts', `import type { Stores } from '#core/stores.ts';`],
+  ['src/controllers/a.ts', `import type { Store, StoreKind } from '#core/ports.ts';`],
+  ['src/app/status.ts', `const totals = engine.records.volumes.totals(name);`],
+])('%s uses what belongs to core: %s', (path, text) => {
+  expect(internalsUsed([{ path, text }])).toEqual([path]);
+});
+
+test.each([
+  ['src/front/csi/a.ts', `const volume = engine.catalogue.recorded(id);`],
+  ['src/front/rest/a.ts', `// On the store's own records: it has one for each host.`],
+  ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/stores.ts';`],
+  ['src/controllers/a.ts', `import type { StoreKind } from '#core/ports.ts';`],
+  ['src/app/up.ts', `const engine = await assemble({ records, kinds });`],
+])('%s uses only what core offers: %s', (path, text) => {
+  expect(internalsUsed([{ path, text }])).toEqual([]);
 });
 
 describe('a planted mistake is found', () => {

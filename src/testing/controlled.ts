@@ -9,7 +9,7 @@ import { createEvents } from '#controllers/machinery/events.ts';
 import { createNodeStores, type NodeStores } from '#controllers/node-stores.ts';
 import type { ControllerParts } from '#controllers/parts.ts';
 import { createCoreProvisioner, createWhyNotOpen } from '#controllers/provisioner.ts';
-import type { Engine } from '#core/engine.ts';
+import type { CoreEngine, Engine } from '#core/engine.ts';
 import type { Volume } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -38,7 +38,7 @@ export type Parts = ControllerParts & {
 export interface Controlled {
   api: FakeKubeApi;
   parts: Parts;
-  engine: Engine;
+  engine: CoreEngine;
   nfs: GatedKind;
   /** The folder of `silver`. */
   silver: string;

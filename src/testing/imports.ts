@@ -225,3 +225,22 @@ export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
     .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
     .map(({ path }) => path)
     .toSorted();
+
+const asksCore = ['controllers', 'front'];
+const internalsUse = new RegExp(
+  [
+    '\\.records\\b',
+    '[{,]\\s*records\\s*[,:}]',
+    '\\bstores\\??\\.use(?:Behind)?\\(',
+    `\\bimport\\s[^;]*\\b(?:CoreEngine|Records|Stores?|UsableStoreView)\\b[^;]*\\bfrom\\s*'#core/`,
+  ].join('|'),
+);
+
+/** Front ends and controllers that use the records or the verbs of a store. Core has functions for what they need, such as `catalogue.recorded`. */
+export const internalsUsed = (files: readonly SourceFile[]): readonly string[] =>
+  files
+    .filter(
+      ({ path, text }) => (asksCore.includes(top(path)) || path === 'src/app/status.ts') && internalsUse.test(text),
+    )
+    .map(({ path }) => path)
+    .toSorted();

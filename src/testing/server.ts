@@ -6,14 +6,14 @@ import { join } from 'node:path';
 import { type Running, startUp, type UpSettings } from '#app/up.ts';
 import { silentLog } from '#base/log.ts';
 import { readEvents, type ServerEvent } from '#cli/sse.ts';
-import type { Engine } from '#core/engine.ts';
+import type { CoreEngine } from '#core/engine.ts';
 
 /** Everything in this process, on a state folder of its own: real records, real stores, real sockets. */
 export interface TestServer extends AsyncDisposable {
   readonly folder: string;
   /** The directory of the store that is there without configuration. */
   readonly storeFolder: string;
-  readonly engine: Engine;
+  readonly engine: CoreEngine;
   readonly running: Running;
   /** Through the Unix socket. */
   readonly admin: Api;

@@ -10,7 +10,7 @@ import { localDirectoryOf } from '#app/store-places.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Log, type Scope, silentLog } from '#base/log.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import { createEngine, type Engine } from '#core/engine.ts';
+import { type CoreEngine, createEngine, type Engine } from '#core/engine.ts';
 import { closeEngine, startEngine } from '#core/engine-life.ts';
 import type { NodeName } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
@@ -28,7 +28,7 @@ export interface TestCore extends AsyncDisposable {
   readonly folder: string;
   /** The directory of the store that is there without configuration. */
   readonly storeFolder: string;
-  readonly engine: Engine;
+  readonly engine: CoreEngine;
   readonly kept: Kept;
   /** Reads the configuration file again. */
   reload(): Promise<void>;

@@ -1,5 +1,6 @@
 import type { CsiDriver } from '#core/csi-drivers.ts';
 import type { Access } from '#core/model.ts';
+import { areMountFlags, mountFlags, splitMountFlags } from '#core/mount-flags.ts';
 import { quoted } from '#core/names.ts';
 import type { StoreView } from '#core/stores.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapability } from '#wire/csi/generated/csi.ts';
@@ -36,9 +37,6 @@ const rules: Readonly<Record<number, Rule>> = {
   [Mode.MULTI_NODE_MULTI_WRITER]: many,
 };
 
-/** What a bind has anyway, or can have. */
-const knownFlags = new Set(['', 'defaults', 'rw', 'ro', 'nosuid', 'nodev']);
-
 export function wishFrom(capability: VolumeCapability | undefined, field = 'volume_capability'): Wish {
   if (capability === undefined) throw refuse(`${field} is missing`);
   const { accessType, accessMode } = capability;
@@ -46,10 +44,9 @@ export function wishFrom(capability: VolumeCapability | undefined, field = 'volu
   const rule = accessMode === undefined ? undefined : rules[accessMode.mode];
   if (rule === undefined) throw refuse(`${field} has no access mode that is known here`);
   if (accessType.case === 'block') return { ...rule, access: 'block', group: undefined, filesystem: undefined };
-  const flags = accessType.value.mountFlags.flatMap((flag) => flag.split(',')).map((flag) => flag.trim());
+  const flags = splitMountFlags(accessType.value.mountFlags);
   // Which ones is not said: they may hold secrets.
-  if (flags.some((flag) => !knownFlags.has(flag)))
-    throw refuse('only these mount flags are known here: defaults, rw, ro, nosuid, nodev');
+  if (!areMountFlags(flags)) throw refuse(`only these mount flags are known here: ${mountFlags.join(', ')}`);
   const readOnly = rule.readOnly || flags.includes('ro');
   const { fsType, volumeMountGroup } = accessType.value;
   const filesystem = fsType === '' ? undefined : textIn(fsType, 'fs_type');

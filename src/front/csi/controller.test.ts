@@ -1,4 +1,4 @@
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
@@ -88,6 +88,15 @@ describe('CreateVolume', () => {
     await file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes: 2n * gib } });
     await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
     expect(await create(file)).toMatchObject({ volumeId, capacityBytes: 2n * gib });
+  });
+
+  test('of a volume that has only a record, since a kill kept its data from being made, makes the rest of it', async () => {
+    const { volumeId } = await create(file);
+    const [silver = ''] = readdirSync(csi.folder).filter((name) => name.startsWith('silver-'));
+    rmdirSync(join(csi.folder, silver, 'pvc-1'));
+    await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
+    expect(await create(file)).toMatchObject({ volumeId });
+    expect(readdirSync(join(csi.folder, silver))).toContain('pvc-1');
   });
 
   test.each([
@@ -256,6 +265,14 @@ describe('DeleteVolume', () => {
     for (let i = 0; i < 2; i++) await local.call(method.deleteVolume, { volumeId });
     await configure();
     await local.call(method.deleteVolume, { volumeId });
+  });
+
+  test('of a name on a store that is not configured is not success', async () => {
+    await expect(local.call(method.deleteVolume, { volumeId: 'moved..pvc-1' })).rejects.toMatchObject({
+      code: 9,
+      message: expect.stringContaining("store 'moved' is not configured any more, and the volume may still be on it"),
+    });
+    for (const volumeId of ['local..pvc-1', 'silver..pvc-1']) await local.call(method.deleteVolume, { volumeId });
   });
 
   test('of what cannot be looked up is not success', async () => {

@@ -1,7 +1,9 @@
-import { StowageError, stowageError } from '#core/errors.ts';
+import { stowageError } from '#core/errors.ts';
+import { roomForVolumes } from '#core/limits.ts';
 import type { Volume } from '#core/model.ts';
-import { isVolumeId } from '#core/names.ts';
+import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
+import { storeGone } from '#core/store-errors.ts';
 import { isWritable, type StoreView } from '#core/stores.ts';
 import {
   type Controller,
@@ -12,7 +14,7 @@ import {
 import type { Handlers } from '#wire/csi/grpc.ts';
 import { cannotHave, wishesFrom } from './capabilities.ts';
 import { conditionMessage, conditionOf, healthMessage } from './condition.ts';
-import { createVolume, isHere, ofClasses, parametersFrom } from './creating.ts';
+import { createVolume, isHere, parametersFrom } from './creating.ts';
 import { type About, callFrom, storeFor, storesOf } from './driver.ts';
 import { listHealth, listVolumes } from './listing.ts';
 import { isWithin, mapIn, outOfRange, rangeIn, refuse, textIn } from './requests.ts';
@@ -90,16 +92,14 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
   }
 }
 
-/** A store that is no longer asked would make every volume of it look deleted. What we have on record of one outlives its configuration. */
+/** The record of a volume outlives the configuration of its store. */
 function refuseStoreGone({ engine }: About, id: string): void {
-  const store = isVolumeId(id) ? engine.records.volumes.byId(id)?.store : undefined;
+  const store = engine.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
   if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
-  throw new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
-    code: 'conflict',
-    reason: 'volume-store-gone',
-    action:
-      'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
-  });
+  throw storeGone(
+    store,
+    'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
+  );
 }
 
 async function validate(about: About, request: ValidateVolumeCapabilitiesRequest, call: Call) {
@@ -131,7 +131,7 @@ function otherContext(volume: Volume, context: ReadonlyMap<string, string>): str
 }
 
 function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): string | undefined {
-  const { store, enforce } = parametersFrom(given, ofClasses);
+  const { store, enforce } = parametersFrom(given);
   if (store !== undefined && store !== volume.store) return `the volume is on store '${volume.store}'`;
   if (enforce !== undefined && enforce !== volume.enforce)
     return `the volume is ${volume.enforce ? '' : 'not '}held to its size`;
@@ -139,7 +139,7 @@ function otherParameters(volume: Volume, given: ReadonlyMap<string, string>): st
 }
 
 async function capacity(about: About, request: GetCapacityRequest, call: Call): Promise<bigint> {
-  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'), ofClasses);
+  const { store } = parametersFrom(mapIn(request.parameters, 'parameters'));
   const wishes = request.volumeCapabilities.length === 0 ? [] : wishesFrom(request.volumeCapabilities);
   const { accessibleTopology } = request;
   if (
@@ -156,14 +156,7 @@ async function capacity(about: About, request: GetCapacityRequest, call: Call): 
   return free.reduce((sum, bytes) => sum + bytes, 0n);
 }
 
-/** What the place has, and what the administrator lets volumes have of it. */
 async function freeIn({ engine }: About, { config }: StoreView, call: Call): Promise<bigint> {
   const { freeBytes = 0n } = await engine.stores.check(config.name, call);
-  const { maxBytes, maxVolumes } = config.policy;
-  const { bytes, volumes } = engine.records.volumes.totals(config.name);
-  if (maxVolumes !== undefined && volumes >= maxVolumes) return 0n;
-  if (maxBytes === undefined) return freeBytes;
-  // No more than the place has.
-  const left = maxBytes > bytes ? maxBytes - bytes : 0n;
-  return [left, freeBytes].toSorted((a, b) => (a < b ? -1 : 1))[0] ?? 0n;
+  return roomForVolumes(freeBytes, config.policy, engine.catalogue.totals(config.name));
 }

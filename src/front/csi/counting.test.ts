@@ -4,7 +4,7 @@ import { silentLog } from '#base/log.ts';
 import type { StoreName, Usage, Volume } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
-import { type Counting, type CountingParts, createCounting } from './counting.ts';
+import { type Counting, createCounting } from './counting.ts';
 
 let clock: FakeClock;
 let counting: Counting;
@@ -19,10 +19,7 @@ beforeEach(() => {
     begun.push(one);
     return one.promise;
   };
-  const { signal } = new AbortController();
-  const useBehind = async (_store: string, work: (store: unknown, closing: AbortSignal) => unknown) =>
-    await work({ usage }, signal);
-  counting = createCounting({ stores: { useBehind }, clock, log: silentLog() } as unknown as CountingParts);
+  counting = createCounting({ volumes: { usageInBackground: usage }, clock, log: silentLog() });
 });
 
 const volume = (store = 'silver'): Volume => ({ id: newVolumeId(), store: store as StoreName }) as Volume;

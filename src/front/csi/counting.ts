@@ -4,7 +4,7 @@ import type { Log } from '#base/log.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Usage, Volume, VolumeId } from '#core/model.ts';
-import type { Stores } from '#core/stores.ts';
+import type { Volumes } from '#core/volumes.ts';
 
 /** How much is in volumes, as their stores count it. */
 export interface Counting {
@@ -15,7 +15,7 @@ export interface Counting {
 }
 
 export interface CountingParts {
-  readonly stores: Pick<Stores, 'useBehind'>;
+  readonly volumes: Pick<Volumes, 'usageInBackground'>;
   readonly clock: Clock;
   readonly log: Log;
 }
@@ -38,9 +38,9 @@ interface Known {
   readonly restsUntil: number;
 }
 
-export function createCounting({ stores, clock, log }: CountingParts): Counting {
+export function createCounting({ volumes, clock, log }: CountingParts): Counting {
   const ending = new AbortController();
-  const volumes = new Map<VolumeId, Known>();
+  const counts = new Map<VolumeId, Known>();
   const limiters = new Map<string, Limiter>();
 
   const isOld = ({ last }: Known): boolean => last === undefined || clock.elapsed() - last.at > knownMs;
@@ -57,19 +57,17 @@ export function createCounting({ stores, clock, log }: CountingParts): Counting 
     const now = clock.elapsed();
     const took = now - began;
     const restsUntil = took > waitMs ? now + Math.min(took * restTimes, mostRestMs) : 0;
-    const last = usage?.complete === true ? { usage, at: now } : volumes.get(volume.id)?.last;
-    volumes.set(volume.id, { restsUntil, last });
-    for (const [id, known] of volumes)
-      if (known.counting === undefined && known.restsUntil < now && isOld(known)) volumes.delete(id);
+    const last = usage?.complete === true ? { usage, at: now } : counts.get(volume.id)?.last;
+    counts.set(volume.id, { restsUntil, last });
+    for (const [id, known] of counts)
+      if (known.counting === undefined && known.restsUntil < now && isOld(known)) counts.delete(id);
   }
 
   /** Undefined: it could not be. */
   async function counted(volume: Volume): Promise<Usage | undefined> {
     try {
-      return await stores.useBehind(volume.store, async (store, closing) => {
-        using limit = clock.deadline(countMs, AbortSignal.any([ending.signal, closing]));
-        return await store.usage?.(volume, { signal: limit.signal, log });
-      });
+      using limit = clock.deadline(countMs, ending.signal);
+      return await volumes.usageInBackground(volume, { signal: limit.signal, log });
     } catch (thrown) {
       log.debug('a volume could not be counted', { volume: volume.id, why: stowageError(thrown).message });
       return undefined;
@@ -78,14 +76,14 @@ export function createCounting({ stores, clock, log }: CountingParts): Counting 
 
   return {
     of: async (volume) => {
-      const before = volumes.get(volume.id) ?? { restsUntil: 0 };
+      const before = counts.get(volume.id) ?? { restsUntil: 0 };
       if (before.counting === undefined && before.restsUntil <= clock.elapsed() && !ending.signal.aborted) {
         const counting = limiterOf(volume.store).run(() => count(volume));
-        volumes.set(volume.id, { ...before, counting });
+        counts.set(volume.id, { ...before, counting });
       }
-      const counting = volumes.get(volume.id)?.counting;
+      const counting = counts.get(volume.id)?.counting;
       if (counting !== undefined) await endsWithin(counting, waitMs, clock);
-      const now = volumes.get(volume.id);
+      const now = counts.get(volume.id);
       return now === undefined || isOld(now) ? undefined : now.last?.usage;
     },
     end: () => ending.abort(),

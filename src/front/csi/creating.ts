@@ -1,76 +1,64 @@
 import { formatSize } from '#base/size.ts';
-import { StowageError, stowageError } from '#core/errors.ts';
+import { claimLabels } from '#core/claim-labels.ts';
+import { classParameters, type ParameterName, readParameters, type VolumeParameters } from '#core/class-parameters.ts';
+import { StowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, Volume, VolumeName } from '#core/model.ts';
-import { isVolumeName, nameFor, quoted } from '#core/names.ts';
+import { nameFromTemplate } from '#core/name-template.ts';
+import { nameFor, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
-import type { StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/stores.ts';
+import type { NewVolume } from '#core/volumes.ts';
 import type { CreateVolumeRequest, TopologyRequirement } from '#wire/csi/generated/csi.ts';
 import { cannotHave, otherNewFilesystem, wishesFrom } from './capabilities.ts';
 import { type About, storeFor, storeNeeded, storesOf, topologyOf } from './driver.ts';
 import { isWithin, mapIn, type Range, rangeIn, refuse, textIn } from './requests.ts';
 import { otherFilesystemOf } from './volumes.ts';
 
-/** What a class, or a pod, may say. */
-export interface Parameters {
-  readonly store: string | undefined;
-  readonly enforce: boolean | undefined;
-  /** Who the volume is for, as far as it was told. */
-  readonly claim: Labels;
-}
-
-/** What only a class may say. What volumes are called matters where they are made, and nowhere else. */
-export const ofClasses: readonly string[] = ['nameTemplate'];
-
 /** What provisioners add by themselves. */
 const ofKubernetes = 'csi.storage.k8s.io/';
-const claimLabels: Readonly<Record<string, string>> = {
-  'csi.storage.k8s.io/pvc/name': ownLabel('claim-name'),
-  'csi.storage.k8s.io/pvc/namespace': ownLabel('claim-namespace'),
-  'csi.storage.k8s.io/pv/name': ownLabel('persistent-volume'),
+const labelOf: Readonly<Record<string, string>> = {
+  'csi.storage.k8s.io/pvc/name': claimLabels.name,
+  'csi.storage.k8s.io/pvc/namespace': claimLabels.namespace,
+  'csi.storage.k8s.io/pv/name': claimLabels.persistentVolume,
 };
 
-export function parametersFrom(given: ReadonlyMap<string, string>, more: readonly string[] = []): Parameters {
-  const parameters = ['store', 'enforce', ...more];
-  const known = parameters.join(', ');
-  for (const key of given.keys())
-    if (!parameters.includes(key) && !key.startsWith(ofKubernetes))
-      throw refuse(`there is no parameter ${quoted(key)}; there are ${known}`);
-  const enforce = given.get('enforce');
-  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false')
-    throw refuse('the parameter enforce is neither true nor false');
-  const claim = [...given].flatMap(([key, value]) => {
-    const label = claimLabels[key];
-    return label === undefined ? [] : [[label, value]];
+export function parametersFrom(
+  given: ReadonlyMap<string, string>,
+  allowed: readonly ParameterName[] = classParameters,
+): VolumeParameters {
+  const ours = [...given].filter(([key]) => !key.startsWith(ofKubernetes));
+  return readParameters(ours, allowed, {
+    unknown: (key) => refuse(`there is no parameter ${quoted(key)}; there are ${allowed.join(', ')}`),
+    notBoolean: () => refuse('the parameter enforce is neither true nor false'),
   });
-  return {
-    store: given.get('store') || undefined,
-    enforce: enforce === undefined ? undefined : enforce === 'true',
-    claim: Object.fromEntries(claim),
-  };
 }
 
-const token = /\{([^{}]*)\}/g;
+/** The claim that the volume is for, as far as the provisioner says it. */
+function claimLabelsFrom(given: ReadonlyMap<string, string>): Labels {
+  const known = [...given].flatMap(([key, value]) => {
+    const label = labelOf[key];
+    return label === undefined ? [] : [[label, value]];
+  });
+  return Object.fromEntries(known);
+}
 
 /** As the class says, from what provisioners tell of a claim: its name and namespace, and those only if they are told to. */
-function volumeNameFor(name: string, given: ReadonlyMap<string, string>): VolumeName {
-  const template = given.get('nameTemplate');
+function volumeNameFor(name: string, template: string | undefined, given: ReadonlyMap<string, string>): VolumeName {
   if (template === undefined) return nameFor(name);
-  const text = template.replaceAll(token, (_, word: string) => {
-    if (word !== 'namespace' && word !== 'name')
+  return nameFromTemplate(template, {
+    value: ({ text }) => {
+      if (text === 'namespace' || text === 'name') return given.get(`${ofKubernetes}pvc/${text}`);
       throw refuse(
-        `the parameter nameTemplate has ${quoted(`{${word}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
+        `the parameter nameTemplate has ${quoted(`{${text}}`)}; by CSI only {namespace} and {name} of a claim are known, the rest only to stowage controller`,
       );
-    const value = given.get(`${ofKubernetes}pvc/${word}`);
-    if (value === undefined || value === '')
-      throw refuse(
-        `the parameter nameTemplate takes the ${word} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
-      );
-    return value;
+    },
+    missing: ({ text }) =>
+      refuse(
+        `the parameter nameTemplate takes the ${text} of the claim, which was not told: start the provisioner with --extra-create-metadata, or use stowage controller`,
+      ),
+    unfit: (text) => refuse(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`),
   });
-  if (!isVolumeName(text))
-    throw refuse(`the volume would be called ${quoted(text)}, which cannot be the name of a volume`);
-  return text;
 }
 
 /** For a store whose volumes must have one, where nobody said anything. */
@@ -81,8 +69,8 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   const wishes = wishesFrom(request.volumeCapabilities);
   const range = rangeIn(request.capacityRange);
   const given = mapIn(request.parameters, 'parameters');
-  const parameters = parametersFrom(given, ofClasses);
-  const volumeName = volumeNameFor(name, given);
+  const parameters = parametersFrom(given);
+  const volumeName = volumeNameFor(name, parameters.nameTemplate, given);
   mapIn(request.secrets, 'secrets');
   if (request.volumeContentSource !== undefined) throw refuse('volumes cannot be made of others or of snapshots yet');
   if (Object.keys(request.mutableParameters).length > 0) throw refuse('there are no mutable parameters');
@@ -92,47 +80,34 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   if (wrong !== undefined) throw refuse(wrong);
   if (about.driver.topology === 'node') requireHere(about, request.accessibilityRequirements);
 
-  return await about.underway(`create ${name}`, async () => {
-    const requestId = `csi:${name}`;
-    const known = knownBy(about, requestId);
-    const { access } = wishes[0];
-    const wanted = { view, range, access, enforce: parameters.enforce, name };
-    if (known !== undefined) requireCompatible(known, wanted);
-    // As it is by now: it may have grown since.
-    const bytes = known?.bytes ?? sizeFor(view, range);
-    const other =
-      known === undefined
-        ? otherNewFilesystem(wishes, view, bytes)
-        : await otherFilesystemOf(about, known, wishes, call);
+  const { access } = wishes[0];
+  const wanted = { view, range, access, enforce: parameters.enforce, name };
+  const newVolume = (): NewVolume => {
+    const bytes = sizeFor(view, range);
+    const other = otherNewFilesystem(wishes, view, bytes);
     if (other !== undefined) throw refuse(other);
-    const spec = {
-      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes },
-      enforce: known?.enforce ?? parameters.enforce,
-      ownLabels: { ...parameters.claim, ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
+    return {
+      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes, enforce: parameters.enforce },
+      ownLabels: { ...claimLabelsFrom(given), ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
-    try {
-      return await about.engine.volumes.create(spec, { ...call, requestId });
-    } catch (thrown) {
-      if (stowageError(thrown).code !== 'exists') throw thrown;
-      const found = await about.engine.catalogue.resolve(`${spec.store}..${spec.name}`, call).catch(() => undefined);
-      // By another host, or labelled since: whoever asks the same gets the same.
-      if (found === undefined || found.requestId !== requestId) throw thrown;
-      requireCompatible(found, wanted);
-      return found;
-    }
+  };
+  const accept = async (volume: Volume): Promise<void> => {
+    requireCompatible(volume, wanted);
+    const other = await otherFilesystemOf(about, volume, wishes, call);
+    if (other !== undefined) throw refuse(other);
+  };
+  return await about.underway(`create ${name}`, async () => {
+    const stores = storesOf(about).map(({ config }) => config.name);
+    const provisioning = { stores, want: newVolume, accept };
+    const { volume } = await about.engine.provision(provisioning, { ...call, requestId: `csi:${name}` });
+    return volume;
   });
 }
 
-function knownBy(about: About, requestId: string): Volume | undefined {
-  const { volumes } = about.engine.records;
-  const found = storesOf(about).map(({ config }) => volumes.byRequest(config.name, requestId));
-  return found.find((volume) => volume !== undefined);
-}
-
-function sizeFor({ config, store }: StoreView, { from, to }: Range): bigint | undefined {
-  const usual = config.policy.defaultSize;
+function sizeFor(view: StoreView, { from, to }: Range): bigint | undefined {
+  const usual = view.config.policy.defaultSize;
   if (from !== undefined) return from;
-  if (usual === undefined && store?.enforcement?.always !== true) return undefined;
+  if (usual === undefined && !enforcesSizes(view)) return undefined;
   const chosen = usual ?? usualBytes;
   return to !== undefined && chosen > to ? to : chosen;
 }

@@ -1,8 +1,10 @@
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 import type { LiveMount } from '#core/mounts.ts';
-import { isVolumeId, partsOfQualified, quoted } from '#core/names.ts';
+import { isVolumeId, quoted } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
+import { unknownVolume } from '#core/volume-errors.ts';
+import { isHandle } from '#core/volume-handles.ts';
 import {
   type Node,
   type NodeExpandVolumeRequest,
@@ -16,7 +18,7 @@ import { type About, callFrom, storesOf, topologyOf } from './driver.ts';
 import { publishVolume } from './publishing.ts';
 import { mapIn, outOfRange, pathIn, rangeIn, somePathIn, textIn } from './requests.ts';
 import { usageOf } from './usage.ts';
-import { fittingVolume, unknown, volumeOf } from './volumes.ts';
+import { fittingVolume, volumeOf } from './volumes.ts';
 
 const capabilities = [
   Rpc.STAGE_UNSTAGE_VOLUME,
@@ -194,12 +196,12 @@ async function expand(about: About, request: NodeExpandVolumeRequest, call: Call
   mapIn(request.secrets, 'secrets');
   if (request.stagingTargetPath !== '') somePathIn(request.stagingTargetPath, 'staging_target_path');
   if (request.volumeCapability !== undefined) wishFrom(request.volumeCapability);
-  if (!isVolumeId(id) && partsOfQualified(id) === undefined) throw unknown(id);
+  if (!isHandle(id)) throw unknownVolume(id);
   return await about.underway(`volume ${id}`, async () => {
     const { volume } = await mountedAt(about, id, path, call);
     if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
       throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
-    await about.engine.stores.use(volume.store, (store) => about.engine.mounts.grow(volume, store, call));
+    await about.engine.volumes.growStaged(volume, call);
     return { capacityBytes: volume.bytes ?? 0n };
   });
 }

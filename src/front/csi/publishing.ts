@@ -1,3 +1,4 @@
+import { podParameters } from '#core/class-parameters.ts';
 import { StowageError } from '#core/errors.ts';
 import type { User, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
@@ -90,12 +91,12 @@ async function publishEphemeral(
   call: Call,
 ): Promise<void> {
   if (wish.access === 'block') throw refuse('a volume that lives with its pod cannot be a block device');
-  const { store, enforce } = parametersFrom(context, ['size']);
+  const { store, enforce, size } = parametersFrom(context, podParameters);
   const known = about.engine.ephemerals.volume(id);
   const view = storeFor(about, store ?? known?.store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
-  const bytes = sizeIn(context.get('size'));
+  const bytes = sizeIn(size);
   const wrong =
     cannotHave([{ ...wish, manyNodes: false }], about.driver, view) ??
     (known === undefined

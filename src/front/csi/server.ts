@@ -39,7 +39,7 @@ export interface CsiCall {
 export function createCsiServer(options: CsiOptions): GrpcServer {
   const { clock, driver, engine } = options;
   const log = options.log.with({ driver: driver.name });
-  const counting = createCounting({ stores: engine.stores, clock, log });
+  const counting = createCounting({ volumes: engine.volumes, clock, log });
   const about: About = { ...options, log, underway: createUnderway(), counting };
   const methods = new Map([
     ...methodsOf(Identity, identityOf(about)),

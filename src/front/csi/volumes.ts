@@ -1,14 +1,15 @@
-import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
-import { isVolumeId, partsOfQualified, quoted } from '#core/names.ts';
+import { isVolumeId } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
+import { unknownVolume } from '#core/volume-errors.ts';
+import { isHandle } from '#core/volume-handles.ts';
 import { cannotHave, otherFilesystem, type Wish } from './capabilities.ts';
 import { type About, isVisible, topologyOf } from './driver.ts';
 import { refuse } from './requests.ts';
 
 /** What CSI calls a volume id: ours, or, for volumes that were made otherwise, `store..name`. */
 export async function volumeOf(about: About, ref: string, call: Call): Promise<Volume> {
-  if (!isVolumeId(ref) && partsOfQualified(ref) === undefined) throw unknown(ref);
+  if (!isHandle(ref)) throw unknownVolume(ref);
   return await about.engine.catalogue.resolve(ref, call, isVisible(about));
 }
 
@@ -17,7 +18,7 @@ export async function volumeOf(about: About, ref: string, call: Call): Promise<V
  * several calls.
  */
 async function volumeToMount(about: About, ref: string, call: Call): Promise<Volume> {
-  const known = isVolumeId(ref) ? about.engine.records.volumes.byId(ref) : undefined;
+  const known = isVolumeId(ref) ? about.engine.catalogue.recorded(ref) : undefined;
   return known !== undefined && isVisible(about)(known.store) ? known : await volumeOf(about, ref, call);
 }
 
@@ -41,16 +42,7 @@ export async function otherFilesystemOf(
   call: Call,
 ): Promise<string | undefined> {
   if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
-  const source = await engine.stores.use(volume.store, (store) => store.source(volume, call));
-  return otherFilesystem(wishes, engine.mounts.filesystemOf(source));
-}
-
-export function unknown(ref: string): StowageError {
-  return new StowageError(`there is no volume ${quoted(ref)}`, {
-    code: 'not-found',
-    reason: 'volume-unknown',
-    action: 'See what there is: stowage volume list',
-  });
+  return otherFilesystem(wishes, await engine.volumes.filesystemOf(volume, call));
 }
 
 export const volumeMessage = (about: About, volume: Volume) => ({

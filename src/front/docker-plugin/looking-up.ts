@@ -26,7 +26,7 @@ export async function lookUp(
   patienceMs?: number,
 ): Promise<Found> {
   const id = engine.engineNames.known(plugin, name);
-  const store = id && engine.records.volumes.byId(id)?.store;
+  const store = id && engine.catalogue.recorded(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(engine, store, call));
   const volume = await engine.engineNames.resolve(plugin, name, call);
   const noted = await engine.asks.note(volume.id, call.signal, patienceMs);

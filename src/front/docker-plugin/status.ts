@@ -4,7 +4,7 @@ import { toldToUser } from '#core/error-disclosure.ts';
 import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import type { StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { Found } from './looking-up.ts';
 import { oneLine } from './refusals.ts';
 import type { Used } from './used.ts';
@@ -39,7 +39,7 @@ export async function statusOf(
     id: volume.id,
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
-    enforce: volume.enforce || (view.store?.enforcement?.always ?? false),
+    enforce: volume.enforce || enforcesSizes(view),
     health: isBeingDeleted ? 'it is being deleted' : healthOf(engine, view, isSilent),
     client: view.clientName,
     network: view.config.options['network'] ?? (isShared(view.placement) ? 'host' : 'none'),

@@ -3,6 +3,7 @@ import type { Engine } from '#core/engine.ts';
 import type { Event } from '#core/events.ts';
 import type { Volume } from '#core/model.ts';
 import type { OperationView } from '#core/operations.ts';
+import { enforcesSizes } from '#core/stores.ts';
 import { commonHeaders } from './headers.ts';
 import { operationJson, volumeJson } from './json.ts';
 import { maySee, type Principal } from './principal.ts';
@@ -32,7 +33,7 @@ function dataOf(engine: Engine, event: Event, principal: Principal): unknown {
   if (typeof data.volume === 'object') {
     const { store } = data.volume;
     const view = engine.stores.list().find((one) => one.config.name === store);
-    return volumeJson(data.volume, view?.store?.enforcement?.always ?? false);
+    return volumeJson(data.volume, view !== undefined && enforcesSizes(view));
   }
   return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
 }

@@ -18,9 +18,9 @@ import type { WatchedMount } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
-import type { Records } from '#core/ports.ts';
+import type { VolumeTotals } from '#core/ports.ts';
 import { notAnswering } from '#core/store-errors.ts';
-import type { StoreView } from '#core/stores.ts';
+import { enforcesSizes, type StoreView } from '#core/stores.ts';
 import type { NodeList, UnreachedNode } from './cluster-nodes.ts';
 import type { Principal } from './principal.ts';
 import type * as wire from './schemas.ts';
@@ -97,7 +97,7 @@ export const usageJson = (usage: Usage): wire.UsageJson => ({
 
 /** What the whole store is like at this moment. */
 export interface StoreNow {
-  readonly totals: ReturnType<Records['volumes']['totals']>;
+  readonly totals: VolumeTotals;
   /** Open, and its server does not answer. */
   readonly isSilent: boolean;
   /** Undefined: not known at the moment. */
@@ -122,7 +122,7 @@ export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: 
     pending: view.pending ?? null,
     network: config.options['network'] ?? null,
     readOnly: config.policy.readOnly,
-    enforcesCapacity: orNull(store, (open) => open.enforcement?.always ?? false),
+    enforcesCapacity: store === undefined ? null : enforcesSizes(view),
     access: [...(store?.access ?? [])],
     onDelete: config.policy.onDelete,
     retention: formatDuration(config.policy.retention),

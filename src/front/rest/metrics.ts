@@ -93,7 +93,7 @@ async function storeGauges(
 ): Promise<Registry> {
   const registry = new Registry();
   const views = engine.stores.list().filter((view) => visible(view.config.name));
-  const totals = (view: StoreView) => engine.records.volumes.totals(view.config.name);
+  const totals = (view: StoreView) => engine.catalogue.totals(view.config.name);
   const names = views.map((view) => view.config.name);
   const [silent, rooms] = await Promise.all([engine.answers.silent(names, scope), engine.answers.rooms(names, scope)]);
   const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
@@ -137,7 +137,7 @@ async function mountGauges(
   for (const { config } of engine.stores.list())
     if (visible(config.name)) mounts.set({ store: config.name, condition: 'ok' }, 0);
   for (const { volumeId, health } of await engine.mountHealth(scope)) {
-    const store = engine.records.volumes.byId(volumeId)?.store;
+    const store = engine.catalogue.recorded(volumeId)?.store;
     if (store !== undefined && visible(store)) mounts.inc({ store, condition: health.state });
   }
   return registry;

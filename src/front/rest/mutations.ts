@@ -37,7 +37,7 @@ interface Performed {
 const keptResults = 256;
 
 /** Requests that change something: a repeated Idempotency-Key gets the first answer, and long work can be left to itself. */
-export function createMutations(engine: Pick<Engine, 'records' | 'operations'>, clock: Clock): Mutations {
+export function createMutations(engine: Pick<Engine, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
   const results = new Map<OperationId, unknown>();
 
   function keepResult(id: OperationId, body: unknown): void {
@@ -91,7 +91,7 @@ export function createMutations(engine: Pick<Engine, 'records' | 'operations'>, 
 type Once = (key: string, mutation: Mutation, perform: () => Promise<Performed>) => Promise<Answer>;
 
 function createOnce(
-  { records: { answers }, operations }: Pick<Engine, 'records' | 'operations'>,
+  { requestAnswers: answers, operations }: Pick<Engine, 'requestAnswers' | 'operations'>,
   clock: Clock,
   accepted: (view: OperationView) => Answer,
 ): Once {

@@ -19,7 +19,10 @@ const scope = { signal: new AbortController().signal, log: silentLog() };
 
 function mutationsOn(kept: ReturnType<typeof createMemoryRecords>) {
   const records = kept.open();
-  return { records, mutations: createMutations({ records, operations: {} as Operations }, createFakeClock()) };
+  return {
+    records,
+    mutations: createMutations({ requestAnswers: records.answers, operations: {} as Operations }, createFakeClock()),
+  };
 }
 
 test('the answer to a request with an Idempotency-Key is stored as 0.1 stores it', async () => {

@@ -99,7 +99,7 @@ export const mountRoutes: readonly Route[] = [
       }
       const mounts = (await engine.mounts.list(call))
         .filter(({ volumeId }) => only === undefined || volumeId === only)
-        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
       const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
@@ -121,7 +121,7 @@ export const mountRoutes: readonly Route[] = [
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
       const ill = (await engine.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
-        .map((mount) => ({ mount, volume: engine.records.volumes.byId(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
       const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },

@@ -11,6 +11,7 @@ import { created, nothing, ok, type Route, route } from '../route.ts';
 import * as bodies from '../schema-bodies.ts';
 import * as schemas from '../schemas.ts';
 import { adoptionFor, checkFor, orphanFor, viewFor } from '../told.ts';
+import { byStore } from './volume-refs.ts';
 
 const tag = 'stores';
 const byObjects = 'Stores are objects there: kubectl get stores.stowage.dev';
@@ -26,11 +27,11 @@ const trashQuery = Type.Object(
 
 const json = async (engine: Engine, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
-  const { answers, records } = engine;
+  const { answers, catalogue } = engine;
   const [silent, rooms] = await Promise.all([answers.silent(names, call), answers.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
-    const totals = records.volumes.totals(name);
+    const totals = catalogue.totals(name);
     const [room, refusal] = [rooms.get(name), answers.refusal(name)];
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
@@ -231,9 +232,7 @@ export const storeRoutes: readonly Route[] = [
         query.store === undefined
           ? await engine.deletions.trash(visibleStores(engine, principal), call)
           : { entries: await engine.deletions.trashOf(query.store, call), unanswered: [] };
-      const items = entries.map((entry) =>
-        trashJson(entry, engine.stores.view(entry.volume.store).store?.enforcement?.always ?? false),
-      );
+      const items = entries.map((entry) => trashJson(entry, byStore(engine, entry.volume.store)));
       return ok({ items, next: null, unanswered: [...unanswered] });
     },
   }),
@@ -254,7 +253,7 @@ export const storeRoutes: readonly Route[] = [
     success: { status: 200, description: 'The volume', schema: schemas.volume },
     handle: async ({ engine, principal, params: p, body, call }) => {
       const volume = await engine.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
-      return ok(volumeJson(volume, engine.stores.view(volume.store).store?.enforcement?.always ?? false));
+      return ok(volumeJson(volume, byStore(engine, volume.store)));
     },
   }),
   route({

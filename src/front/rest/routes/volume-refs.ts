@@ -3,6 +3,7 @@ import type { Scope } from '#base/log.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
+import { enforcesSizes } from '#core/stores.ts';
 import { volumeJson } from '../json.ts';
 import { maySee, type Principal, requireStore } from '../principal.ts';
 import type { VolumeJson } from '../schemas.ts';
@@ -12,8 +13,7 @@ export const params = Type.Object(
   { additionalProperties: false },
 );
 
-export const byStore = (engine: Engine, store: string): boolean =>
-  engine.stores.view(store).store?.enforcement?.always ?? false;
+export const byStore = (engine: Engine, store: string): boolean => enforcesSizes(engine.stores.view(store));
 export const json = (engine: Engine, volume: Volume): VolumeJson => volumeJson(volume, byStore(engine, volume.store));
 
 /** A volume the principal may work on. */

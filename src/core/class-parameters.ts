@@ -1,0 +1,40 @@
+import type { StowageError } from './errors.ts';
+
+/** What a StorageClass says of its volumes, or a pod of the volume that lives with it. Undefined: nothing. */
+export interface VolumeParameters {
+  readonly store: string | undefined;
+  readonly enforce: boolean | undefined;
+  readonly nameTemplate: string | undefined;
+  readonly size: string | undefined;
+}
+
+export type ParameterName = keyof VolumeParameters;
+
+export const classParameters: readonly ParameterName[] = ['store', 'enforce', 'nameTemplate'];
+/** The name of such a volume follows from its pod. */
+export const podParameters: readonly ParameterName[] = ['store', 'enforce', 'size'];
+
+/** Each caller has its own words for the same fault. */
+export interface ParameterFaults {
+  readonly unknown: (key: string) => StowageError;
+  /** The value of `enforce` is neither `true` nor `false`. */
+  readonly notBoolean: (value: string) => StowageError;
+}
+
+/** Throws for every other parameter: to ignore one would be to ignore a wish. */
+export function readParameters(
+  given: Iterable<readonly [key: string, value: string]>,
+  allowed: readonly ParameterName[],
+  faults: ParameterFaults,
+): VolumeParameters {
+  const values = new Map<string, string>(given);
+  for (const key of values.keys()) if (!allowed.some((name) => name === key)) throw faults.unknown(key);
+  const enforce = values.get('enforce');
+  if (enforce !== undefined && enforce !== 'true' && enforce !== 'false') throw faults.notBoolean(enforce);
+  return {
+    store: values.get('store') || undefined,
+    enforce: enforce === undefined ? undefined : enforce === 'true',
+    nameTemplate: values.get('nameTemplate'),
+    size: values.get('size'),
+  };
+}
