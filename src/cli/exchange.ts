@@ -1,5 +1,6 @@
 import { type ClientRequest, request as httpRequest, type IncomingMessage, type RequestOptions } from 'node:http';
 import { request as httpsRequest } from 'node:https';
+import { errnoOf } from '#base/errno.ts';
 import type { ClusterWay } from './cluster-connection.ts';
 import type { Where } from './connection.ts';
 
@@ -20,7 +21,7 @@ export class Broken extends Error {
   readonly code: string;
   constructor(message: string, { cause }: { readonly cause: unknown }) {
     super(message, { cause });
-    this.code = (cause instanceof Error && (cause as NodeJS.ErrnoException).code) || 'unknown';
+    this.code = errnoOf(cause) ?? 'unknown';
     this.connected = afterwards.has(this.code);
   }
 }

@@ -2,6 +2,7 @@ import { closeSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import process from 'node:process';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
@@ -119,6 +120,6 @@ function isListening(path: string): boolean {
     closeSync(connectTo(path));
     return true;
   } catch (cause) {
-    return !['ENOENT', 'ECONNREFUSED'].includes((cause as NodeJS.ErrnoException).code ?? '');
+    return !isErrno(cause, 'ENOENT', 'ECONNREFUSED');
   }
 }

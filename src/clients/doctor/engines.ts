@@ -1,4 +1,5 @@
 import { request } from 'node:http';
+import { errnoOf } from '#base/errno.ts';
 import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './look.ts';
 
 const answerLimit = 64 * 1024;
@@ -26,11 +27,7 @@ async function ask(engine: Engine, look: Look, signal: AbortSignal): Promise<Fin
     const version = typeof answer === 'object' && answer !== null && 'Version' in answer ? String(answer.Version) : '';
     return yes(engine.name, `answers at ${engine.socket}${/^[\w.+~-]+$/.test(version) ? `, version ${version}` : ''}`);
   } catch (cause) {
-    const why = limit.signal.aborted
-      ? 'in time'
-      : cause instanceof Error && 'code' in cause
-        ? String(cause.code)
-        : String(cause);
+    const why = limit.signal.aborted ? 'in time' : (errnoOf(cause) ?? String(cause));
     const fix =
       why === 'EACCES'
         ? `Run Stowage as a user that may use ${engine.socket} (root, or its group).`

@@ -1,6 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:net';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { HeldPath } from './held-path.ts';
@@ -144,7 +145,7 @@ function tooSlow(tool: Tool, ms: number, cause: Error): StowageError {
 }
 
 function notStarted(tool: Tool, cause: Error): StowageError {
-  if ('code' in cause && cause.code === 'ENOENT') {
+  if (isErrno(cause, 'ENOENT')) {
     return new StowageError(`the program ${tool} is not installed`, {
       code: 'unsupported',
       reason: 'tool-missing',

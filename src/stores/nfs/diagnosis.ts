@@ -1,3 +1,4 @@
+import { errnoOf } from '#base/errno.ts';
 import {
   createNfsClient,
   createRpcClient,
@@ -72,7 +73,7 @@ const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', '
 
 /** What a server says that does not accept our certificate, or misses it. */
 const isAboutOurs = (error: Error): boolean =>
-  'code' in error && /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(String(error.code));
+  /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(errnoOf(error) ?? '');
 
 /** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
 export async function hungUp(

@@ -1,8 +1,8 @@
+import { errnoOf } from '#base/errno.ts';
 import type { ErrorCode } from '#core/errors.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { errno } from '../shelf/files.ts';
 import { exportRefused, notAdmitted, refusals } from './refused.ts';
 import { asSystemError } from './statuses.ts';
 import {
@@ -80,6 +80,6 @@ function explain(cause: unknown, about: Blamed): About | undefined {
   if (cause instanceof NotAdmitted) return notAdmitted(cause, about);
   if (cause instanceof RpcError) return unanswered(cause, about);
   if (cause instanceof XdrError) return garbled(about);
-  const code = errno(cause);
+  const code = errnoOf(cause);
   return code === undefined ? undefined : refusals[code]?.(about);
 }

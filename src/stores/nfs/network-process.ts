@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:net';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
+import { errnoOf } from '#base/errno.ts';
 import { type Answer, mostQuestions, type Question, readAnswer } from './network-messages.ts';
 
 type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
@@ -21,7 +22,7 @@ export class NotEntered extends Error {
   readonly code: string | undefined;
   constructor(said: string, cause: unknown) {
     super(said, { cause });
-    this.code = cause instanceof Error && 'code' in cause && typeof cause.code === 'string' ? cause.code : undefined;
+    this.code = errnoOf(cause);
   }
 }
 

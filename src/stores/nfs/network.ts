@@ -1,10 +1,10 @@
 import { stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
-import { errno } from '../shelf/files.ts';
 import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
 
 /** A network namespace that is not ours. */
@@ -181,9 +181,7 @@ async function namespaceAt(network: string, place: string): Promise<string> {
     const { dev, ino } = await stat(namespacePath(place), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM'
-      ? denied(network, cause)
-      : missing(network, place, cause);
+    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, place, cause);
   }
 }
 

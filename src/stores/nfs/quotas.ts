@@ -1,5 +1,5 @@
+import { isErrno } from '#base/errno.ts';
 import type { NfsQuota, Volume, VolumeId } from '#core/model.ts';
-import { isErrno } from '../shelf/files.ts';
 import type { Quotas } from '../shelf/layout-directory.ts';
 import type { NfsPlace } from './place.ts';
 

@@ -1,6 +1,7 @@
 import { Agent, type ClientRequest, type IncomingMessage, request } from 'node:http';
 import { pipeline } from 'node:stream/promises';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import { opened } from '#base/opened.ts';
 import { DockerError, garbled } from './errors.ts';
 
@@ -149,10 +150,8 @@ const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice
 const hadBeenClosed = (thrown: unknown): boolean =>
   thrown instanceof Error && 'again' in thrown && thrown.again === true && isBroken(thrown);
 
-const broken = new Set(['ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE']);
-const codeOf = (thrown: unknown): string =>
-  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : '';
-const isBroken = (thrown: unknown): boolean => broken.has(codeOf(thrown));
+const isBroken = (thrown: unknown): boolean =>
+  isErrno(thrown, 'ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE');
 
 /** The single funnel. */
 export function failureOf({ call }: Pick<Outgoing, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {
@@ -165,7 +164,7 @@ export function failureOf({ call }: Pick<Outgoing, 'call'>, thrown: unknown, sig
   }
   if (isBroken(thrown)) return new DockerError(`${call}: the engine hung up`, { failure: 'lost', cause: thrown });
   const why = thrown instanceof Error ? thrown.message : String(thrown);
-  if (codeOf(thrown).startsWith('HPE_')) return garbled(call, `the answer is not HTTP (${why})`, thrown);
+  if (errnoOf(thrown)?.startsWith('HPE_') === true) return garbled(call, `the answer is not HTTP (${why})`, thrown);
   const isBefore = thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
   return new DockerError(`${call}: ${why}`, { failure: isBefore ? 'unreachable' : 'lost', cause: thrown });
 }

@@ -3,6 +3,7 @@ import { Agent as SecureAgent, request as secureRequest } from 'node:https';
 import { StringDecoder } from 'node:string_decoder';
 import { createSecureContext, type SecureContext } from 'node:tls';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import { opened } from '#base/opened.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { garbled, KubeError, misconfigured } from './errors.ts';
@@ -204,14 +205,12 @@ async function readAll(answer: IncomingMessage, call: string, most: number): Pro
 const hadBeenClosed = (thrown: unknown): boolean =>
   thrown instanceof Error && 'again' in thrown && thrown.again === true && isBroken(thrown);
 
-const broken = new Set(['ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE']);
-const codeOf = (thrown: unknown): string =>
-  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : '';
-const isBroken = (thrown: unknown): boolean => broken.has(codeOf(thrown));
+const isBroken = (thrown: unknown): boolean =>
+  isErrno(thrown, 'ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE');
 
 /** Before the call itself was sent: no address, no connection, no trust. */
 function isBefore(thrown: unknown): boolean {
-  const code = codeOf(thrown);
+  const code = errnoOf(thrown) ?? '';
   const syscall = thrown instanceof Error && 'syscall' in thrown ? thrown.syscall : '';
   return syscall === 'connect' || syscall === 'getaddrinfo' || code.includes('CERT') || untrusted.has(code);
 }
@@ -227,9 +226,9 @@ export function failureOf(call: string, thrown: unknown, signal: AbortSignal): K
     return new KubeError(`${call}: cancelled`, { failure: 'canceled', cause });
   }
   if (isBroken(thrown)) return new KubeError(`${call}: the API server hung up`, { failure: 'lost', cause: thrown });
-  if (codeOf(thrown) === 'ERR_INVALID_CHAR')
+  if (isErrno(thrown, 'ERR_INVALID_CHAR'))
     return misconfigured(`${call}: the credential has characters in it that cannot be sent`);
   const why = thrown instanceof Error ? thrown.message : String(thrown);
-  if (codeOf(thrown).startsWith('HPE_')) return garbled(call, `the answer is not HTTP (${why})`);
+  if (errnoOf(thrown)?.startsWith('HPE_') === true) return garbled(call, `the answer is not HTTP (${why})`);
   return new KubeError(`${call}: ${why}`, { failure: isBefore(thrown) ? 'unreachable' : 'lost', cause: thrown });
 }
