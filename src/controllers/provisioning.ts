@@ -2,6 +2,7 @@ import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
 import { driverNamed } from '#core/csi-drivers.ts';
 import { StowageError } from '#core/errors.ts';
+import { isLabelKey, isReservedLabel } from '#core/labels.ts';
 import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
@@ -234,7 +235,7 @@ const unsupported = (what: string, action: string): StowageError =>
 const labelsOf = (labels: Labels): Labels =>
   Object.fromEntries(
     Object.entries(labels)
-      .filter(([key]) => /^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$/.test(key) && !key.startsWith('stowage.dev/'))
+      .filter(([key]) => isLabelKey(key) && !isReservedLabel(key))
       .slice(0, 32),
   );
 
