@@ -1,8 +1,7 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createLines } from '#base/lines.ts';
-import { garbled, KubeError, mayPass, mustRelist } from './errors.ts';
+import { garbled, KubeError, mayPass, mustRelist, parsed } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
-import { parsed } from './lines.ts';
 import { pathOf, type Resource } from './resources.ts';
 import { refusal } from './status.ts';
 import type { KubeObject } from './types.ts';
