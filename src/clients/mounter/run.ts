@@ -1,5 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:net';
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
@@ -102,13 +103,11 @@ async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolea
   };
   child.once('error', (error) => resolve(error));
   child.once('close', (code, by) => resolve(signal.aborted ? 'stopped' : { exit: code ?? undefined, signal: by }));
-  signal.addEventListener('abort', stop, { once: true });
-  if (signal.aborted) stop();
+  using _ = onAbort(signal, stop);
   try {
     return await promise;
   } finally {
     clearTimeout(grace);
-    signal.removeEventListener('abort', stop);
   }
 }
 

@@ -1,3 +1,4 @@
+import { aborted } from '#base/aborted.ts';
 import { errnoOf } from '#base/errno.ts';
 import {
   createNfsClient,
@@ -117,12 +118,10 @@ async function addressEndsAtOnce(
   signal: AbortSignal,
 ): Promise<Error | undefined> {
   using limit = clock.deadline(hangUpMs, signal);
-  const late = Promise.withResolvers<undefined>();
-  limit.signal.addEventListener('abort', () => late.resolve(undefined), { once: true });
   try {
     const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
     const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
-    const why = await Promise.race([connection.ended, late.promise]);
+    const why = await Promise.race([connection.ended, aborted(limit.signal).then(() => undefined)]);
     connection.close();
     return why;
   } catch {

@@ -1,5 +1,6 @@
 import { stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
@@ -161,18 +162,6 @@ function createKept(): Pick<Within, 'keep' | 'abandon'> {
       for (const socket of sockets) socket.destroy();
     },
   };
-}
-
-async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
-  const { promise: aborted, reject } = Promise.withResolvers<never>();
-  const stop = (): void => reject(signal.reason);
-  if (signal.aborted) stop();
-  signal.addEventListener('abort', stop, { once: true });
-  try {
-    return await Promise.race([work, aborted]);
-  } finally {
-    signal.removeEventListener('abort', stop);
-  }
 }
 
 /** The kernel's own name for what is there now. */
