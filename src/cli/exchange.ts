@@ -11,6 +11,7 @@ import {
   startRequest,
   targetOf,
 } from '#base/http.ts';
+import { answerTypes } from '#base/problem.ts';
 import type { Where } from './connection.ts';
 
 export interface Outgoing {
@@ -60,7 +61,7 @@ function callFor(where: Where, { method, path, headers, body }: Outgoing): HttpC
     method,
     path,
     body,
-    headers: { accept: 'application/json, application/problem+json', ...headers, ...type, ...credentialsFor(where) },
+    headers: { accept: answerTypes, ...headers, ...type, ...credentialsFor(where) },
     // A connection for each request: a kept one may be closed by the server at the very moment it is used again.
     agent: false,
     tls: where.kind === 'cluster' ? where.tls : {},

@@ -1,4 +1,4 @@
-import { type ErrorCode, errorCodes } from './errors.ts';
+import { type ErrorCode, errorCodes, isErrorCode } from './errors.ts';
 import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /**
@@ -95,5 +95,3 @@ export function toldToUser(trouble: Trouble, how: string): Trouble {
     action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
   };
 }
-
-const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);
