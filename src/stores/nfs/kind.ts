@@ -171,7 +171,7 @@ function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: 
       ...{ client, addresses, port, mountPort, root: Buffer.from(handle).toString('base64'), connections },
       ...{ sourcePorts, tls, network, squash, uid, gid, softMs: options.hard ? undefined : options.timeout },
       ...{ retries: options.retries, sync: options.sync ? true : undefined },
-      ...{ maxRead: options.readSize, maxWrite: options.writeSize, locks, readOnly, quota },
+      ...{ maxRead: options.maxRead, maxWrite: options.maxWrite, locks, readOnly, quota },
     },
   };
 }

@@ -27,8 +27,8 @@ export interface NfsOptions {
   /** For one call to the server, in ms. */
   readonly timeout: number;
   readonly hard: boolean;
-  readonly readSize: number;
-  readonly writeSize: number;
+  readonly maxRead: number;
+  readonly maxWrite: number;
   readonly connections: number;
   /** Undefined: any. */
   readonly sourcePorts: 'privileged' | number | undefined;
@@ -236,8 +236,8 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     sync: flag(given, 'sync') ?? false,
     timeout: timeout(given),
     hard: hard(given),
-    readSize: transfer(given, 'rsize'),
-    writeSize: transfer(given, 'wsize'),
+    maxRead: transfer(given, 'rsize'),
+    maxWrite: transfer(given, 'wsize'),
     connections: whole(given, 'nconnect', 1, 16) ?? 1,
     sourcePorts: sourcePorts(given),
     tls: tls(given),
