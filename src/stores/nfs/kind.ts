@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import type { NfsQuota } from '#base/nfs-mount.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from '#core/errors.ts';
-import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
+import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { ProcessMarks, Store, StoreContext, StoreKind } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
