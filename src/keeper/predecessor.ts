@@ -35,7 +35,8 @@ export function endingOf(fd: number, path: string, clock: Clock): () => Promise<
   };
 }
 
-function isListening(path: string): boolean {
+/** Also when whoever listens is too busy to take another connection. */
+export function isListening(path: string): boolean {
   try {
     closeSync(connectTo(path));
     return true;
