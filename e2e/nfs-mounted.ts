@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { expect, onTestFinished } from 'vitest';
+import { isErrno } from '#base/errno.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const run = promisify(execFile);
@@ -50,7 +51,7 @@ export function killKeepers(top: string): void {
     try {
       process.kill(pid, 'SIGKILL');
     } catch (thrown) {
-      if ((thrown as NodeJS.ErrnoException).code !== 'ESRCH') throw thrown;
+      if (!isErrno(thrown, 'ESRCH')) throw thrown;
     }
   }
 }

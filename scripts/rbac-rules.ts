@@ -1,3 +1,4 @@
+import { drivers } from '#core/csi-drivers.ts';
 import { core, discovery, followed, own, type RbacRole, storage, stowage, watched } from './rbac-role.ts';
 import { adopter, everybody, looking, viewer } from './rbac-users.ts';
 
@@ -49,7 +50,7 @@ const controller: RbacRole = {
       why: 'Volumes are made on nodes, and a node that is gone for good, which is asked for again, no longer holds any.',
     },
     {
-      ...{ group: storage, resource: 'csidrivers', names: ['file.stowage.dev', 'local.stowage.dev'], verbs: ['get'] },
+      ...{ group: storage, resource: 'csidrivers', names: drivers.map(({ name }) => name), verbs: ['get'] },
       why: 'What is said of the room on nodes goes with the driver.',
     },
     {

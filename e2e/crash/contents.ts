@@ -1,5 +1,6 @@
 import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 
 /** What we were told there is, by the answers we got. */
 export interface Known {
@@ -38,8 +39,7 @@ export async function checkContents(volume: Known): Promise<void> {
 
 export async function refusesWrites(target: string): Promise<void> {
   const thrown: unknown = await writeFile(join(target, 'marker'), '').catch((cause: unknown) => cause);
-  if (!(thrown instanceof Error && 'code' in thrown && thrown.code === 'EROFS'))
-    throw new Error(`${target} is read-only, but writing gave ${thrown}`);
+  if (!isErrno(thrown, 'EROFS')) throw new Error(`${target} is read-only, but writing gave ${thrown}`);
 }
 
 /** Where a directory volume lies on its store. */

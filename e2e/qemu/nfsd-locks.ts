@@ -4,6 +4,7 @@ import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { systemClock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, VolumeId } from '#core/model.ts';
@@ -85,8 +86,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
 }
 
 const isTemporary = (cause: unknown): boolean =>
-  cause instanceof StowageError ||
-  (cause instanceof Error && 'code' in cause && ['ETIMEDOUT', 'EIO', 'ECONNRESET'].includes(String(cause.code)));
+  cause instanceof StowageError || isErrno(cause, 'ETIMEDOUT', 'EIO', 'ECONNRESET');
 
 /** A host releases its lock and fails over before it is answered, while the next host holds the lock. */
 export async function releaseAcrossFailOver(folder: string): Promise<void> {

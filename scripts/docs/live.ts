@@ -6,6 +6,7 @@ import { createLog } from '#app/logger.ts';
 import { startUp } from '#app/up.ts';
 import type { Events } from '#controllers/machinery/events.ts';
 import { createControllerMetrics } from '#controllers/metrics.ts';
+import { fileDriver } from '#core/csi-drivers.ts';
 
 /** What a running server says of itself; nothing can be more true. */
 export interface Told {
@@ -30,7 +31,7 @@ export async function askServer(): Promise<Told> {
   });
   try {
     await ask(socket, 'POST', '/v1/volumes', signal, { name: 'example' });
-    running.metrics.csiCall({ driver: 'file.stowage.dev', method: 'NodeStageVolume', code: 0, seconds: 0 });
+    running.metrics.csiCall({ driver: fileDriver.name, method: 'NodeStageVolume', code: 0, seconds: 0 });
     return {
       openApi: JSON.parse(await ask(socket, 'GET', '/openapi.json', signal)),
       metrics: await ask(socket, 'GET', '/metrics', signal),

@@ -3,6 +3,7 @@ import { dirname, join } from 'node:path';
 import { isDeepStrictEqual } from 'node:util';
 import { aborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
 import { type Cache, createCache, identityOf } from '#controllers/machinery/cache.ts';
@@ -142,8 +143,8 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
     if (version === 1 && Array.isArray(stores)) return stores;
     log.warn('the stores of before are in a format that is not known', { file });
   } catch (thrown) {
-    const isAbsent = thrown instanceof Error && 'code' in thrown && thrown.code === 'ENOENT';
-    if (!isAbsent) log.warn('the stores of before cannot be read', { file, why: stowageError(thrown).message });
+    if (!isErrno(thrown, 'ENOENT'))
+      log.warn('the stores of before cannot be read', { file, why: stowageError(thrown).message });
   }
   return undefined;
 }

@@ -1,5 +1,6 @@
 import { readFile } from 'node:fs/promises';
 import { isMap, isScalar, LineCounter, type Node, type Pair, parseDocument, type YAMLMap } from 'yaml';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
@@ -50,7 +51,7 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
   try {
     text = await readFile(path, 'utf8');
   } catch (cause) {
-    if (cause instanceof Error && 'code' in cause && cause.code === 'ENOENT') return undefined;
+    if (isErrno(cause, 'ENOENT')) return undefined;
     throw new StowageError(`${path} cannot be read`, {
       code: 'invalid',
       reason: 'config-unreadable',

@@ -1,6 +1,7 @@
 import { readFile } from 'node:fs/promises';
 import { delimiter, dirname, isAbsolute, join, resolve } from 'node:path';
 import { parseDocument } from 'yaml';
+import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
 type Entry = Readonly<Record<string, unknown>>;
@@ -37,7 +38,7 @@ async function readText(path: string, must: boolean): Promise<string | undefined
   try {
     return await readFile(path, 'utf8');
   } catch (cause) {
-    const code = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    const code = errnoOf(cause) ?? 'unknown';
     if (code === 'ENOENT' && !must) return undefined;
     throw unreadable(path, code, cause);
   }

@@ -1,5 +1,6 @@
 import { chmod, lstat, rm } from 'node:fs/promises';
 import { connect, type Server } from 'node:net';
+import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
 /** As a host: every address of this machine, of either kind. */
@@ -37,8 +38,6 @@ async function listening(server: Server, start: () => void): Promise<void> {
   }
 }
 
-const codeOf = (thrown: unknown): string => (thrown instanceof Error && 'code' in thrown ? String(thrown.code) : '');
-
 /** Where it listens in the end: port 0 becomes a real one. */
 export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
   const isAll = at.host === everywhere;
@@ -46,8 +45,9 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
     // Without a host Node takes IPv6 and IPv4 at once, and where the machine has only the latter, that.
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
+    const why = errnoOf(cause) ?? '';
     const where = isAll ? `port ${at.port}, at any address` : `${at.host}:${at.port}`;
-    if (codeOf(cause) === 'EADDRINUSE') {
+    if (why === 'EADDRINUSE') {
       throw new StowageError(`cannot listen on ${where}: the port is in use`, {
         code: 'conflict',
         reason: 'port-in-use',
@@ -56,7 +56,7 @@ export async function listenTcp(server: Server, at: { readonly host: string; rea
         cause,
       });
     }
-    throw new StowageError(`cannot listen on ${where}: ${codeOf(cause)}`, {
+    throw new StowageError(`cannot listen on ${where}: ${why}`, {
       code: 'unavailable',
       reason: 'listen-failed',
       action: 'Choose an address of this machine: stowage up --listen 127.0.0.1:7878',
@@ -98,7 +98,8 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
       }
     });
   } catch (cause) {
-    throw new StowageError(`cannot listen on ${path}: ${codeOf(cause)}`, {
+    const why = errnoOf(cause) ?? '';
+    throw new StowageError(`cannot listen on ${path}: ${why}`, {
       code: 'denied',
       reason: 'listen-failed',
       action: 'Check that its folder exists and can be written, or give another: stowage up --socket PATH',

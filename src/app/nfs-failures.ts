@@ -1,9 +1,8 @@
+import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
-const codeOf = (thrown: unknown): string => (thrown instanceof Error && 'code' in thrown ? String(thrown.code) : '');
-
 export function noDirectory(path: string, cause: unknown): StowageError {
-  const code = codeOf(cause);
+  const code = errnoOf(cause);
   if (code === 'EACCES') {
     return new StowageError(`${path} cannot be read by the user that runs this`, {
       code: 'denied',
@@ -89,7 +88,7 @@ interface Listening {
 export function cannotStart(cause: unknown, at: Listening): StowageError {
   const isListening = cause instanceof Error && 'syscall' in cause && cause.syscall === 'listen';
   const isLookup = cause instanceof Error && 'syscall' in cause && String(cause.syscall).startsWith('getaddrinfo');
-  if (isListening || isLookup) return cannotListen(cause, codeOf(cause), at);
+  if (isListening || isLookup) return cannotListen(cause, at);
   const why = cause instanceof Error ? cause.message : String(cause);
   return new StowageError(`the NFS server cannot start: ${why}`, {
     code: 'invalid',
@@ -99,7 +98,8 @@ export function cannotStart(cause: unknown, at: Listening): StowageError {
   });
 }
 
-function cannotListen(cause: Error, code: string, { host, port, portmapper }: Listening): StowageError {
+function cannotListen(cause: Error, { host, port, portmapper }: Listening): StowageError {
+  const code = errnoOf(cause) ?? '';
   const failed = 'port' in cause && cause.port === portmapper && portmapper !== port ? portmapper : port;
   const where = `${host.includes(':') ? `[${host}]` : host}:${failed}`;
   const isPortmapper = failed !== port;

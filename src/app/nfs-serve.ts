@@ -1,5 +1,6 @@
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
 import { knownKeeperUser } from '#clients/data-path/user.ts';
 import { createNfsServer, type NfsServer, type NfsServerOptions } from '#wire/nfs3/server/server.ts';
@@ -54,7 +55,7 @@ async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string)
   try {
     return await createNfsServer({ ...about, host: plan.host });
   } catch (cause) {
-    const hasNoIpv6 = cause instanceof Error && 'code' in cause && cause.code === 'EAFNOSUPPORT';
+    const hasNoIpv6 = isErrno(cause, 'EAFNOSUPPORT');
     if (hasNoIpv6 && plan.host === everywhere) return await started({ ...plan, host: '0.0.0.0' }, options, keepers);
     throw cannotStart(cause, { host: plan.host, port, portmapper });
   }

@@ -1,6 +1,7 @@
 import { createPrivateKey, X509Certificate } from 'node:crypto';
 import { readFile, stat } from 'node:fs/promises';
 import { createSecureContext, type TlsOptions } from 'node:tls';
+import { errnoOf } from '#base/errno.ts';
 import type { NfsServeOptions } from '#cli/io.ts';
 import { StowageError } from '#core/errors.ts';
 
@@ -45,7 +46,7 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
   try {
     return await readFile(file);
   } catch (cause) {
-    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    const why = errnoOf(cause) ?? 'unknown';
     const isDenied = why === 'EACCES';
     throw new StowageError(`${file} cannot be read (${why})`, {
       code: isDenied ? 'denied' : 'invalid',

@@ -1,5 +1,6 @@
 import { readFile, readlink } from 'node:fs/promises';
 import process from 'node:process';
+import { isErrno } from '#base/errno.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { Pod } from '#wire/kube/types.ts';
@@ -27,7 +28,7 @@ export async function isGone({ pid, startTime }: KernelProcess): Promise<boolean
     // /proc can hide the processes of other users; kill(2) does not.
     process.kill(pid, 0);
   } catch (cause) {
-    if ((cause as NodeJS.ErrnoException).code === 'ESRCH') return true;
+    if (isErrno(cause, 'ESRCH')) return true;
   }
   const found = await startTimeOf(pid);
   return found !== undefined && found !== startTime;

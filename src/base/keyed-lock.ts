@@ -1,3 +1,4 @@
+import { unlessAborted } from './aborted.ts';
 /** One holder per key at a time, first come first served. */
 export interface KeyedLock {
   /** Waits until every key is free, then holds them all. Keys are taken in sorted order, so two callers cannot deadlock. */
@@ -22,18 +23,13 @@ export function createKeyedLock(): KeyedLock {
       },
     };
     if (before === undefined) return held;
-    const { promise: aborted, reject } = Promise.withResolvers<never>();
-    const stop = (): void => reject(signal.reason);
-    signal.addEventListener('abort', stop, { once: true });
     try {
-      await Promise.race([before, aborted]);
+      await unlessAborted(before, signal);
       return held;
     } catch (cause) {
       // The place in the queue must stay until its predecessor is done, else the successor would overtake it.
       void before.then(() => held[Symbol.dispose]());
       throw cause;
-    } finally {
-      signal.removeEventListener('abort', stop);
     }
   }
 

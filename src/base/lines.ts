@@ -38,13 +38,14 @@ export function createLines(maxBytes: number, tooLong: (why: string) => Error): 
   };
 }
 
-/** The lines of a stream as they come. Returns what came after the end of the last one. */
+/** The lines of a stream as they come. The last one may have no end. */
 export async function* linesIn(
   stream: AsyncIterable<Uint8Array>,
   maxBytes: number,
   tooLong: (why: string) => Error,
-): AsyncGenerator<string, string, undefined> {
+): AsyncGenerator<string, void, undefined> {
   const lines = createLines(maxBytes, tooLong);
   for await (const chunk of stream) yield* lines.taken(chunk);
-  return lines.rest();
+  const rest = lines.rest();
+  if (rest !== '') yield rest;
 }

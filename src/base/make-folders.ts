@@ -1,7 +1,6 @@
 import { mkdir, stat } from 'node:fs/promises';
 import { dirname } from 'node:path';
-
-const codeOf = (thrown: unknown): unknown => (thrown instanceof Error && 'code' in thrown ? thrown.code : undefined);
+import { isErrno } from './errno.ts';
 
 /**
  * Makes a folder and those above it that are missing; one that is there stays as it is. By hand, since Node's own
@@ -12,7 +11,7 @@ export async function makeFolders(path: string, mode: number): Promise<void> {
     await makeOne(path, mode);
   } catch (cause) {
     const above = dirname(path);
-    if (codeOf(cause) !== 'ENOENT' || above === path) throw cause;
+    if (!isErrno(cause, 'ENOENT') || above === path) throw cause;
     if (!(await isThere(above))) await makeFolders(above, mode);
     // Once more, and no more: somebody else may have made it just now.
     await makeOne(path, mode);
@@ -23,7 +22,7 @@ async function makeOne(path: string, mode: number): Promise<void> {
   try {
     await mkdir(path, { mode });
   } catch (cause) {
-    if (codeOf(cause) !== 'EEXIST' || !(await stat(path)).isDirectory()) throw cause;
+    if (!isErrno(cause, 'EEXIST') || !(await stat(path)).isDirectory()) throw cause;
   }
 }
 

@@ -1,3 +1,4 @@
+import { onAbort } from './aborted.ts';
 import type { Clock } from './clock.ts';
 
 /** Somebody stopped waiting; what they waited for goes on. */
@@ -18,12 +19,10 @@ export async function patiently<T>(work: Promise<T>, signal: AbortSignal, clock:
   const begin = (): void => {
     grace = clock.after(graceMs, () => reject(new StillRunning('stopped waiting', { cause: signal.reason })));
   };
-  if (signal.aborted) begin();
-  else signal.addEventListener('abort', begin, { once: true });
+  using _ = onAbort(signal, begin);
   try {
     return await Promise.race([work, late]);
   } finally {
-    signal.removeEventListener('abort', begin);
     grace?.[Symbol.dispose]();
   }
 }

@@ -10,7 +10,7 @@ const statuses: Readonly<Record<string, number>> = {
 
 export interface BareAnswer {
   readonly status: number;
-  readonly headers: Readonly<Record<string, string | number>>;
+  readonly headers: Readonly<Record<string, string>>;
   readonly body: string;
 }
 
@@ -22,8 +22,12 @@ export const refusingUnparsable =
       socket.destroy();
       return;
     }
-    const { status, headers, body } = answer(statuses[error.code ?? ''] ?? 400);
-    const all = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
-    const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
-    socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status]}\r\n${head.join('')}\r\n${body}`);
+    answerBare(socket, answer(statuses[error.code ?? ''] ?? 400));
   };
+
+/** On a connection on which nothing else can be answered any more. */
+export function answerBare(socket: Duplex, { status, headers, body }: BareAnswer): void {
+  const all = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
+  const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
+  socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}\r\n${head.join('')}\r\n${body}`);
+}

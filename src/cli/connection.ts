@@ -1,6 +1,7 @@
 import { open } from 'node:fs/promises';
 import { homedir } from 'node:os';
 import { resolve } from 'node:path';
+import { errnoOf } from '#base/errno.ts';
 import { defaultFolders } from '#base/folders.ts';
 import { StowageError } from '#core/errors.ts';
 import { type ClusterWay, clusterPlace } from './cluster-connection.ts';
@@ -96,7 +97,7 @@ async function readToken(file: string, warn: (text: string) => void): Promise<st
     const { bytesRead, buffer } = await handle.read(Buffer.alloc(4096), 0, 4096, null);
     return buffer.toString('utf8', 0, bytesRead).trim();
   } catch (cause) {
-    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : 'unknown';
+    const why = errnoOf(cause) ?? 'unknown';
     throw new StowageError(`the token file ${file} cannot be read (${why})`, {
       code: why === 'EACCES' ? 'denied' : 'invalid',
       reason: 'token-file',

@@ -1,6 +1,17 @@
-import { type ClientRequest, request as httpRequest, type IncomingMessage, type RequestOptions } from 'node:http';
-import { request as httpsRequest } from 'node:https';
-import type { ClusterWay } from './cluster-connection.ts';
+import type { IncomingMessage } from 'node:http';
+import { errnoOf } from '#base/errno.ts';
+import {
+  AnswerTooLarge,
+  type HttpCall,
+  type HttpTarget,
+  headOf,
+  isHangUp,
+  readText,
+  socketTarget,
+  startRequest,
+  targetOf,
+} from '#base/http.ts';
+import { answerTypes } from '#base/problem.ts';
 import type { Where } from './connection.ts';
 
 export interface Outgoing {
@@ -10,9 +21,6 @@ export interface Outgoing {
   readonly body?: string;
 }
 
-/** Anything else (refused, no such socket, a wrong certificate) happens before the server sees a request. */
-const afterwards = new Set(['ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE']);
-
 /** The connection failed. `connected`: the server may have seen the request. */
 export class Broken extends Error {
   override readonly name = 'Broken';
@@ -20,8 +28,9 @@ export class Broken extends Error {
   readonly code: string;
   constructor(message: string, { cause }: { readonly cause: unknown }) {
     super(message, { cause });
-    this.code = (cause instanceof Error && (cause as NodeJS.ErrnoException).code) || 'unknown';
-    this.connected = afterwards.has(this.code);
+    this.code = errnoOf(cause) ?? 'unknown';
+    // Anything else (refused, no such socket, a wrong certificate) happens before the server sees a request.
+    this.connected = isHangUp(cause);
   }
 }
 
@@ -29,52 +38,40 @@ const connectMs = 10_000;
 /** No answer is larger: lists come in pages. */
 const maxAnswer = 64 << 20;
 
-export class TooLarge extends Error {
-  override readonly name = 'TooLarge';
-}
-
-function start(where: Where, out: Outgoing, signal: AbortSignal): ClientRequest {
-  const headers: Record<string, string> = { accept: 'application/json, application/problem+json', ...out.headers };
-  if (out.body !== undefined) {
-    headers['content-type'] = 'application/json';
-    headers['content-length'] = String(Buffer.byteLength(out.body));
-  }
-  // A connection for each request: a kept one may be closed by the server at the very moment it is used again.
-  const common: RequestOptions = { method: out.method, headers, signal, agent: false };
-  if (where.kind === 'socket') return httpRequest({ ...common, socketPath: where.path, path: out.path });
-  if (where.kind === 'cluster') return startInCluster(where, common, out);
-  if (where.token !== undefined) headers['authorization'] = `Bearer ${where.token}`;
-  const { protocol, hostname, port, pathname } = where.url;
-  const to: RequestOptions = {
-    ...common,
-    host: hostname.replace(/^\[|\]$/g, ''),
-    path: pathname.replace(/\/$/, '') + out.path,
-    ...(port === '' ? {} : { port }),
-  };
-  return protocol === 'https:' ? httpsRequest(to) : httpRequest(to);
+function targetFor(where: Where): HttpTarget {
+  if (where.kind === 'socket') return socketTarget(where.path);
+  if (where.kind === 'url') return targetOf(where.url);
+  const apiServer = targetOf(where.server);
+  return { ...apiServer, prefix: `${apiServer.prefix}${where.prefix}` };
 }
 
 /** Each token goes to the one whom it is for: what the kubeconfig has, to the API server only. */
-function startInCluster(way: ClusterWay, common: RequestOptions, out: Outgoing): ClientRequest {
-  const { protocol, hostname, port, pathname } = way.server;
-  const headers = {
-    ...(common.headers as Record<string, string>),
-    ...(way.authorization === undefined ? {} : { authorization: way.authorization }),
-    'stowage-authorization': `Bearer ${way.token}`,
+function credentialsFor(where: Where): Readonly<Record<string, string>> {
+  if (where.kind === 'socket') return {};
+  if (where.kind === 'url') return where.token === undefined ? {} : { authorization: `Bearer ${where.token}` };
+  return {
+    ...(where.authorization === undefined ? {} : { authorization: where.authorization }),
+    'stowage-authorization': `Bearer ${where.token}`,
   };
-  const to: RequestOptions = {
-    ...{ ...common, headers, host: hostname.replace(/^\[|\]$/g, '') },
-    path: `${pathname.replace(/\/$/, '')}${way.prefix}${out.path}`,
-    ...(port === '' ? {} : { port }),
+}
+
+function callFor(where: Where, { method, path, headers, body }: Outgoing): HttpCall {
+  const type = body === undefined ? {} : { 'content-type': 'application/json' };
+  return {
+    method,
+    path,
+    body,
+    headers: { accept: answerTypes, ...headers, ...type, ...credentialsFor(where) },
+    // A connection for each request: a kept one may be closed by the server at the very moment it is used again.
+    agent: false,
+    tls: where.kind === 'cluster' ? where.tls : {},
   };
-  return protocol === 'https:' ? httpsRequest({ ...to, ...way.tls }) : httpRequest(to);
 }
 
 /** Sends it and waits for the head of the answer; the body is the caller's to read. */
 export async function send(where: Where, out: Outgoing, signal: AbortSignal): Promise<IncomingMessage> {
-  signal.throwIfAborted();
-  const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
-  const sent = start(where, out, signal);
+  const call = callFor(where, out);
+  const sent = startRequest(targetFor(where), call, signal);
   // The caller's deadline may be long or absent; an address where nobody lives is known much sooner.
   const timer = setTimeout(
     () => sent.destroy(Object.assign(new Error('connecting took too long'), { code: 'ETIMEDOUT' })),
@@ -85,11 +82,8 @@ export async function send(where: Where, out: Outgoing, signal: AbortSignal): Pr
     if (!socket.connecting) clearTimeout(timer);
     socket.once('connect', () => clearTimeout(timer));
   });
-  sent.on('response', resolve);
-  sent.on('error', reject);
-  sent.end(out.body);
   try {
-    return await promise;
+    return await headOf(sent, call, signal);
   } catch (cause) {
     signal.throwIfAborted();
     throw new Broken('the connection failed', { cause });
@@ -99,19 +93,12 @@ export async function send(where: Where, out: Outgoing, signal: AbortSignal): Pr
 }
 
 export async function readBody(answer: IncomingMessage, signal: AbortSignal): Promise<string> {
-  const chunks: Buffer[] = [];
-  let length = 0;
   try {
-    for await (const chunk of answer as AsyncIterable<Buffer>) {
-      length += chunk.length;
-      if (length > maxAnswer) throw new TooLarge(`the answer is larger than ${maxAnswer} bytes`);
-      chunks.push(chunk);
-    }
+    return await readText(answer, maxAnswer);
   } catch (cause) {
     answer.destroy();
     signal.throwIfAborted();
-    if (cause instanceof TooLarge) throw cause;
+    if (cause instanceof AnswerTooLarge) throw cause;
     throw new Broken('the connection failed', { cause });
   }
-  return Buffer.concat(chunks).toString('utf8');
 }

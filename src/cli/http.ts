@@ -1,10 +1,11 @@
 import { randomUUID } from 'node:crypto';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { AnswerTooLarge } from '#base/http.ts';
 import { StowageError } from '#core/errors.ts';
 import type { UnreachedJson } from '#front/rest/schemas.ts';
 import { clusterRefusal } from './cluster-connection.ts';
 import { placeOf, type Where } from './connection.ts';
-import { Broken, type Outgoing, readBody, send, TooLarge } from './exchange.ts';
+import { Broken, type Outgoing, readBody, send } from './exchange.ts';
 import { Refused, refusal } from './problem.ts';
 import { readEvents, type ServerEvent } from './sse.ts';
 
@@ -203,7 +204,8 @@ function refused({ status, body }: Answer, where: Where): Error {
 
 function unreadable(cause: unknown, where: Where): StowageError {
   if (cause instanceof StowageError) return cause;
-  const why = cause instanceof TooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
+  const why =
+    cause instanceof AnswerTooLarge ? cause.message : typeof cause === 'string' ? cause : 'not a valid answer';
   return new StowageError(`the answer from ${placeOf(where)} is not one of a Stowage server (${why})`, {
     code: 'internal',
     reason: 'answer-unreadable',

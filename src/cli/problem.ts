@@ -1,4 +1,5 @@
-import { type ErrorCode, errorCodes, type ReasonWith, StowageError, stowageError } from '#core/errors.ts';
+import { problemIn } from '#base/problem.ts';
+import { errorCodes, isErrorCode, type ReasonWith, StowageError, stowageError } from '#core/errors.ts';
 import type { ProblemJson } from '#front/rest/schemas.ts';
 
 type Problem = Partial<ProblemJson> & Pick<ProblemJson, 'detail' | 'code' | 'reason' | 'action'>;
@@ -13,8 +14,6 @@ export class Refused extends Error {
   }
 }
 
-const known = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);
-
 /** Whatever was thrown, in the form in which it is shown. */
 export function problemOf(thrown: unknown): Problem {
   if (thrown instanceof Refused) return thrown.problem;
@@ -25,16 +24,13 @@ export function problemOf(thrown: unknown): Problem {
 /** A newer server may know codes that this program does not. */
 export function exitOf(thrown: unknown): number {
   const { code } = problemOf(thrown);
-  return known(code) ? errorCodes[code].exit : 1;
+  return isErrorCode(code) ? errorCodes[code].exit : 1;
 }
 
 /** An error answer; undefined when it is none of ours (a proxy's page, another program's). */
 export function refusal(body: unknown): Refused | undefined {
-  if (typeof body !== 'object' || body === null) return undefined;
-  const { detail, code, reason, action } = body as Record<string, unknown>;
-  if (typeof detail !== 'string' || typeof code !== 'string') return undefined;
-  const text = (value: unknown): string => (typeof value === 'string' ? value : '');
-  return new Refused({ ...body, detail, code, reason: text(reason), action: text(action) });
+  const problem = problemIn(body);
+  return problem === undefined ? undefined : new Refused({ ...(body as object), ...problem });
 }
 
 export const invalid = (

@@ -1,6 +1,7 @@
 import type { Writable } from 'node:stream';
 import { CommanderError } from 'commander';
 import { systemClock } from '#base/clock.ts';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Verb } from './command.ts';
 import { findServer, type Where } from './connection.ts';
@@ -127,10 +128,10 @@ function misunderstood(thrown: CommanderError, command: string): StowageError {
 function watchPipes(io: Io): Disposable & { readonly unread: AbortSignal; lost(): Error | undefined } {
   const unread = new AbortController();
   let lost: Error | undefined;
-  const failed = (error: NodeJS.ErrnoException): void => {
-    if (error.code !== 'EPIPE' && error.code !== 'ERR_STREAM_DESTROYED' && lost === undefined) {
+  const failed = (error: Error): void => {
+    if (!isErrno(error, 'EPIPE', 'ERR_STREAM_DESTROYED') && lost === undefined) {
       lost = error;
-      io.stderr.write(`error: the output could not be written (${error.code ?? error.message})\n`);
+      io.stderr.write(`error: the output could not be written (${errnoOf(error) ?? error.message})\n`);
     }
     unread.abort(error);
   };

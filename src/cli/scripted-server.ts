@@ -4,6 +4,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Writable } from 'node:stream';
+import { problemType } from '#base/problem.ts';
 import type { Injected, Io } from './io.ts';
 import { runCli } from './run.ts';
 
@@ -45,7 +46,7 @@ export async function scriptedServer(script: Script): Promise<Server> {
       const reply = typeof entry === 'function' ? entry(one, answer) : entry;
       if (reply === undefined) return;
       const [status, value] = reply;
-      const type = status >= 400 ? 'application/problem+json' : 'application/json';
+      const type = status >= 400 ? problemType : 'application/json';
       answer.writeHead(status, { 'content-type': type }).end(value === undefined ? undefined : JSON.stringify(value));
     });
   });

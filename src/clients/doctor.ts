@@ -1,5 +1,6 @@
 import { release } from 'node:os';
 import { getuid } from 'node:process';
+import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { engines } from './doctor/engines.ts';
@@ -70,18 +71,13 @@ async function inTime(
   work: Promise<readonly Finding[]>,
   signal: AbortSignal,
 ): Promise<readonly Finding[]> {
-  const { promise: late, reject } = Promise.withResolvers<never>();
-  const stop = (): void => reject(signal.reason);
-  signal.addEventListener('abort', stop, { once: true });
   try {
-    return await Promise.race([work, late]);
+    return await unlessAborted(work, signal);
   } catch (cause) {
     const why = cause instanceof DeadlineExceeded || cause instanceof Error ? cause.message : String(cause);
     return [
       warn(name, `could not be found out: ${why}`, 'Look for a disk or a server that does not answer: dmesg | tail'),
     ];
-  } finally {
-    signal.removeEventListener('abort', stop);
   }
 }
 

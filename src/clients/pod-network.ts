@@ -4,6 +4,7 @@ import { isIP, SocketAddress } from 'node:net';
 import { join } from 'node:path';
 import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { isErrno } from '#base/errno.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import { nodeNetwork, podAddressPrefix } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
@@ -99,7 +100,7 @@ async function isNamespace(path: string): Promise<boolean> {
   try {
     return (await statfs(path)).type === namespaceType;
   } catch (cause) {
-    if (cause instanceof Error && 'code' in cause && cause.code === 'ENOENT') return false;
+    if (isErrno(cause, 'ENOENT')) return false;
     throw cause;
   }
 }
@@ -119,7 +120,7 @@ async function addressTables(path: string, signal: AbortSignal): Promise<string>
     (error, stdout) => {
       // The kernel has no table for a disabled protocol: then cat fails for that one and prints the other.
       if (error === null || (typeof error.code === 'number' && stdout !== '')) resolve(stdout);
-      else reject(error.code === 'ENOENT' ? toolMissing(error) : error);
+      else reject(isErrno(error, 'ENOENT') ? toolMissing(error) : error);
     },
   );
   return await promise;

@@ -1,31 +1,25 @@
 import { randomUUID } from 'node:crypto';
-import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
+import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
-import { harmless } from '#base/harmless.ts';
-import { refusingUnparsable } from '#base/unparsable.ts';
+import { problemDocument, problemType } from '#base/problem.ts';
+import { answerBare, type BareAnswer, refusingUnparsable } from '#base/unparsable.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
-interface Problem {
-  readonly status: number;
-  readonly headers: Readonly<Record<string, string>>;
-  readonly body: string;
-}
-
 /** RFC 9457, as everywhere in the API. */
-export function problemOf(thrown: unknown, status?: number): Problem {
+export function problemOf(thrown: unknown, status?: number): BareAnswer {
   const { code, reason, message, action } = stowageError(thrown);
   const requestId = randomUUID();
-  const row = errorCodes[code];
-  const document = {
-    ...{ type: `https://stowage.dev/errors/${reason}`, title: row.title, status: status ?? row.http },
-    // What went wrong inside is for the log.
-    detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
-    ...{ code, reason, requestId, action: harmless(action) },
-  };
+  const { title, http } = errorCodes[code];
+  const document = problemDocument({
+    error: { code, reason, message, action },
+    title,
+    status: status ?? http,
+    requestId,
+  });
   return {
     status: document.status,
     headers: {
-      ...{ 'content-type': 'application/problem+json', 'x-request-id': requestId, 'cache-control': 'no-store' },
+      ...{ 'content-type': problemType, 'x-request-id': requestId, 'cache-control': 'no-store' },
       ...(document.status === 401 ? { 'www-authenticate': 'Bearer realm="stowage"' } : {}),
     },
     body: JSON.stringify(document),
@@ -39,10 +33,7 @@ export function refuse(response: ServerResponse, thrown: unknown, status?: numbe
 
 /** On a connection on which nothing else can be answered any more; it ends with it. */
 export function refuseBare(socket: Duplex, thrown: unknown): void {
-  const { status, headers, body } = problemOf(thrown);
-  const all = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
-  const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
-  socket.end(`HTTP/1.1 ${status} ${STATUS_CODES[status] ?? ''}\r\n${head.join('')}\r\n${body}`);
+  answerBare(socket, problemOf(thrown));
 }
 
 export const pathUnknown = (): StowageError =>

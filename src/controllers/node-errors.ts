@@ -10,8 +10,8 @@ export const nodeUnknown = (node: string): StowageError =>
     action: 'Wait: the scheduler chooses another one.',
   });
 
-export const notRegistered = (node: string): StowageError =>
-  new StowageError(`the kubelet of node '${node}' does not know local.stowage.dev yet`, {
+export const notRegistered = (node: string, driver: string): StowageError =>
+  new StowageError(`the kubelet of node '${node}' does not know ${driver} yet`, {
     code: 'unavailable',
     reason: 'node-not-registered',
     action: `Wait a moment. If it persists, look at the agent of that node: ${how}`,

@@ -92,7 +92,7 @@ export function createNodeProvisioner(options: NodeProvisionerOptions): Provisio
     const node = caches.nodes.get(name) ?? (await found(client.get(nodes, { name }, scope.signal)));
     if (node === undefined) return undefined;
     const value = topologyOfNode(name);
-    if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name);
+    if (node.metadata.labels?.[nodeTopologyKey] !== value) throw notRegistered(name, localDriver.name);
     return value;
   }
 

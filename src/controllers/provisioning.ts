@@ -1,7 +1,8 @@
 import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
-import { driverNamed } from '#core/csi-drivers.ts';
+import { driverNamed, fileDriver } from '#core/csi-drivers.ts';
 import { StowageError } from '#core/errors.ts';
+import { isLabelKey, isReservedLabel } from '#core/labels.ts';
 import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
@@ -215,7 +216,7 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
   if (onMany !== undefined)
     throw unsupported(
       `asks for ${onMany}, and volumes of its class can be used on one node only`,
-      'Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of file.stowage.dev, whose stores all nodes reach.',
+      `Ask for ReadWriteOnce or ReadWriteOncePod; or for a class of ${fileDriver.name}, whose stores all nodes reach.`,
     );
   if (access === 'filesystem') refuseMountOptions(kind);
   return {
@@ -234,7 +235,7 @@ const unsupported = (what: string, action: string): StowageError =>
 const labelsOf = (labels: Labels): Labels =>
   Object.fromEntries(
     Object.entries(labels)
-      .filter(([key]) => /^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$/.test(key) && !key.startsWith('stowage.dev/'))
+      .filter(([key]) => isLabelKey(key) && !isReservedLabel(key))
       .slice(0, 32),
   );
 

@@ -1,3 +1,4 @@
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { endsWithin } from '#base/patience.ts';
 import type { VolumeId } from './model.ts';
@@ -64,16 +65,4 @@ export function createEngineAsks(clock: Clock): EngineAsks {
       return { [Symbol.dispose]: open };
     },
   };
-}
-
-async function unlessAborted(end: Promise<void>, signal: AbortSignal): Promise<void> {
-  signal.throwIfAborted();
-  const aborted = Promise.withResolvers<never>();
-  const abort = (): void => aborted.reject(signal.reason);
-  signal.addEventListener('abort', abort, { once: true });
-  try {
-    await Promise.race([end, aborted.promise]);
-  } finally {
-    signal.removeEventListener('abort', abort);
-  }
 }

@@ -1,5 +1,5 @@
 import { errorReason } from './error-reasons.ts';
-import { type ErrorCode, errorCodes } from './errors.ts';
+import { errorCodes, isErrorCode } from './errors.ts';
 import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /** Whether everybody may read the message and the action in full. A reason of another version is for administrators. */
@@ -34,5 +34,3 @@ export function toldToUser(trouble: Trouble, how: string): Trouble {
     action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
   };
 }
-
-const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);

@@ -128,6 +128,9 @@ export const errorCodes = {
 
 export type ErrorCode = keyof typeof errorCodes;
 
+/** A newer program may have codes that this one does not know. */
+export const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);
+
 /** What a reason can look like. */
 export const reasonGrammar = '^[a-z][a-z0-9-]{0,63}$';
 

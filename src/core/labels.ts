@@ -2,9 +2,20 @@ import { StowageError } from './errors.ts';
 import type { Labels } from './model.ts';
 import { quoted } from './names.ts';
 
-const keyGrammar = /^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$/;
+/** Patterns and limits, also for schemas. */
+export const labelKeyPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
+export const labelValuePattern = '^[^\\u0000-\\u001f\\u007f]*$';
+/** Keys of labels that only Stowage sets. */
+export const ownLabelPattern = '^stowage\\.dev/[a-z-]{1,64}$';
+/** `most`: labels that a volume can have; `length`: characters of a value. */
+export const labelLimits = { most: 64, length: 256 } as const;
+
+const keyGrammar = new RegExp(labelKeyPattern);
+const valueGrammar = new RegExp(labelValuePattern);
 const reserved = 'stowage.dev/';
-const most = 64;
+
+export const isLabelKey = (key: string): boolean => keyGrammar.test(key);
+export const isReservedLabel = (key: string): boolean => key.startsWith(reserved);
 
 function refuse(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'label-invalid', action });
@@ -13,15 +24,16 @@ function refuse(message: string, action: string): StowageError {
 /** The door for labels, as names.ts is for names. */
 export function checkLabels(labels: Labels): Labels {
   const entries = Object.entries(labels);
-  if (entries.length > most) throw refuse(`${entries.length} labels are too many`, `Give at most ${most}.`);
+  if (entries.length > labelLimits.most)
+    throw refuse(`${entries.length} labels are too many`, `Give at most ${labelLimits.most}.`);
   for (const [key, value] of entries) {
-    if (!keyGrammar.test(key))
+    if (!isLabelKey(key))
       throw refuse(`${quoted(key)} cannot be a label`, 'Use 1 to 128 of A-Z a-z 0-9 _ . / - for its name.');
-    if (key.startsWith(reserved))
+    if (isReservedLabel(key))
       throw refuse(`the label ${quoted(key)} is reserved`, `Choose a name that does not begin with ${reserved}`);
-    if (value.length > 256)
-      throw refuse(`the value of label ${quoted(key)} is too long`, 'Use at most 256 characters.');
-    if (/[\x00-\x1f\x7f]/.test(value))
+    if (value.length > labelLimits.length)
+      throw refuse(`the value of label ${quoted(key)} is too long`, `Use at most ${labelLimits.length} characters.`);
+    if (!valueGrammar.test(value))
       throw refuse(`the value of label ${quoted(key)} has control characters`, 'Remove them.');
   }
   // Sorted, so that two equal sets of labels are equal as text.
@@ -34,8 +46,8 @@ export function mergeLabels(
   change: Readonly<Record<string, string | null>>,
   noted: Labels = {},
 ): Labels {
-  const own = Object.entries(labels).filter(([key]) => key.startsWith(reserved));
-  const merged = new Map(Object.entries(labels).filter(([key]) => !key.startsWith(reserved)));
+  const own = Object.entries(labels).filter(([key]) => isReservedLabel(key));
+  const merged = new Map(Object.entries(labels).filter(([key]) => !isReservedLabel(key)));
   for (const [key, value] of Object.entries(change)) {
     if (value === null) merged.delete(key);
     else merged.set(key, value);
@@ -49,8 +61,8 @@ export const ownLabel = (name: string): string => `${reserved}${name}`;
 /** Own: of `ownLabel`. They say what others call something, which can be anything. */
 export function withOwn(labels: Labels, own: Labels): Labels {
   const entries = Object.entries(own).map(([key, value]): [string, string] => {
-    if (!key.startsWith(reserved)) throw new Error(`${key} is not a label of Stowage's own`);
-    return [key, value.slice(0, 256).replace(/[\x00-\x1f\x7f]/g, ' ')];
+    if (!isReservedLabel(key)) throw new Error(`${key} is not a label of Stowage's own`);
+    return [key, value.slice(0, labelLimits.length).replace(/[\x00-\x1f\x7f]/g, ' ')];
   });
   if (entries.length === 0) return labels;
   return Object.fromEntries([...Object.entries(labels), ...entries].sort(([a], [b]) => (a < b ? -1 : 1)));

@@ -1,3 +1,5 @@
+import type { NfsMount, NfsQuota } from '#base/nfs-mount.ts';
+
 declare const brand: unique symbol;
 type Branded<T, B extends string> = T & { readonly [brand]: B };
 
@@ -87,43 +89,27 @@ export type SourceKind = Source['kind'];
 export type SourceOf<K extends SourceKind> = Extract<Source, { readonly kind: K }>;
 
 /** How a volume on an NFS server is reached, by the store's options: no secrets, only where they are. */
-export interface NfsWay {
+export interface NfsWay extends NfsMount {
   /** built-in: our own data path. host: the system's NFS client. */
   readonly client: 'built-in' | 'host';
   /** What the names meant when they were last looked up. */
   readonly addresses: readonly string[];
-  readonly port: number;
+  /** Undefined: asked of the portmapper. */
   readonly mountPort: number | undefined;
-  /** The server's handle of the volume's top directory, in base64. */
-  readonly root: string;
-  readonly connections: number;
+  /** Undefined: any. */
   readonly sourcePorts: 'privileged' | number | undefined;
-  /** A folder with certificates; undefined in it: those that the system trusts. */
+  /** Undefined: none. A folder with certificates; undefined in it: those that the system trusts. */
   readonly tls: { readonly folder: string | undefined } | undefined;
   readonly network: string | undefined;
-  readonly squash: 'none' | 'root' | 'all';
-  readonly uid: number;
-  readonly gid: number;
-  /** The group that it is mounted for; where everybody is one user, all files are shown to belong to it. Undefined: for none. */
-  readonly group?: number | undefined;
   /** `soft`: how long one attempt takes; applications get an error after the last. Undefined: they wait. */
   readonly softMs: number | undefined;
-  /** How many attempts follow the first one, on a `soft` mount. Undefined: none. */
+  /**
+   * How many attempts follow the first one, on a `soft` mount. Undefined: none. The store's own calls have it too: how often a connection
+   * is tried again before a call that was never sent fails.
+   */
   readonly retries?: number | undefined;
-  /** Writes are answered when they are on the server's disk. Undefined: before that. */
-  readonly sync?: boolean | undefined;
-  readonly maxRead: number;
-  readonly maxWrite: number;
-  readonly locks: 'node' | 'refused';
-  readonly readOnly: boolean;
   /** It is held to its size. Undefined: it is not. */
   readonly quota: NfsQuota | undefined;
-}
-
-export interface NfsQuota {
-  readonly bytes: number;
-  /** The server's handle, in base64, of the folder in which its nodes record what they use: `.stowage/quota/<volume id>`. */
-  readonly ledger: string;
 }
 
 /** That a host uses a volume: `.stowage/users/<volume id>/<host id>` on the store itself. */

@@ -2,11 +2,11 @@ import { createHash, randomUUID } from 'node:crypto';
 import { StowageError } from './errors.ts';
 import type { OperationId, StoreName, VolumeId, VolumeName } from './model.ts';
 
-const grammar = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$/;
 const idGrammar = /^sv1-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
 /** The pattern for schemas; the two rules a pattern cannot say are checked by `volumeName` and `storeName`. */
 export const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$';
+const grammar = new RegExp(namePattern);
 
 function wrongWith(name: string): string | undefined {
   if (name === '') return 'it is empty';

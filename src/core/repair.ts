@@ -1,3 +1,4 @@
+import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
@@ -28,13 +29,11 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     const volume = records.volumes.byId(id);
     if (volume === undefined) return known;
     using limit = clock.deadline(askMs, scope.signal);
-    const late = Promise.withResolvers<never>();
-    limit.signal.addEventListener('abort', () => late.reject(limit.signal.reason), { once: true });
     try {
       const asked = parts
         .stores()
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
-      return clients.replace(known, await Promise.race([asked, late.promise]));
+      return clients.replace(known, await unlessAborted(asked, limit.signal));
     } catch (thrown) {
       log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
       return known;

@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
@@ -82,10 +83,8 @@ export function createReplays(parts: {
     const { promise, resolve, reject } = Promise.withResolvers<'over' | 'woken'>();
     using _timer = clock.after(ms, () => resolve('over'));
     one.wake = () => resolve('woken');
-    const stop = (): void => reject(signal.reason);
-    if (signal.aborted) stop();
-    else signal.addEventListener('abort', stop, { once: true });
-    return await promise.finally(() => signal.removeEventListener('abort', stop));
+    using _ = onAbort(signal, () => reject(signal.reason));
+    return await promise;
   }
 
   async function untilAnswered(

@@ -1,9 +1,9 @@
+import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Patience } from './patience.ts';
 import type { Nodes } from './ports.ts';
 import { isSame } from './server.ts';
-import { until } from './until.ts';
 
 /**
  * Ends of open files that are under way. close(2) does not wait for them: whoever has closed a file that was removed lists its
@@ -39,7 +39,7 @@ export function createClosing(nodes: Pick<Nodes, 'hidden'>, patience: Patience):
       const ends = [...underWay].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
       if (ends.length === 0) return undefined;
       // One that failed has left its name, and nobody will come for it.
-      return patience(request, (signal) => until(Promise.all(ends), signal)).then(() => undefined);
+      return patience(request, (signal) => unlessAborted(Promise.all(ends), signal)).then(() => undefined);
     },
   };
 }

@@ -1,4 +1,5 @@
 import { Socket } from 'node:net';
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 
 export interface DrainParts {
@@ -46,10 +47,4 @@ async function closed(socket: Socket): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   socket.on('error', () => undefined).once('close', () => resolve());
   await promise;
-}
-
-function onAbort(signal: AbortSignal, stop: () => void): Disposable {
-  signal.addEventListener('abort', stop, { once: true });
-  if (signal.aborted) stop();
-  return { [Symbol.dispose]: () => signal.removeEventListener('abort', stop) };
 }

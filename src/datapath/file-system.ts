@@ -1,4 +1,5 @@
 import { constants } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
@@ -32,7 +33,6 @@ import { createServer } from './server.ts';
 import { createSetting } from './setting.ts';
 import { createShared, type Shared } from './shared.ts';
 import { createTurns, type Turns } from './turns.ts';
-import { until } from './until.ts';
 import { type Behind, createWrites, type Writes } from './writes.ts';
 
 export interface FileSystemOptions {
@@ -224,7 +224,7 @@ function charging(writes: Writes, charges: Charges, patience: Patience): Writes 
     write: (id, at, data, request) => {
       const room = charges.write(id, at.offset, data.length, request);
       if (room === undefined) return writes.write(id, at, data, request);
-      return patience(request, (signal) => until(room, signal).catch(fail))
+      return patience(request, (signal) => unlessAborted(room, signal).catch(fail))
         .then(() => writes.write(id, at, data, request))
         .catch((cause: unknown) => {
           charges.givenUp(request);

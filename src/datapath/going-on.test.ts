@@ -1,15 +1,15 @@
 import { expect, test } from 'vitest';
+import { unlessAborted } from '#base/aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import { goingOn } from './going-on.ts';
-import { until } from './until.ts';
 
 /** A file system that never answers, but lets go whoever was interrupted. */
 function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
   const clock = createFakeClock();
   const statfs = (_node: number, { signal }: Request): Promise<Statfs> =>
-    until(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
+    unlessAborted(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
       throw new Errno('EINTR', cause);
     });
   const on = goingOn({ statfs }, { clock, softMs, ages }) as Operations;

@@ -1,9 +1,9 @@
 import { constants } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createCalls } from './calls.ts';
 import { createPatience } from './patience.ts';
-import { until } from './until.ts';
 
 export interface HeldBackParts {
   readonly clock: Clock;
@@ -39,7 +39,9 @@ export function heldBack(operations: Partial<Operations>, parts: HeldBackParts):
     (...args) => {
       const first = ready();
       if (first === undefined || !(isMeant(...args) as boolean)) return does(...args);
-      return patience(args.at(-1) as unknown as Request, (signal) => until(first, signal)).then(() => does(...args));
+      return patience(args.at(-1) as unknown as Request, (signal) => unlessAborted(first, signal)).then(() =>
+        does(...args),
+      );
     };
 
   const conditions: Readonly<Partial<Record<keyof Operations, Does>>> = {

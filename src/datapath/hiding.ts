@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto';
+import { unlessAborted } from '#base/aborted.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
@@ -13,7 +14,6 @@ import { keyOf } from './name-cache.ts';
 import type { Hidden } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
-import { until } from './until.ts';
 
 /** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
 export interface Hiding {
@@ -87,7 +87,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
     const end = work({ uid, gid, pid, resent, place: -1, signal: never }).catch((cause: unknown) => {
       throw asErrno(cause);
     });
-    return patience(request, (signal) => until(end, signal));
+    return patience(request, (signal) => unlessAborted(end, signal));
   }
 
   async function whileLeaving(id: number, work: () => Promise<void>): Promise<void> {
@@ -224,7 +224,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
 
   async function clearIfClosed(id: number, request: Request): Promise<void> {
     const first = ready();
-    if (first !== undefined) await patience(request, (signal) => until(first, signal));
+    if (first !== undefined) await patience(request, (signal) => unlessAborted(first, signal));
     using _removing = await alone(id, request);
     const hidden = nodes.hidden(id);
     // It could not be hidden after all; or it was opened meanwhile, and goes when that is closed.

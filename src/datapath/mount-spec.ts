@@ -1,45 +1,25 @@
+import type { NfsMount, NfsQuota } from '#base/nfs-mount.ts';
+
 /** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
-export interface MountSpec {
+export interface MountSpec extends NfsMount {
   /** 2: the kernel does not check. 3: `sync`. A data path that knows nothing of that must not serve it. */
   readonly version: 1 | 2 | 3;
   /** Addresses of one server, in the order they are tried. */
   readonly addresses: readonly [string, ...string[]];
-  readonly port: number;
-  /** The handle of the volume's top directory, in base64. */
-  readonly root: string;
-  readonly connections: number;
   /** Below 1024, as many servers want. */
   readonly privilegedPorts: boolean;
   readonly tls: TlsSpec | undefined;
-  readonly squash: 'none' | 'root' | 'all';
-  readonly uid: number;
-  readonly gid: number;
-  /** `soft`: EIO after so long without an answer. Undefined: `hard`. */
+  /** `soft`: EIO after so long without an answer, all attempts together. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  readonly readOnly: boolean;
-  /** Writes are answered when they are on the server's disk. Left out: before that. */
-  readonly sync?: boolean | undefined;
-  readonly maxRead: number;
-  readonly maxWrite: number;
   /** How long names and attributes are relied on. */
   readonly cacheMs: number;
-  /** node: `flock` and the like hold between processes of this node. refused: ENOLCK. */
-  readonly locks: 'node' | 'refused';
   /** Who checks what a caller may do: the kernel, or, where everybody is one user to the server, this server. Left out: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
-  /**
-   * The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. Whoever knows nothing
-   * of it shows that: nobody may more or less by it.
-   */
-  readonly group?: number | undefined;
   /** What the volume is held to. Undefined: nothing. */
   readonly quota?: QuotaSpec | undefined;
 }
 
-export interface QuotaSpec {
-  readonly bytes: number;
-  /** The handle of the folder in which its nodes record what they use, in base64. */
-  readonly ledger: string;
+export interface QuotaSpec extends NfsQuota {
   /** What this node is called there. */
   readonly host: string;
 }

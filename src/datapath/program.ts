@@ -1,4 +1,5 @@
 import { closeSync } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { header } from '#wire/fuse/message.ts';
@@ -20,7 +21,6 @@ import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
 import { createShared } from './shared.ts';
 import { createSuspicion } from './suspicion.ts';
-import { until } from './until.ts';
 import { whileServed } from './while-served.ts';
 import type { Behind } from './writes.ts';
 
@@ -261,7 +261,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       const known = running.get(id);
       if (known === undefined) return filesBehind(left.get(rows.all().find((row) => row.id === id)?.index ?? -1) ?? []);
       using limit = clock.deadline(ms, signal);
-      await until(known.behind.flush(), limit.signal).catch(() => undefined);
+      await unlessAborted(known.behind.flush(), limit.signal).catch(() => undefined);
       return known.behind.files;
     },
     stop: async () => {
@@ -272,7 +272,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         await Promise.all(all.map(({ behind }) => behind.stop()));
       };
       using limit = clock.deadline(stopMs, signal);
-      await until(quiet(), limit.signal).catch(() => undefined);
+      await unlessAborted(quiet(), limit.signal).catch(() => undefined);
     },
   };
 }

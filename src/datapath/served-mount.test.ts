@@ -6,6 +6,7 @@ import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { streamPair } from '#base/linux/socket-pair.ts';
@@ -22,7 +23,6 @@ import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
 import { serveMount } from './served-mount.ts';
 import { createSuspicion } from './suspicion.ts';
-import { until } from './until.ts';
 
 const run = promisify(execFile);
 
@@ -238,7 +238,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
       operations: {
         lookup: async (_parent, name, { signal }) => {
           asked.push(name.toString());
-          await until(thawed.promise, signal).catch(() => {
+          await unlessAborted(thawed.promise, signal).catch(() => {
             throw new Errno('EINTR');
           });
           throw new Errno('ENOENT');

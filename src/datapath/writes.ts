@@ -1,4 +1,5 @@
 import { constants } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Budget, costOf } from './budget.ts';
@@ -8,7 +9,6 @@ import type { Loss } from './losses.ts';
 import type { Range } from './pieces.ts';
 import type { Kept, Written } from './ports.ts';
 import { createSending, type SendingOptions, type Writer } from './sending.ts';
-import { until } from './until.ts';
 import { createWriteBehind } from './write-behind.ts';
 
 type At = { readonly fh: number; readonly offset: number; readonly openFlags: number };
@@ -122,7 +122,7 @@ export function createWrites(parts: WritesParts): Writes {
   }
 
   const waited = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
-    what && calls.wait(request, (signal) => until(what, signal));
+    what && calls.wait(request, (signal) => unlessAborted(what, signal));
 
   const flushed = (id: number, request: Request): Promise<void> | undefined => waited(request, behind.flush(id));
 

@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { connectKeeper } from './agent.ts';
 import type { KeeperState } from './protocol.ts';
@@ -34,7 +35,7 @@ function whoListens(path: string): 'nobody' | 'another' | 'ours' {
     closeSync(fd);
     return pid === 0 ? 'another' : 'ours';
   } catch (cause) {
-    return (cause as NodeJS.ErrnoException).code === 'EAGAIN' ? 'ours' : 'nobody';
+    return isErrno(cause, 'EAGAIN') ? 'ours' : 'nobody';
   }
 }
 

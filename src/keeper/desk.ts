@@ -1,11 +1,11 @@
 import { closeSync } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { createCollector, type Estate, mostMounts } from './estate.ts';
 import type { Line } from './line.ts';
 import { KeeperError, type KeeperState, longestSpec, type Message, type MessageOf } from './protocol.ts';
 import type { Supervisor } from './supervise.ts';
-import { unlessAborted } from './waiting.ts';
 
 /** What an agent can ask. */
 const questions = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;

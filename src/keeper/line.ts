@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptors.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
@@ -91,9 +92,9 @@ export function createLine(fd: number, clock: Clock): Line {
       sendParcel(fd, { bytes, descriptors });
       return true;
     } catch (cause) {
-      if (isCode(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;
+      if (isErrno(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;
       // It has gone: what it sent before that is still to be read.
-      if (isCode(cause, 'EPIPE', 'ECONNRESET', 'ENOTCONN')) return true;
+      if (isErrno(cause, 'EPIPE', 'ECONNRESET', 'ENOTCONN')) return true;
       throw cause;
     }
   }
@@ -165,6 +166,3 @@ export function createLine(fd: number, clock: Clock): Line {
     close: () => end('closed here'),
   };
 }
-
-const isCode = (cause: unknown, ...codes: readonly string[]): boolean =>
-  cause instanceof Error && 'code' in cause && codes.includes(String(cause.code));

@@ -1,3 +1,4 @@
+import { isErrno } from '#base/errno.ts';
 /**
  * The keeper's program:
  *
@@ -70,7 +71,7 @@ async function connected(): Promise<number> {
     try {
       return connectTo(path);
     } catch (cause) {
-      const isBusy = cause instanceof Error && 'code' in cause && cause.code === 'EAGAIN';
+      const isBusy = isErrno(cause, 'EAGAIN');
       if (!isBusy || clock.elapsed() - began > busyMs.longest) throw cause;
       if (tries === 0) log.info('the keeper that is there is busy');
       await clock.sleep(busyMs.look, stopped.signal);
@@ -86,8 +87,7 @@ async function findPredecessor(): Promise<Predecessor | undefined> {
     const end = endingOf(fd, path, clock);
     return { line: createLine(fd, clock), end, temporaryPath, self: { pid: process.pid, version } };
   } catch (cause) {
-    if (cause instanceof Error && 'code' in cause && (cause.code === 'ENOENT' || cause.code === 'ECONNREFUSED'))
-      return undefined;
+    if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
     log.warn('the keeper that is there cannot be followed', { cause: String(cause) });
     throw cause;
   }

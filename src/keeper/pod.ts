@@ -1,11 +1,11 @@
-import { closeSync, readFileSync, writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import process from 'node:process';
 import type { Clock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
 import { ownFolder } from './door.ts';
+import { isListening } from './predecessor.ts';
 import { hasChildren } from './system.ts';
 
 /**
@@ -112,13 +112,4 @@ export async function placeIsThere(folder: string, clock: Clock, signal: AbortSi
       if (!isSaid) process.stderr.write(`stowage keeper: waits for an agent to make ${folder} (${String(cause)})\n`);
       await clock.sleep(lookMs, signal);
     }
-}
-
-function isListening(path: string): boolean {
-  try {
-    closeSync(connectTo(path));
-    return true;
-  } catch (cause) {
-    return !['ENOENT', 'ECONNREFUSED'].includes((cause as NodeJS.ErrnoException).code ?? '');
-  }
 }

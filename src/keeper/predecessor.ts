@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { processBehind } from './processes.ts';
 import { hasEnded, isInReach, openPeer } from './system.ts';
@@ -34,11 +35,12 @@ export function endingOf(fd: number, path: string, clock: Clock): () => Promise<
   };
 }
 
-function isListening(path: string): boolean {
+/** Also when whoever listens is too busy to take another connection. */
+export function isListening(path: string): boolean {
   try {
     closeSync(connectTo(path));
     return true;
   } catch (cause) {
-    return !['ENOENT', 'ECONNREFUSED'].includes((cause as NodeJS.ErrnoException).code ?? '');
+    return !isErrno(cause, 'ENOENT', 'ECONNREFUSED');
   }
 }

@@ -1,5 +1,6 @@
 import { closeSync, constants, fstatSync, openSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { tryLock } from './system.ts';
 
 /**
@@ -46,7 +47,7 @@ function opened(file: string): number | undefined {
   try {
     return openSync(file, constants.O_RDONLY | constants.O_NONBLOCK | constants.O_NOFOLLOW);
   } catch (cause) {
-    if (['ENOENT', 'ELOOP', 'ENXIO'].includes((cause as NodeJS.ErrnoException).code ?? '')) return undefined;
+    if (isErrno(cause, 'ENOENT', 'ELOOP', 'ENXIO')) return undefined;
     throw cause;
   }
 }

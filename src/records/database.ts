@@ -1,5 +1,6 @@
 import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
+import { isErrno } from '#base/errno.ts';
 import { corruptError, holderFile, stateError } from './errors.ts';
 import { migrate } from './migrations.ts';
 import { createTogether } from './together.ts';
@@ -134,7 +135,7 @@ function makePrivate(path: string): void {
     // Only a file that did not exist is opened here: closing any descriptor of an open database drops this process's locks.
     closeSync(openSync(path, 'wx', 0o600));
   } catch (cause) {
-    if (!(cause instanceof Error && 'code' in cause && cause.code === 'EEXIST')) throw cause;
+    if (!isErrno(cause, 'EEXIST')) throw cause;
     chmodSync(path, 0o600);
   }
 }

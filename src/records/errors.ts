@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
+import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
 /** Who has the state folder, beside the database: the lock itself cannot say. */
@@ -30,7 +31,7 @@ const kinds: Readonly<Record<string | number, 'locked' | 'denied' | 'read-only' 
 function kindOf(cause: unknown): (typeof kinds)[string] | undefined {
   if (!(cause instanceof Error)) return undefined;
   if ('errcode' in cause && typeof cause.errcode === 'number') return kinds[cause.errcode & 0xff];
-  return 'code' in cause && typeof cause.code === 'string' ? kinds[cause.code] : undefined;
+  return kinds[errnoOf(cause) ?? ''];
 }
 
 /** The one place where SQLite's errors become ours. What is not about the file is a fault of the program and stays as it is. */

@@ -2,6 +2,7 @@ import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { getSystemErrorName } from 'node:util';
+import { isErrno } from '../errno.ts';
 
 /** What we use of koffi's native part; its JavaScript wrapper would bring an install script along. */
 interface Koffi {
@@ -60,13 +61,10 @@ function native(): Koffi {
   try {
     return require(beside);
   } catch (cause) {
-    if (!isMissing(cause)) throw cause;
+    if (!isErrno(cause, 'MODULE_NOT_FOUND')) throw cause;
     return require(`@koromix/koffi-linux-${process.arch}`);
   }
 }
-
-const isMissing = (cause: unknown): boolean =>
-  cause instanceof Error && 'code' in cause && cause.code === 'MODULE_NOT_FOUND';
 
 /** As Node's own calls throw it: `code` is the name of the error. */
 export class SystemError extends Error {

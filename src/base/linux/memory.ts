@@ -1,3 +1,4 @@
+import { isErrno } from '../errno.ts';
 import { checked, foreign, libc, SystemError } from './libc.ts';
 
 const calls = foreign({
@@ -55,7 +56,7 @@ export function mapMemory(fd: number, offset: number, length: number): Mapped {
       try {
         told(advice.populateWrite, from, bytes);
       } catch (cause) {
-        if (!(cause instanceof SystemError && cause.code === 'EINVAL')) throw cause;
+        if (!isErrno(cause, 'EINVAL')) throw cause;
         touch(part(from, bytes));
       }
     },

@@ -1,6 +1,7 @@
 import { constants } from 'node:fs';
 import { open, writeFile } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { MountSpec } from '#datapath/mount-spec.ts';
@@ -8,7 +9,6 @@ import { mountFailure } from '../mounter/errors.ts';
 import { holdPath } from '../mounter/held-path.ts';
 import { mountCalls } from '../mounter/mount-calls.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
-import { isErrno } from '../mounter/paths.ts';
 
 export const fuseType = 'fuse.stowage';
 

@@ -5,14 +5,9 @@ import type { Launch, Launched } from '#keeper/launch.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import type { ContainerSpec } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
+import { containerLabels } from '../container-labels.ts';
 import type { OwnContainer } from './own-container.ts';
 import { keeperOomScore } from './rights.ts';
-
-const labels = {
-  keeper: 'stowage.dev/keeper',
-  instance: 'stowage.dev/instance',
-  anchor: 'stowage.dev/anchor',
-} as const;
 
 export interface KeeperContainer {
   readonly own: OwnContainer;
@@ -89,7 +84,7 @@ const isRefused = (cause: unknown): boolean => cause instanceof DockerError && c
 type KeeperSpec = ReturnType<typeof specOf>;
 
 async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
-  const { [labels.keeper]: keeper } = spec.labels;
+  const { [containerLabels.keeper]: keeper } = spec.labels;
   // Its predecessor has the same name but for the end.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
   const id = await engine.createContainer(name, spec, signal);
@@ -112,7 +107,7 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
 /** Those that ended, and are not removed by their engine. Gives how many are still there, also because they could not be. */
 export async function removeEnded({ engine }: OwnContainer, instance: string, signal: AbortSignal): Promise<number> {
   const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
-    its[labels.keeper] !== undefined && its[labels.instance] === instance;
+    its[containerLabels.keeper] !== undefined && its[containerLabels.instance] === instance;
   const all = (await engine.containers(signal)).filter(({ labels: its }) => isKeeper(its));
   const ended = all.filter(({ state }) => state === 'exited' || state === 'dead');
   let left = all.length;
@@ -136,7 +131,7 @@ function specOf(
     env: Object.entries(env).map(([key, value]) => `${key}=${value}`),
     // Whoever has to drop rights begins with some.
     user: enter.length > 0 ? '0:0' : `${user}:${user}`,
-    labels: { [labels.keeper]: name, [labels.instance]: instance },
+    labels: { [containerLabels.keeper]: name, [containerLabels.instance]: instance },
     ...{ healthcheck: false, stopSeconds },
     host: {
       binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
@@ -187,7 +182,7 @@ export async function networkFor(
 ): Promise<KeeperNetwork> {
   if (network === undefined || namespace === undefined) return { kind: 'host' };
   const anchor = (await own.engine.containers(signal)).find(
-    ({ labels: its }) => its[labels.anchor] === network && its[labels.instance] === instance,
+    ({ labels: its }) => its[containerLabels.anchor] === network && its[containerLabels.instance] === instance,
   );
   if (anchor !== undefined) return { kind: 'container', id: anchor.id };
   const path = namespacePath(namespace);
@@ -201,7 +196,8 @@ const unending = new AbortController().signal;
 /** Kills a keeper that hangs, and leaves its data path alone. False: none of that name runs in a container. */
 export async function killKeeper(own: OwnContainer, name: string, instance: string): Promise<boolean> {
   const ours = (await own.engine.containers(unending)).filter(
-    ({ labels: its, state }) => its[labels.keeper] === name && its[labels.instance] === instance && state === 'running',
+    ({ labels: its, state }) =>
+      its[containerLabels.keeper] === name && its[containerLabels.instance] === instance && state === 'running',
   );
   for (const { id } of ours) await own.engine.signalContainer(id, 'USR1', unending);
   return ours.length > 0;

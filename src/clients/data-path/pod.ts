@@ -1,6 +1,7 @@
 import { closeSync } from 'node:fs';
 import { chmod, chown, mkdir } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KeeperKind } from './starting.ts';
@@ -38,7 +39,7 @@ function isListening(socket: string): boolean {
     return true;
   } catch (cause) {
     // One that is busy is there.
-    return (cause as NodeJS.ErrnoException).code === 'EAGAIN';
+    return isErrno(cause, 'EAGAIN');
   }
 }
 

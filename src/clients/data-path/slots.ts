@@ -1,12 +1,12 @@
 import { readdir } from 'node:fs/promises';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { createKeyedLock, type KeyedLock } from '#base/keyed-lock.ts';
 import type { Log } from '#base/log.ts';
 import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
 import { type Copies, createCopies } from '#keeper/copies.ts';
 import { isServed } from '#keeper/presence.ts';
 import { KeeperError, type KeeperState, outOfReach } from '#keeper/protocol.ts';
-import { isErrno } from '../mounter/paths.ts';
 import { type Answers, createAnswers } from './answers.ts';
 import { holdToo } from './second-holder.ts';
 import type { Starting } from './starting.ts';

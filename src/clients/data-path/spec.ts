@@ -1,10 +1,10 @@
 import { readFile } from 'node:fs/promises';
 import { isIP } from 'node:net';
 import { join } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NfsWay, Source } from '#core/model.ts';
 import type { MountSpec, TlsSpec } from '#datapath/mount-spec.ts';
-import { isErrno } from '../mounter/paths.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 

@@ -2,7 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { existsSync, lstatSync, readFileSync } from 'node:fs';
 import { link, mkdir, readdir, readFile, rename, stat, unlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isErrno } from '../mounter/paths.ts';
+import { isErrno } from '#base/errno.ts';
 
 /** For users who exist only while a service runs (systemd.exec(5), DynamicUser=): no login, no files of others. */
 const range = { first: 61_184, last: 65_519 } as const;

@@ -1,4 +1,5 @@
-import { request } from 'node:http';
+import { errnoOf } from '#base/errno.ts';
+import { readText, send, socketTarget } from '#base/http.ts';
 import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './look.ts';
 
 const answerLimit = 64 * 1024;
@@ -26,11 +27,7 @@ async function ask(engine: Engine, look: Look, signal: AbortSignal): Promise<Fin
     const version = typeof answer === 'object' && answer !== null && 'Version' in answer ? String(answer.Version) : '';
     return yes(engine.name, `answers at ${engine.socket}${/^[\w.+~-]+$/.test(version) ? `, version ${version}` : ''}`);
   } catch (cause) {
-    const why = limit.signal.aborted
-      ? 'in time'
-      : cause instanceof Error && 'code' in cause
-        ? String(cause.code)
-        : String(cause);
+    const why = limit.signal.aborted ? 'in time' : (errnoOf(cause) ?? String(cause));
     const fix =
       why === 'EACCES'
         ? `Run Stowage as a user that may use ${engine.socket} (root, or its group).`
@@ -40,21 +37,12 @@ async function ask(engine: Engine, look: Look, signal: AbortSignal): Promise<Fin
 }
 
 async function get(socketPath: string, path: string, signal: AbortSignal): Promise<string> {
-  const { promise, resolve, reject } = Promise.withResolvers<string>();
-  const call = request({ socketPath, path, signal, agent: false, headers: { host: 'localhost' } }, (response) => {
-    let body = '';
-    response.setEncoding('utf8');
-    response.on('data', (part: string) => {
-      body += part;
-      if (body.length > answerLimit) response.destroy(new Error('the answer is too long'));
-    });
-    response.on('error', reject);
-    response.on('end', () => {
-      if (response.statusCode === 200) resolve(body);
-      else reject(new Error(`status ${response.statusCode}`));
-    });
-  });
-  call.on('error', reject);
-  call.end();
-  return await promise;
+  const answer = await send(
+    socketTarget(socketPath),
+    { method: 'GET', path, headers: { host: 'localhost' }, agent: false },
+    signal,
+  );
+  const body = await readText(answer, answerLimit);
+  if (answer.statusCode === 200) return body;
+  throw new Error(`status ${answer.statusCode}`);
 }

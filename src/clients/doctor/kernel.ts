@@ -1,4 +1,5 @@
 import { open } from 'node:fs/promises';
+import { errnoOf } from '#base/errno.ts';
 import { hasCapability } from '../mounter/capabilities.ts';
 import { below, type Check, type Finding, isThere, type Look, no, textOf, warn, yes } from './look.ts';
 
@@ -67,7 +68,7 @@ async function fuse(look: Look, known: boolean): Promise<Finding> {
     await (await open(below(look, 'dev/fuse'), 'r+')).close();
     return yes('fuse', 'the kernel has fuse, and /dev/fuse can be opened');
   } catch (cause) {
-    const why = cause instanceof Error && 'code' in cause ? String(cause.code) : String(cause);
+    const why = errnoOf(cause) ?? String(cause);
     const fix = 'Run Stowage as root; in a container, add the device: docker run --device /dev/fuse';
     return warn('fuse', `/dev/fuse cannot be opened (${why})`, fix);
   }

@@ -1,3 +1,4 @@
+import { isErrno } from '#base/errno.ts';
 import { canceled, StowageError, stowageError } from '#core/errors.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 
@@ -26,8 +27,7 @@ export function engineFailure(cause: unknown, engine: string): StowageError {
   }
 }
 
-const isForbidden = ({ cause }: DockerError): boolean =>
-  cause instanceof Error && 'code' in cause && (cause.code === 'EACCES' || cause.code === 'EPERM');
+const isForbidden = ({ cause }: DockerError): boolean => isErrno(cause, 'EACCES', 'EPERM');
 
 function forbidden(cause: DockerError, engine: string): StowageError {
   return new StowageError(`Stowage may not use the socket of container engine ${engine} (${cause.message})`, {

@@ -9,6 +9,7 @@ import { type StowageError, stowageError } from '#core/errors.ts';
 import type { DockerClient } from '#wire/docker/client.ts';
 import type { Container, ListedContainer } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
+import { containerLabels } from '../container-labels.ts';
 import { anchorImage, anchorImageTar } from './anchor-image.ts';
 import { engineFailure } from './errors.ts';
 import {
@@ -46,7 +47,6 @@ export interface EngineNetworksParts {
   readonly clock?: Clock;
 }
 
-const label = { anchor: 'stowage.dev/anchor', instance: 'stowage.dev/instance' } as const;
 /** For an engine to say what there is, where what it said before still holds without it. */
 const patienceMs = 2_000;
 /** Longer than any check takes. */
@@ -95,7 +95,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
       name,
       {
         image: anchorImage,
-        labels: { [label.anchor]: whole, [label.instance]: instance },
+        labels: { [containerLabels.anchor]: whole, [containerLabels.instance]: instance },
         host: {
           ...{ network, capDrop: ['ALL'], securityOptions: ['no-new-privileges'], readOnly: true },
           restart: 'unless-stopped',
@@ -197,9 +197,9 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
 
   async function removeUnused(engine: DockerClient, used: ReadonlySet<string>, signal: AbortSignal): Promise<void> {
     const isOurs = ({ labels }: ListedContainer): boolean =>
-      labels[label.instance] === instance && label.anchor in labels;
+      labels[containerLabels.instance] === instance && containerLabels.anchor in labels;
     for (const { id, labels } of (await engine.containers(signal)).filter(isOurs)) {
-      const network = labels[label.anchor] ?? '';
+      const network = labels[containerLabels.anchor] ?? '';
       using _ = await making.hold([network], signal);
       if (used.has(network) || isNeeded(network)) continue;
       seen.delete(network);

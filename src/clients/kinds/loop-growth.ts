@@ -1,6 +1,7 @@
 import { lstat, statfs } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { unmountedImage } from '#base/e2fsprogs.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin, patiently } from '#base/patience.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
@@ -8,7 +9,6 @@ import { StowageError } from '#core/errors.ts';
 import { searchHolders } from '../mounter/holders.ts';
 import { isWrittenByNobody } from '../mounter/image-file.ts';
 import type { Loop } from '../mounter/loops.ts';
-import { isErrno } from '../mounter/paths.ts';
 import { CommandFailed, type Run } from '../mounter/run.ts';
 import { canGrow } from './can-grow.ts';
 import type { GrowCalls } from './grow-calls.ts';

@@ -1,9 +1,10 @@
 import { mkdirSync, rmdirSync } from 'node:fs';
 import { lstat, open, unlink } from 'node:fs/promises';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
-import { isErrno, located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
+import { located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
 
 /** Where a volume gets staged, made if it is missing; as the mount table calls it. */
 export async function makeStage(at: string, access: Access): Promise<string> {

@@ -1,9 +1,9 @@
 import { closeSync, mkdirSync, openSync, rmdirSync, unlinkSync } from 'node:fs';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import { type HeldPath, holdOwnPath } from './held-path.ts';
 import type { MountEntry } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
-import { isErrno } from './paths.ts';
 
 /** In the folder of staged mounts, of which they are none. One for what is a folder, one for what is a file. */
 const names = { folder: '.bind-folder', file: '.bind-file' };

@@ -1,3 +1,4 @@
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
@@ -6,7 +7,7 @@ import { mountFailure } from './errors.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
-import { checkPath, isErrno, located } from './paths.ts';
+import { checkPath, located } from './paths.ts';
 import { inChild } from './run.ts';
 
 /** A set-uid program or a device node that a container's root put into a volume must not work for users of the host. */

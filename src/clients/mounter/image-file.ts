@@ -1,7 +1,8 @@
 import { open } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
-import { isErrno, unlessMissing } from './paths.ts';
+import { unlessMissing } from './paths.ts';
 
 const calls = foreign({
   lock: 'int flock(int fd, int operation)',

@@ -1,6 +1,7 @@
 import { readlinkSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
@@ -12,7 +13,6 @@ import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 import { createNear } from './near.ts';
 import type { Parts } from './parts.ts';
-import { isErrno } from './paths.ts';
 import { reap } from './reap.ts';
 import type { Run } from './run.ts';
 import { createSettling } from './settle.ts';

@@ -1,3 +1,4 @@
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import { patiently, StillRunning } from '#base/patience.ts';
@@ -70,13 +71,12 @@ function createSlots(count: number): (signal: AbortSignal) => Promise<Disposable
     if (free > 0) free--;
     else {
       const { promise, resolve, reject } = Promise.withResolvers<void>();
-      const stop = (): void => {
+      waiting.add(resolve);
+      using _ = onAbort(signal, () => {
         waiting.delete(resolve);
         reject(signal.reason);
-      };
-      waiting.add(resolve);
-      signal.addEventListener('abort', stop, { once: true });
-      await promise.finally(() => signal.removeEventListener('abort', stop));
+      });
+      await promise;
     }
     return { [Symbol.dispose]: release };
   };

@@ -1,3 +1,4 @@
+import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 
 /**
@@ -78,7 +79,7 @@ export async function configureLoop(device: number, settings: LoopSettings): Pro
   try {
     await ioctl('configure', device, config);
   } catch (cause) {
-    if (!(cause instanceof SystemError && ['EINVAL', 'ENOTTY'].includes(cause.code))) throw cause;
+    if (!isErrno(cause, 'EINVAL', 'ENOTTY')) throw cause;
     await configureOldLoop(device, settings.backing, info);
   }
 }

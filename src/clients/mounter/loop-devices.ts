@@ -1,6 +1,7 @@
 import { constants } from 'node:fs';
 import { type FileHandle, open, readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { patiently, StillRunning } from '#base/patience.ts';
@@ -15,7 +16,6 @@ import {
   updateLoopCapacity,
 } from './loop-calls.ts';
 import { attachedLoops, type Loop } from './loops.ts';
-import { isErrno } from './paths.ts';
 
 /** A device that this process has open: nobody can attach another file to it before it is disposed of. */
 export interface HeldLoop extends AsyncDisposable {

@@ -1,13 +1,14 @@
 import { open, stat } from 'node:fs/promises';
 import { basename } from 'node:path';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/patience.ts';
 import { StowageError } from '#core/errors.ts';
 import { isWrittenByNobody } from './image-file.ts';
 import { type LoopFile, loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
 import type { Loop } from './loops.ts';
-import { isErrno, unlessMissing } from './paths.ts';
+import { unlessMissing } from './paths.ts';
 
 /**
  * The devices that have this very file behind them. Their paths do not tell: each is the path that the attaching process saw. When a

@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
-import { checked, foreign, SystemError } from '#base/linux/libc.ts';
+import { isErrno } from '#base/errno.ts';
+import { checked, foreign } from '#base/linux/libc.ts';
 import type { HeldPath } from './held-path.ts';
 
 /**
@@ -69,8 +70,7 @@ const functions = foreign({
 const sumOf = (flags: readonly string[]): number => flags.reduce((sum, flag) => sum | (flagNumbers[flag] ?? 0), 0);
 
 /** Not there, or kept from us, by whatever stands between us and the kernel: it may permit what there was before. */
-const isUnknown = (cause: unknown): boolean =>
-  cause instanceof SystemError && ['ENOSYS', 'EPERM', 'EACCES'].includes(cause.code);
+const isUnknown = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPERM', 'EACCES');
 
 /** A copy that is mounted nowhere is given its flags, then its place. */
 function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void {

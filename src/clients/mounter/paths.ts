@@ -1,6 +1,7 @@
 import { realpathSync } from 'node:fs';
 import { realpath } from 'node:fs/promises';
 import { basename, dirname, join, normalize } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 
@@ -54,10 +55,6 @@ export function locatedOwn(path: string): string | undefined {
     if (isErrno(cause, 'ENOENT', 'ENOTDIR')) return undefined;
     throw cause;
   }
-}
-
-export function isErrno(thrown: unknown, ...codes: readonly string[]): boolean {
-  return thrown instanceof Error && 'code' in thrown && codes.includes(String(thrown.code));
 }
 
 /** Undefined instead of an error when it is not there. */

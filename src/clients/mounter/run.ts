@@ -1,6 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:net';
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { HeldPath } from './held-path.ts';
@@ -101,13 +103,11 @@ async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolea
   };
   child.once('error', (error) => resolve(error));
   child.once('close', (code, by) => resolve(signal.aborted ? 'stopped' : { exit: code ?? undefined, signal: by }));
-  signal.addEventListener('abort', stop, { once: true });
-  if (signal.aborted) stop();
+  using _ = onAbort(signal, stop);
   try {
     return await promise;
   } finally {
     clearTimeout(grace);
-    signal.removeEventListener('abort', stop);
   }
 }
 
@@ -144,7 +144,7 @@ function tooSlow(tool: Tool, ms: number, cause: Error): StowageError {
 }
 
 function notStarted(tool: Tool, cause: Error): StowageError {
-  if ('code' in cause && cause.code === 'ENOENT') {
+  if (isErrno(cause, 'ENOENT')) {
     return new StowageError(`the program ${tool} is not installed`, {
       code: 'unsupported',
       reason: 'tool-missing',

@@ -1,6 +1,7 @@
 import { existsSync, mkdirSync, rmdirSync, type Stats } from 'node:fs';
 import { lstat, mkdir, open, opendir, realpath, rmdir, unlink } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
@@ -10,7 +11,7 @@ import type { Look } from './look.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import type { Near } from './near.ts';
 import { createNearTargets } from './near-targets.ts';
-import { checkPath, isErrno, located, unlessMissing } from './paths.ts';
+import { checkPath, located, unlessMissing } from './paths.ts';
 
 /** Mounting there, or anywhere below, hides a part of the system. */
 const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64', '/proc', '/sbin', '/sys', '/usr'];

@@ -1,6 +1,7 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { harmlessPart } from '#base/harmless.ts';
-import { type ErrorCode, errorCodes, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
+import { problemIn } from '#base/problem.ts';
+import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, TooLong, Unanswered } from './exchange.ts';
 
 export const absent = (node: string): StowageError =>
@@ -55,12 +56,10 @@ function parsed(node: string, status: number, text: string): unknown {
 }
 
 const reasonPattern = new RegExp(reasonGrammar);
-const isCode = (code: unknown): code is ErrorCode => typeof code === 'string' && Object.hasOwn(errorCodes, code);
 
 /** A node is trusted with what is on it, not with what the controller's log and Events look like. */
 function problem(body: unknown): StowageError | undefined {
-  const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
-  if (!isCode(code) || typeof reason !== 'string' || !reasonPattern.test(reason)) return undefined;
-  const text = (value: unknown): string => (typeof value === 'string' ? harmlessPart(value) : '');
-  return relayed(text(detail), { code, reason, action: text(action) });
+  const { code = '', reason = '', detail = '', action = '' } = problemIn(body) ?? {};
+  if (!isErrorCode(code) || !reasonPattern.test(reason)) return undefined;
+  return relayed(harmlessPart(detail), { code, reason, action: harmlessPart(action) });
 }

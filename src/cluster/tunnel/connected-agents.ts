@@ -2,6 +2,7 @@ import { type ClientHttp2Session, connect, type OutgoingHttpHeaders } from 'node
 import type { Duplex } from 'node:stream';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import { answerTypes } from '#base/problem.ts';
 import type { AgentRequest, Agents } from '#controllers/agents.ts';
 import { absent, answered, lost } from './agent-answers.ts';
 import { agentCall } from './agent-calls.ts';
@@ -132,7 +133,7 @@ export function createConnectedAgents({
 function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
   if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
   return {
-    ...{ ':method': method, ':path': path, accept: 'application/json, application/problem+json' },
+    ...{ ':method': method, ':path': path, accept: answerTypes },
     ...(body === undefined ? {} : { 'content-type': 'application/json', 'content-length': body.length }),
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
   };

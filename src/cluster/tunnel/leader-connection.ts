@@ -4,6 +4,7 @@ import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { harmless } from '#base/harmless.ts';
+import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/stream-over.ts';
 import { turning } from '../names.ts';
 
@@ -125,8 +126,8 @@ async function refusalOf(answer: IncomingMessage): Promise<Error> {
 
 function said(text: string): string | undefined {
   try {
-    const { detail, action } = JSON.parse(text) as { readonly detail?: unknown; readonly action?: unknown };
-    return typeof detail === 'string' ? harmless(`${detail}. ${typeof action === 'string' ? action : ''}`) : undefined;
+    const problem = problemIn(JSON.parse(text));
+    return problem && harmless(`${problem.detail}. ${problem.action}`);
   } catch {
     return undefined;
   }

@@ -1,3 +1,4 @@
+import { unlessAborted } from '#base/aborted.ts';
 import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
@@ -141,7 +142,7 @@ export function createCache<Full extends KubeObject, T extends KubeObject>(optio
     get heardAt() {
       return heardAt;
     },
-    whenSynced: (signal) => orAborted(firstList.promise, signal),
+    whenSynced: (signal) => unlessAborted(firstList.promise, signal),
     get: (key) => objects.get(key),
     all: () => objects.values(),
     by: (index, value) => objects.by(index, value),
@@ -174,17 +175,5 @@ async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<voi
     await clock.sleep(ms, signal);
   } catch (thrown) {
     if (!signal.aborted) throw thrown;
-  }
-}
-
-async function orAborted(work: Promise<void>, signal: AbortSignal): Promise<void> {
-  const { promise, reject } = Promise.withResolvers<never>();
-  const stop = (): void => reject(signal.reason);
-  if (signal.aborted) stop();
-  else signal.addEventListener('abort', stop, { once: true });
-  try {
-    await Promise.race([work, promise]);
-  } finally {
-    signal.removeEventListener('abort', stop);
   }
 }

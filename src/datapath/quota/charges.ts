@@ -1,8 +1,8 @@
+import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
 import type { AttributeCache } from '../attributes.ts';
 import type { Patience } from '../patience.ts';
-import { until } from '../until.ts';
 import type { Quota } from './quota.ts';
 
 /**
@@ -127,7 +127,7 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
   }
 
   async function leaving(id: number, request: Request): Promise<Leaving | undefined> {
-    const epoch = await patience(request, (signal) => until(quota.freeing(), signal));
+    const epoch = await patience(request, (signal) => unlessAborted(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
     return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
   }

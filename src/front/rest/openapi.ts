@@ -1,4 +1,5 @@
 import type { TObject } from 'typebox';
+import { problemType } from '#base/problem.ts';
 import { ruleText } from './access.ts';
 import type { Route } from './route.ts';
 import * as bodies from './schema-bodies.ts';
@@ -6,7 +7,7 @@ import * as schemas from './schemas.ts';
 
 const problemAnswer = {
   description: 'What went wrong, and what to do',
-  content: { 'application/problem+json': { schema: schemas.problem } },
+  content: { [problemType]: { schema: schemas.problem } },
 };
 
 function parametersOf(schema: TObject | undefined, where: 'path' | 'query'): object[] {

@@ -1,29 +1,22 @@
-import { harmless } from '#base/harmless.ts';
+import { problemDocument } from '#base/problem.ts';
 import { type CodeAndReason, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import type { ProblemJson } from './schemas.ts';
 import { toldTo } from './told.ts';
-
-export const problemType = 'application/problem+json';
 
 /** StowageError to RFC 9457. `status` differs from the table's only for what HTTP itself found wrong. */
 export function problemFrom(thrown: unknown, requestId: string, principal?: Principal): ProblemJson {
   const error = httpProblem(thrown) ?? { failure: stowageError(thrown), status: undefined };
   const { code, reason } = error.failure;
   const { action, message } = toldTo(principal, error.failure, `under request ${requestId} in the server's log.`);
-  const row = errorCodes[code];
-  return {
-    type: `https://stowage.dev/errors/${reason}`,
-    title: row.title,
-    status: error.status ?? row.http,
-    // What went wrong inside is for the log, not for the wire.
-    detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
-    code,
-    reason,
-    action:
-      code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : harmless(action),
+  const { title, http } = errorCodes[code];
+  const told = code === 'internal' ? `Look for request ${requestId} in the server's log, and report it.` : action;
+  return problemDocument({
+    error: { code, reason, message, action: told },
+    title,
+    status: error.status ?? http,
     requestId,
-  };
+  });
 }
 
 /** What the HTTP layer refuses before any handler runs. */

@@ -2,11 +2,12 @@ import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
 import type { Log } from '#base/log.ts';
+import { problemType } from '#base/problem.ts';
 import { refusingUnparsable } from '#base/unparsable.ts';
 import { StowageError } from '#core/errors.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import type { Principal } from './principal.ts';
-import { httpFailure, problemFrom, problemType } from './problems.ts';
+import { httpFailure, problemFrom } from './problems.ts';
 import type { ProblemJson } from './schemas.ts';
 
 function send(reply: FastifyReply, problem: ProblemJson): FastifyReply {

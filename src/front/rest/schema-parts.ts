@@ -1,4 +1,5 @@
 import { type TObject, type TProperties, type TSchema, Type } from 'typebox';
+import { labelKeyPattern, labelLimits, labelValuePattern, ownLabelPattern } from '#core/labels.ts';
 import { namePattern } from '#core/names.ts';
 
 export const object = <P extends TProperties>(properties: P, description?: string): TObject<P> =>
@@ -17,16 +18,15 @@ const nameOf = (what: 'Volume' | 'Store') =>
   });
 export const volumeName = nameOf('Volume');
 export const storeName = nameOf('Store');
-const labelPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
-export const labelKey = Type.String({ pattern: labelPattern });
-export const labelValue = Type.String({ maxLength: 256, pattern: '^[^\\u0000-\\u001f\\u007f]*$' });
+export const labelKey = Type.String({ pattern: labelKeyPattern });
+export const labelValue = Type.String({ maxLength: labelLimits.length, pattern: labelValuePattern });
 export const labels = Type.Record(labelKey, labelValue, {
   title: 'Labels',
-  maxProperties: 64,
+  maxProperties: labelLimits.most,
   additionalProperties: false,
 });
 /** Those that only Stowage itself sets: core/labels.ts. */
-export const ownLabels = Type.Record(Type.String({ pattern: '^stowage\\.dev/[a-z-]{1,64}$' }), labelValue, {
+export const ownLabels = Type.Record(Type.String({ pattern: ownLabelPattern }), labelValue, {
   maxProperties: 16,
   additionalProperties: false,
   description: 'What Stowage itself notes, such as the claim that it is for; administrators only',

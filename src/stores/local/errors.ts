@@ -1,5 +1,5 @@
+import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
-import { errno } from '../shelf/files.ts';
 
 type About = CodeAndReason & { readonly why: string; readonly action: string };
 
@@ -80,7 +80,7 @@ const tooManyFiles: About = {
 
 /** `doing` completes "… failed": 'creating volume a'. */
 export function storeFailure(cause: unknown, doing: string, root: string): StowageError {
-  const code = errno(cause);
+  const code = errnoOf(cause);
   const about = code === undefined || cause instanceof StowageError ? undefined : meanings[code]?.(root);
   if (about === undefined) return stowageError(cause);
   const { why, ...rest } = about;

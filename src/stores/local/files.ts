@@ -1,8 +1,9 @@
 import type { Dirent, Stats } from 'node:fs';
 import { constants } from 'node:fs';
 import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
+import { isErrno } from '#base/errno.ts';
 import { writeAll } from '#base/write-all.ts';
-import { errno, type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
+import { type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
 
@@ -23,7 +24,7 @@ export const localFiles: Files = {
       await writeNew(path, text);
       return 'written';
     } catch (cause) {
-      if (errno(cause) === 'EEXIST') return 'one of them is there';
+      if (isErrno(cause, 'EEXIST')) return 'one of them is there';
       throw cause;
     }
   },
@@ -54,7 +55,7 @@ export async function lstatIfThere(path: string): Promise<Stats | undefined> {
   try {
     return await lstat(path);
   } catch (cause) {
-    if (errno(cause) === 'ENOENT') return undefined;
+    if (isErrno(cause, 'ENOENT')) return undefined;
     throw cause;
   }
 }
@@ -74,7 +75,7 @@ async function ifThere(work: Promise<void>): Promise<boolean> {
     await work;
     return true;
   } catch (cause) {
-    if (errno(cause) === 'ENOENT') return false;
+    if (isErrno(cause, 'ENOENT')) return false;
     throw cause;
   }
 }

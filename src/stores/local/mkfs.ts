@@ -3,9 +3,9 @@ import { writeFile } from 'node:fs/promises';
 import { promisify } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { unmountedImage } from '#base/e2fsprogs.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import { errno } from '../shelf/files.ts';
 import { unlinkIfThere } from './files.ts';
 import type { Ext4Geometry, XfsGeometry } from './geometry.ts';
 import { blockSize, MiB } from './geometry.ts';
@@ -137,7 +137,7 @@ export async function runTool(
   } catch (cause) {
     limit.signal.throwIfAborted();
     // EACCES: not found either, but a folder of the path could not be searched.
-    if (errno(cause) === 'ENOENT' || errno(cause) === 'EACCES') {
+    if (isErrno(cause, 'ENOENT', 'EACCES')) {
       throw new StowageError(`${program} is not installed, so no ${type} file system can be made`, {
         code: 'unsupported',
         reason: 'tool-missing',

@@ -1,6 +1,7 @@
 import { chmod, chown, lstat, mkdir, rename, rmdir } from 'node:fs/promises';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import { isErrno, isFull } from '../shelf/files.ts';
+import { isFull } from '../shelf/files.ts';
 import type { Place } from '../shelf/place.ts';
 import type { LocalOptions } from './options.ts';
 

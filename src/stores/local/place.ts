@@ -3,12 +3,13 @@ import { constants } from 'node:fs';
 import { chmod, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { coalesced } from '#base/coalesced.ts';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import type { FileIdentity } from '#base/linux/by-heart.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
-import { errno, type Files, isFull } from '../shelf/files.ts';
+import { type Files, isFull } from '../shelf/files.ts';
 import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from '../shelf/identity.ts';
 import type { Meta } from '../shelf/meta.ts';
 import { encodeMeta, formatVersion } from '../shelf/meta.ts';
@@ -34,7 +35,7 @@ interface Found {
 /** Checked by device and inode: a path alone would also fit the empty mount point below an unmounted disk. */
 async function find(options: LocalOptions): Promise<Found> {
   const missing = (cause: unknown): never => {
-    const code = errno(cause);
+    const code = errnoOf(cause);
     throw code === 'ENOENT' || code === 'ENOTDIR'
       ? rootMissing(options.root, cause)
       : storeFailure(cause, `looking at ${options.root}`, options.root);
@@ -189,7 +190,7 @@ async function makeOwnFolder(path: string): Promise<void> {
   try {
     await mkdir(path, { mode: 0o700 });
   } catch (cause) {
-    if (errno(cause) !== 'EEXIST') throw cause;
+    if (!isErrno(cause, 'EEXIST')) throw cause;
     // It may have been made since it was looked at.
     await refuseForeign(path);
     const { mode } = await stat(path);

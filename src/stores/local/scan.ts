@@ -3,8 +3,9 @@ import { constants } from 'node:fs';
 import { lstat, open } from 'node:fs/promises';
 import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
-import { errno, type Scanned } from '../shelf/files.ts';
+import type { Scanned } from '../shelf/files.ts';
 import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
 
@@ -82,7 +83,7 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
         throw stowageError(signal.reason);
       }
       // Gone or replaced since it was listed: not part of the volume any more. Anything else hides a part of it.
-      if (!['ENOENT', 'ENOTDIR', 'ELOOP'].includes(errno(cause) ?? '')) complete = false;
+      if (!isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP')) complete = false;
     }
   }
   return { bytes, files, complete };
@@ -106,7 +107,7 @@ async function scanOne(
       try {
         count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));
       } catch (cause) {
-        if (errno(cause) !== 'ENOENT') throw cause;
+        if (!isErrno(cause, 'ENOENT')) throw cause;
       }
     });
   } finally {

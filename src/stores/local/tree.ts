@@ -3,8 +3,9 @@ import { constants } from 'node:fs';
 import { chmod, lstat, open, opendir, rename, rmdir, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { eachBounded } from '#base/each-bounded.ts';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
-import { errno, type Left } from '../shelf/files.ts';
+import type { Left } from '../shelf/files.ts';
 import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
 
@@ -44,7 +45,7 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
       refilled.delete(name);
     } catch (cause) {
       scope.signal.throwIfAborted();
-      const code = errno(cause);
+      const code = errnoOf(cause);
       if (code === 'ENOENT') return;
       const count = (refilled.get(name) ?? 0) + 1;
       if (code === 'ENOTEMPTY' && count < attempts && refused === undefined) {
@@ -91,7 +92,7 @@ async function clear(
       await unlocking(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
     } catch (cause) {
       // EISDIR, ENOTDIR: it was replaced since it was listed; the next round sees what it is now.
-      if (!['ENOENT', 'EISDIR', 'ENOTDIR'].includes(errno(cause) ?? '')) refused ??= cause;
+      if (!isErrno(cause, 'ENOENT', 'EISDIR', 'ENOTDIR')) refused ??= cause;
     }
   });
   return refused;
@@ -101,7 +102,7 @@ async function removeDirectory(at: Buffer, moveUp: (at: Buffer) => Promise<void>
   try {
     await rmdir(at);
   } catch (cause) {
-    if (errno(cause) !== 'ENOTEMPTY' && errno(cause) !== 'EEXIST') throw cause;
+    if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST')) throw cause;
     // Moving a directory elsewhere rewrites its '..', which needs permission to write to the directory itself.
     await unlocking(at, () => moveUp(at));
   }
@@ -112,7 +113,7 @@ async function unlocking<T>(directory: string | Buffer, work: () => Promise<T>):
   try {
     return await work();
   } catch (cause) {
-    if (errno(cause) !== 'EACCES' || process.platform !== 'linux') throw cause;
+    if (!isErrno(cause, 'EACCES') || process.platform !== 'linux') throw cause;
   }
   // O_PATH opens even what may not be read, and O_NOFOLLOW keeps chmod off a link's target.
   const handle = await open(directory, O_PATH | constants.O_DIRECTORY | constants.O_NOFOLLOW);

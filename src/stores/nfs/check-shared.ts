@@ -1,3 +1,4 @@
+import { unlessAborted } from '#base/aborted.ts';
 import { coalesced } from '#base/coalesced.ts';
 import type { StoreCheck } from '#core/model.ts';
 
@@ -42,16 +43,11 @@ function createShared(check: Check, onIdle: () => void): Shared {
     }
   });
   return async (signal) => {
-    const { promise: left, reject } = Promise.withResolvers<never>();
-    const leave = (): void => reject(signal.reason);
-    if (signal.aborted) leave();
-    else signal.addEventListener('abort', leave, { once: true });
     waiting++;
     try {
-      await Promise.race([left, run()]);
+      await unlessAborted(run(), signal);
       return latest as StoreCheck;
     } finally {
-      signal.removeEventListener('abort', leave);
       waiting--;
       // It goes on for others, and ends with the last of them.
       if (waiting === 0) stopping.abort();

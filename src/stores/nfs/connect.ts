@@ -1,6 +1,7 @@
 import { lookup } from 'node:dns/promises';
 import { isIP } from 'node:net';
 import { hostname } from 'node:os';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import {
@@ -125,11 +126,7 @@ async function resolve(
     return (await lookup(host, { all: true })).map(({ address }) => address);
   };
   // The system's own resolver cannot be told to stop: it is left behind.
-  const late = Promise.withResolvers<never>();
-  const stop = (): void => late.reject(signal.reason);
-  signal.addEventListener('abort', stop, { once: true });
-  const asked = await Promise.allSettled(hosts.map((host) => Promise.race([one(host), late.promise])));
-  signal.removeEventListener('abort', stop);
+  const asked = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
   const found = asked.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
   const failure = asked.find((answer) => answer.status === 'rejected')?.reason;
   if (found.length === 0) throw new HostUnknown(hosts.join(', '), failure);

@@ -1,3 +1,5 @@
+import { aborted } from '#base/aborted.ts';
+import { errnoOf } from '#base/errno.ts';
 import {
   createNfsClient,
   createRpcClient,
@@ -72,7 +74,7 @@ const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', '
 
 /** What a server says that does not accept our certificate, or misses it. */
 const isAboutOurs = (error: Error): boolean =>
-  'code' in error && /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(String(error.code));
+  /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(errnoOf(error) ?? '');
 
 /** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
 export async function hungUp(
@@ -116,12 +118,10 @@ async function addressEndsAtOnce(
   signal: AbortSignal,
 ): Promise<Error | undefined> {
   using limit = clock.deadline(hangUpMs, signal);
-  const late = Promise.withResolvers<undefined>();
-  limit.signal.addEventListener('abort', () => late.resolve(undefined), { once: true });
   try {
     const about = { address, tls, connect, localPort: localPort?.(), maxRecord: 1024 };
     const connection = await dialOnce({ ...about, signal: limit.signal, onRecord: () => undefined });
-    const why = await Promise.race([connection.ended, late.promise]);
+    const why = await Promise.race([connection.ended, aborted(limit.signal).then(() => undefined)]);
     connection.close();
     return why;
   } catch {

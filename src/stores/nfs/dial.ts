@@ -4,6 +4,7 @@ import { isIP } from 'node:net';
 import { join } from 'node:path';
 import { type ConnectionOptions, createSecureContext } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import {
   createPrivilegedPorts,
   type Identity,
@@ -13,7 +14,6 @@ import {
   nfsVersion,
   type RpcClientOptions,
 } from '#wire/nfs3/index.ts';
-import { errno } from '../shelf/files.ts';
 import type { Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
 import { TlsFilesUnreadable } from './thrown.ts';
@@ -76,7 +76,7 @@ async function tlsOptions({ folder }: NonNullable<NfsOptions['tls']>, host: stri
 
 const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>
   readFile(join(folder, name)).catch((cause: unknown) => {
-    if (errno(cause) === 'ENOENT') return undefined;
+    if (isErrno(cause, 'ENOENT')) return undefined;
     throw new TlsFilesUnreadable(join(folder, name), { cause });
   });
 

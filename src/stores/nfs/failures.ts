@@ -1,7 +1,7 @@
+import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { errno } from '../shelf/files.ts';
 import { exportRefused, notAdmitted, refusals } from './refused.ts';
 import { asSystemError } from './statuses.ts';
 import {
@@ -77,6 +77,6 @@ function explain(cause: unknown, about: Blamed): About | undefined {
   if (cause instanceof NotAdmitted) return notAdmitted(cause, about);
   if (cause instanceof RpcError) return unanswered(cause, about);
   if (cause instanceof XdrError) return garbled(about);
-  const code = errno(cause);
+  const code = errnoOf(cause);
   return code === undefined ? undefined : refusals[code]?.(about);
 }

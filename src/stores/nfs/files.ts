@@ -1,4 +1,5 @@
 import { eachBounded } from '#base/each-bounded.ts';
+import { isErrno } from '#base/errno.ts';
 import {
   type Attributes,
   type FileHandle,
@@ -11,7 +12,7 @@ import {
   type SetAttributes,
   stability,
 } from '#wire/nfs3/index.ts';
-import { type Entry, type Files, type FileType, isErrno, UnfitFile } from '../shelf/files.ts';
+import { type Entry, type Files, type FileType, UnfitFile } from '../shelf/files.ts';
 import type { Folders } from './folders.ts';
 import { isSameMark, isTaken } from './lock-marks.ts';
 import { asSystemError } from './statuses.ts';

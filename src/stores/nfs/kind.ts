@@ -1,9 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import type { NfsQuota } from '#base/nfs-mount.ts';
 import { endsWithin } from '#base/patience.ts';
 import { stowageError } from '#core/errors.ts';
-import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
+import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../shelf/identity.ts';
@@ -171,7 +172,7 @@ function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: 
       ...{ client, addresses, port, mountPort, root: Buffer.from(handle).toString('base64'), connections },
       ...{ sourcePorts, tls, network, squash, uid, gid, softMs: options.hard ? undefined : options.timeout },
       ...{ retries: options.retries, sync: options.sync ? true : undefined },
-      ...{ maxRead: options.readSize, maxWrite: options.writeSize, locks, readOnly, quota },
+      ...{ maxRead: options.maxRead, maxWrite: options.maxWrite, locks, readOnly, quota },
     },
   };
 }

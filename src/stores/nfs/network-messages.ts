@@ -1,4 +1,5 @@
 import { isIP } from 'node:net';
+import { errnoOf } from '#base/errno.ts';
 
 /** What the process in a network namespace can be asked. The number tells the answers apart. */
 export type Question =
@@ -61,7 +62,7 @@ export function readAnswer(message: unknown): Answer | undefined {
 }
 
 export function failed(id: number, cause: unknown): Answer {
-  const code = cause instanceof Error && 'code' in cause && typeof cause.code === 'string' ? cause.code : undefined;
+  const code = errnoOf(cause);
   const text = cause instanceof Error ? cause.message : String(cause);
   return { kind: 'failed', id, code, message: text.slice(0, longestText) || 'it failed' };
 }

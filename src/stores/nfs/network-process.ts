@@ -1,7 +1,9 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { Socket } from 'node:net';
 import { extname, join } from 'node:path';
+import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
+import { errnoOf } from '#base/errno.ts';
 import { type Answer, mostQuestions, type Question, readAnswer } from './network-messages.ts';
 
 type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
@@ -21,7 +23,7 @@ export class NotEntered extends Error {
   readonly code: string | undefined;
   constructor(said: string, cause: unknown) {
     super(said, { cause });
-    this.code = cause instanceof Error && 'code' in cause && typeof cause.code === 'string' ? cause.code : undefined;
+    this.code = errnoOf(cause);
   }
 }
 
@@ -56,16 +58,13 @@ export async function startNetworkProcess(
   });
   const { promise: ready, resolve, reject } = Promise.withResolvers<void>();
   const running = createRunning(child, clock, resolve, reject);
-  const stop = (): void => reject(limit.signal.reason);
-  limit.signal.addEventListener('abort', stop, { once: true });
+  using _ = onAbort(limit.signal, () => reject(limit.signal.reason));
   try {
     await ready;
     return running;
   } catch (cause) {
     running[Symbol.dispose]();
     throw cause;
-  } finally {
-    limit.signal.removeEventListener('abort', stop);
   }
 }
 
@@ -108,17 +107,15 @@ function createRunning(
     const id = next++;
     const { promise, resolve, reject } = Promise.withResolvers<Waited>();
     waiting.set(id, { resolve, reject });
-    const stop = (): void => {
+    using _ = onAbort(limit.signal, () => {
       reject(limit.signal.reason);
       tell({ id, ask: 'forget' });
-    };
-    limit.signal.addEventListener('abort', stop, { once: true });
+    });
     tell(what(id));
     try {
       return await promise;
     } finally {
       waiting.delete(id);
-      limit.signal.removeEventListener('abort', stop);
     }
   }
 

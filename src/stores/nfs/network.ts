@@ -1,10 +1,11 @@
 import { stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/linux/network.ts';
 import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
-import { errno } from '../shelf/files.ts';
 import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
 
 /** A network namespace that is not ours. */
@@ -163,27 +164,13 @@ function createKept(): Pick<Within, 'keep' | 'abandon'> {
   };
 }
 
-async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
-  const { promise: aborted, reject } = Promise.withResolvers<never>();
-  const stop = (): void => reject(signal.reason);
-  if (signal.aborted) stop();
-  signal.addEventListener('abort', stop, { once: true });
-  try {
-    return await Promise.race([work, aborted]);
-  } finally {
-    signal.removeEventListener('abort', stop);
-  }
-}
-
 /** The kernel's own name for what is there now. */
 async function namespaceAt(network: string, place: string): Promise<string> {
   try {
     const { dev, ino } = await stat(namespacePath(place), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw errno(cause) === 'EACCES' || errno(cause) === 'EPERM'
-      ? denied(network, cause)
-      : missing(network, place, cause);
+    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, place, cause);
   }
 }
 

@@ -96,7 +96,7 @@ describe('options', () => {
         timeout: 10_000,
         hard: true,
       },
-      ...{ readSize: 1_048_576, writeSize: 1_048_576, connections: 1, sourcePorts: undefined, tls: undefined },
+      ...{ maxRead: 1_048_576, maxWrite: 1_048_576, connections: 1, sourcePorts: undefined, tls: undefined },
       ...{ network: undefined, pathTemplate: undefined, client: 'built-in', locks: 'refused', sync: false },
     });
   });
@@ -144,11 +144,11 @@ describe('options', () => {
     [{ soft: 'false', hard: 'true' }, { hard: true }],
     [
       { rsize: '4096', wsize: '4k' },
-      { readSize: 4096, writeSize: 4096 },
+      { maxRead: 4096, maxWrite: 4096 },
     ],
     [
       { rsize: '1M', wsize: '1048576' },
-      { readSize: 1_048_576, writeSize: 1_048_576 },
+      { maxRead: 1_048_576, maxWrite: 1_048_576 },
     ],
     [{ nconnect: '16' }, { connections: 16 }],
     [{ tls: 'on' }, { tls: { folder: undefined } }],

@@ -1,42 +1,30 @@
 import { isIPv6 } from 'node:net';
 import { isAbsolute, normalize } from 'node:path';
 import { parseDuration } from '#base/duration.ts';
+import type { NfsMountOptions } from '#base/nfs-mount.ts';
 import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
+import type { NfsWay } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { DataPaths } from '../shelf/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
-export interface NfsOptions {
+/** Options that sources carry as they are. */
+type CarriedOptions = Pick<NfsWay, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
+
+export interface NfsOptions extends NfsMountOptions, CarriedOptions {
   /** Names or addresses of one server; where one does not answer, the next is tried. */
   readonly hosts: readonly [string, ...string[]];
   /** Undefined: 2049. */
   readonly port: number | undefined;
-  /** Undefined: asked of the portmapper. */
-  readonly mountPort: number | undefined;
   /** What is mounted: the export, or a directory below it. */
   readonly path: string;
   readonly uid: number | undefined;
   readonly gid: number | undefined;
   readonly mode: number;
-  readonly squash: 'none' | 'root' | 'all';
-  /** How often a connection is tried anew before a call that was never sent fails; and of `soft` mounts, how often the time-out is waited for again. */
-  readonly retries: number | undefined;
-  /** Mounted volumes: writes are answered when they are on the server's disk. */
-  readonly sync: boolean;
   /** For one call to the server, in ms. */
   readonly timeout: number;
   readonly hard: boolean;
-  readonly readSize: number;
-  readonly writeSize: number;
-  readonly connections: number;
-  /** Undefined: any. */
-  readonly sourcePorts: 'privileged' | number | undefined;
-  /** Undefined: none. Empty: the server's certificate is checked against those that the system trusts. */
-  readonly tls: { readonly folder: string | undefined } | undefined;
-  readonly network: string | undefined;
-  readonly client: 'built-in' | 'host';
-  readonly locks: 'node' | 'refused';
   readonly pathTemplate: DataPaths | undefined;
 }
 
@@ -236,8 +224,8 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     sync: flag(given, 'sync') ?? false,
     timeout: timeout(given),
     hard: hard(given),
-    readSize: transfer(given, 'rsize'),
-    writeSize: transfer(given, 'wsize'),
+    maxRead: transfer(given, 'rsize'),
+    maxWrite: transfer(given, 'wsize'),
     connections: whole(given, 'nconnect', 1, 16) ?? 1,
     sourcePorts: sourcePorts(given),
     tls: tls(given),

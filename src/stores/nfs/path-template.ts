@@ -1,4 +1,5 @@
 import { StowageError } from '#core/errors.ts';
+import { isLabelKey } from '#core/labels.ts';
 import type { Labels } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { DataPaths } from '../shelf/layout.ts';
@@ -17,7 +18,9 @@ function invalid(template: string, why: string): StowageError {
 const token = /\{([^{}]*)\}/g;
 /** Not those in the name of a label. */
 const separator = /\/(?![^{}]*\})/;
-const word = /^(?:name|id|label:[A-Za-z0-9][A-Za-z0-9_./-]{0,127})$/;
+const label = 'label:';
+const isWord = (text: string): boolean =>
+  text === 'name' || text === 'id' || (text.startsWith(label) && isLabelKey(text.slice(label.length)));
 const mostFolders = 8;
 /** As many as a record takes. */
 const longestPath = 1024;
@@ -27,7 +30,7 @@ export function parsePathTemplate(template: string): DataPaths {
   if (parts.length > mostFolders) throw invalid(template, `it has more than ${mostFolders} parts`);
   for (const part of parts) {
     for (const [, found = ''] of part.matchAll(token))
-      if (!word.test(found)) throw invalid(template, `{${found}} is unknown`);
+      if (!isWord(found)) throw invalid(template, `{${found}} is unknown`);
     const example = part.replaceAll(token, 'x');
     if (/[{}]/.test(example)) throw invalid(template, 'a brace stands alone');
     if (!isFolderName(example)) throw invalid(template, `${quoted(part)} cannot be the name of a folder`);
@@ -47,7 +50,7 @@ export function parsePathTemplate(template: string): DataPaths {
 /** Two volumes must never have one directory, whatever their labels: a-b and c would be a and b-c. */
 function refuseAmbiguous(template: string, last: string): void {
   const words = Array.from(last.matchAll(token), ([, found = '']) => found);
-  if (words.includes('id') || (words.includes('name') && !words.some((one) => one.startsWith('label:')))) return;
+  if (words.includes('id') || (words.includes('name') && !words.some((one) => one.startsWith(label)))) return;
   throw invalid(template, 'volumes could not be told apart');
 }
 
@@ -73,7 +76,7 @@ function createMatch(template: string): DataPaths['volumeAt'] {
     }
     const name = values.get('name') ?? '';
     values.delete('name');
-    const labels: Labels = Object.fromEntries(Array.from(values, ([one, text]) => [one.slice('label:'.length), text]));
+    const labels: Labels = Object.fromEntries(Array.from(values, ([one, text]) => [one.slice(label.length), text]));
     return isVolumeName(name) ? { name, labels } : undefined;
   };
 }
@@ -82,7 +85,7 @@ function fill(part: string, { id, name, labels }: Parameters<DataPaths['pathFor'
   const text = part.replaceAll(token, (_all, found: string) => {
     if (found === 'name') return name;
     if (found === 'id') return id;
-    const key = found.slice('label:'.length);
+    const key = found.slice(label.length);
     const value = Object.hasOwn(labels, key) ? labels[key] : undefined;
     if (value === undefined || value === '') throw missingLabel(name, key);
     return value;

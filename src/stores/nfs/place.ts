@@ -1,13 +1,14 @@
 import { randomUUID } from 'node:crypto';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Room, StoreName } from '#core/model.ts';
 import type { ProcessMarks, StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
 import { otherStore } from '../shelf/errors.ts';
-import { isErrno, isRefusal } from '../shelf/files.ts';
+import { isRefusal } from '../shelf/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../shelf/identity.ts';
 import { createPlaces } from '../shelf/in-flight.ts';
 import { encodeMeta } from '../shelf/meta.ts';

@@ -1,5 +1,6 @@
-import type { NfsQuota, Volume, VolumeId } from '#core/model.ts';
-import { isErrno } from '../shelf/files.ts';
+import { isErrno } from '#base/errno.ts';
+import type { NfsQuota } from '#base/nfs-mount.ts';
+import type { Volume, VolumeId } from '#core/model.ts';
 import type { Quotas } from '../shelf/layout-directory.ts';
 import type { NfsPlace } from './place.ts';
 

@@ -1,5 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from '#core/errors.ts';
 import {
@@ -13,7 +14,7 @@ import {
   removeTree,
   walkTree,
 } from '#wire/nfs3/index.ts';
-import { isErrno, type Left, type Scanned } from '../shelf/files.ts';
+import type { Left, Scanned } from '../shelf/files.ts';
 import { asSystemError } from './statuses.ts';
 
 const treesAtOnce = 4;

@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
+import { errnoOf } from '#base/errno.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
-import { errno } from '../shelf/files.ts';
 import type { About, Blamed } from './failures.ts';
 import { notAdmitted } from './refused.ts';
 import { causesOf, type HostUnknown, type MountUnanswered, NotAdmitted, type TlsFilesUnreadable } from './thrown.ts';
@@ -15,7 +15,7 @@ export const hostUnknown = ({ host }: HostUnknown, { store, network }: Blamed): 
 /** What the system said, and about which address. */
 function systemError(cause: unknown): { readonly code: string; readonly port: string } | undefined {
   for (const one of causesOf(cause)) {
-    const code = errno(one);
+    const code = errnoOf(one);
     if (code !== undefined) return { code, port: 'port' in one ? `port ${one.port}` : 'that port' };
   }
   return undefined;
@@ -155,7 +155,7 @@ export function mountUnanswered(cause: MountUnanswered, about: Blamed): About {
 export const tlsFiles = ({ path, cause }: TlsFilesUnreadable): About => ({
   code: 'invalid',
   reason: 'nfs-tls-files',
-  why: `the file ${path} ${cause === undefined ? 'is missing' : `cannot be used (${errno(cause) ?? 'unknown'})`}`,
+  why: `the file ${path} ${cause === undefined ? 'is missing' : `cannot be used (${errnoOf(cause) ?? 'unknown'})`}`,
   action:
     'The folder given as tls needs ca.pem; and client.pem with client.key where the server wants a certificate. All in PEM format, the key without a passphrase, and for Stowage to read.',
 });
@@ -184,7 +184,7 @@ function noTls(cause: RpcError, { server }: Blamed): About {
         "Have the server's administrator switch on RPC with TLS (RFC 9289); or leave the option tls out, and everybody on the way can read and change what is sent.",
     };
   }
-  if (isAboutCertificate(errno(broken) ?? '')) {
+  if (isAboutCertificate(errnoOf(broken) ?? '')) {
     return {
       code: 'denied',
       reason: 'nfs-tls-certificate',

@@ -1,4 +1,5 @@
 import { DeadlineExceeded } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, VolumeId, VolumeRef } from '#core/model.ts';
@@ -6,7 +7,7 @@ import { writtenElsewhere } from '#core/mount-errors.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { notFound } from '../shelf/errors.ts';
-import { isErrno, isRefusal } from '../shelf/files.ts';
+import { isRefusal } from '../shelf/files.ts';
 import type { Limit, Parts } from '../shelf/parts.ts';
 import { usable } from '../shelf/reading.ts';
 import { settle } from '../shelf/settle.ts';

@@ -1,6 +1,7 @@
+import { isErrno } from '#base/errno.ts';
 import type { Log } from '#base/log.ts';
 import { type Attributes, fileType } from '#wire/nfs3/index.ts';
-import { isErrno, isFull } from '../shelf/files.ts';
+import { isFull } from '../shelf/files.ts';
 import { takenForDeadMs } from '../shelf/place.ts';
 import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
 import { isFree, isTaken, type Marks } from './lock-marks.ts';

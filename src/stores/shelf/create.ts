@@ -1,10 +1,11 @@
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeSpec } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { beingMade, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
-import { errno, isRefusal } from './files.ts';
+import { isRefusal } from './files.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parents.ts';
@@ -49,7 +50,7 @@ export function createCreate(parts: Parts): Store['create'] {
       return volume(meta);
     } catch (cause) {
       // The same request came by another host too: the record is the same one, and so are the data.
-      if (errno(cause) === 'EEXIST' && others !== undefined) return volume(meta);
+      if (isErrno(cause, 'EEXIST') && others !== undefined) return volume(meta);
       if (made) await layout.discard(dataPath(meta), meta.id);
       throw cause;
     }
@@ -64,7 +65,7 @@ export function createCreate(parts: Parts): Store['create'] {
     limit.check();
     await files.unlink(place.metaPath(meta.name));
     others?.forget(meta.id, 'gone');
-    if (errno(cause) === 'EEXIST') throw dataUnrecorded(meta.name, dataPath(meta), place.store);
+    if (isErrno(cause, 'EEXIST')) throw dataUnrecorded(meta.name, dataPath(meta), place.store);
     throw cause;
   }
 

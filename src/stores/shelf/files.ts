@@ -1,3 +1,4 @@
+import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 
@@ -70,11 +71,6 @@ export interface Files {
 /** There, but nothing that can be read as a record. Its message completes "… cannot be read: ". */
 export class UnfitFile extends Error {}
 
-export function errno(thrown: unknown): string | undefined {
-  return thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
-}
-
-export const isErrno = (thrown: unknown, ...codes: readonly string[]): boolean => codes.includes(errno(thrown) ?? '');
 /** Somebody said no. Anything else is no answer: what was asked for may happen yet. */
-export const isRefusal = (thrown: unknown): boolean => errno(thrown) !== undefined || thrown instanceof StowageError;
+export const isRefusal = (thrown: unknown): boolean => errnoOf(thrown) !== undefined || thrown instanceof StowageError;
 export const isFull = (thrown: unknown): boolean => isErrno(thrown, 'ENOSPC', 'EDQUOT');

@@ -1,8 +1,9 @@
 import { randomUUID } from 'node:crypto';
 import { dirname } from 'node:path';
+import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import { otherStore } from './errors.ts';
-import { errno, type Files } from './files.ts';
+import type { Files } from './files.ts';
 import type { LayoutKind } from './layout.ts';
 import { formatVersion, isObject, tooNew } from './meta.ts';
 
@@ -18,8 +19,8 @@ export async function readIdentity(files: Files, path: string): Promise<Identity
   try {
     json = JSON.parse((await files.read(path, 4096)).toString('utf8'));
   } catch (cause) {
-    if (errno(cause) === 'ENOENT') return undefined;
-    if (errno(cause) !== undefined) throw cause;
+    if (isErrno(cause, 'ENOENT')) return undefined;
+    if (errnoOf(cause) !== undefined) throw cause;
     throw damaged(path, cause);
   }
   if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);

@@ -1,10 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Source, VolumeId, VolumeName } from '#core/model.ts';
 import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from './errors.ts';
-import { type Files, isErrno } from './files.ts';
+import type { Files } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
 import type { Place } from './place.ts';
 

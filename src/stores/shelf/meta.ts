@@ -1,7 +1,8 @@
+import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
-import { errno, type Files, UnfitFile } from './files.ts';
+import { type Files, UnfitFile } from './files.ts';
 import { type Expiry, parseExpiry } from './trash-expiry.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
@@ -53,7 +54,7 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
   try {
     text = (await files.read(path, metaLimit)).toString('utf8');
   } catch (cause) {
-    const code = errno(cause);
+    const code = errnoOf(cause);
     if (code === 'ENOENT') return { state: 'absent' };
     if (code === 'ELOOP') return unreadable(path, 'it is a symbolic link', cause);
     // A socket, or a device without a driver, cannot even be opened.

@@ -1,7 +1,8 @@
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
-import { isErrno, isRefusal } from './files.ts';
+import { isRefusal } from './files.ts';
 import type { MetaRead } from './meta.ts';
 import type { HeldScope, Limit, Parts } from './parts.ts';
 

@@ -1,7 +1,8 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
-import { isErrno, isFull, UnfitFile } from './files.ts';
+import { isErrno } from '#base/errno.ts';
+import { isFull, UnfitFile } from './files.ts';
 import type { Place } from './place.ts';
 
 /**

@@ -1,6 +1,6 @@
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import { isErrno } from './files.ts';
 import type { Meta } from './meta.ts';
 import { recordedPaths } from './nested.ts';
 import type { Parts } from './parts.ts';

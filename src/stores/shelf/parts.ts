@@ -1,5 +1,6 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
+import { isErrno } from '#base/errno.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
@@ -7,7 +8,7 @@ import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingMade, notFound } from './errors.ts';
-import { errno, isRefusal, type Left } from './files.ts';
+import { isRefusal, type Left } from './files.ts';
 import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
@@ -103,7 +104,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
     if (cause instanceof StowageError) return cause;
     if (scope.signal.aborted) return stowageError(scope.signal.reason);
     // The whole store being gone explains more than the one file that was missed.
-    const larger = errno(cause) === 'ENOENT' ? await place.verify().then(() => undefined, stowageError) : undefined;
+    const larger = isErrno(cause, 'ENOENT') ? await place.verify().then(() => undefined, stowageError) : undefined;
     return larger ?? place.failure(cause, `${doing} in store ${place.store}`);
   }
 

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
+import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { isErrno } from './files.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
 import type { HeldScope, Parts } from './parts.ts';
 import { unlessBusy } from './settle.ts';

@@ -1,3 +1,4 @@
+import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
 import { type VerbPath, wrapVerbs } from './wrapped-store.ts';
@@ -48,11 +49,7 @@ export function gated(inner: StoreKind): GatedKind {
       waiting++;
       reached.resolve();
       if (options.deaf === true) return await passing.promise;
-      const { promise: ended, reject } = Promise.withResolvers<never>();
-      const stop = (): void => reject(signal.reason);
-      if (signal.aborted) stop();
-      signal.addEventListener('abort', stop, { once: true });
-      await Promise.race([passing.promise, ended]).finally(() => signal.removeEventListener('abort', stop));
+      await unlessAborted(passing.promise, signal);
     };
     gates.set(verb, { ...options, pass });
     const open = (): void => {

@@ -1,4 +1,5 @@
 import { constants } from 'node:fs';
+import { unlessAborted } from '#base/aborted.ts';
 import { outHeaderSize, renameFlag, rootNode } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Attr, Entry, Lock, Operations, Request, SetAttr, Time } from '#wire/fuse/operations.ts';
@@ -227,9 +228,7 @@ function noted(operations: Operations, asked: string[]): Operations {
 
 async function opened(gate: Promise<void> | undefined, signal: AbortSignal): Promise<void> {
   if (gate === undefined) return;
-  const { promise, reject } = Promise.withResolvers<never>();
-  signal.addEventListener('abort', () => reject(signal.reason), { once: true });
-  await Promise.race([gate, promise]);
+  await unlessAborted(gate, signal);
 }
 
 function attr({ ino, mode, uid, gid, rdev, nlink, data, times: { atime, mtime, ctime } }: Node): Attr {

@@ -1,5 +1,6 @@
 import { existsSync, lstatSync, readdirSync, realpathSync, rmSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
+import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { type MountEntry, type MountTable, mountTable, same } from '#clients/mounter/mountinfo.ts';
 import { reap } from '#clients/mounter/reap.ts';
@@ -218,10 +219,7 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
       const [reached, over] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
       stalls.set(at, async ({ signal }) => {
         reached.resolve();
-        const aborted = Promise.withResolvers<never>();
-        const stop = (): void => aborted.reject(signal.reason);
-        signal.addEventListener('abort', stop, { once: true });
-        await Promise.race([over.promise, aborted.promise]).finally(() => signal.removeEventListener('abort', stop));
+        await unlessAborted(over.promise, signal);
       });
       return {
         reached: reached.promise,

@@ -2,6 +2,7 @@ import type { BigIntStats } from 'node:fs';
 import { chmodSync, constants, lchownSync, lstatSync, truncateSync, utimesSync } from 'node:fs';
 import { link, lstat, mkdir, open, readdir, rename, rmdir, statfs, unlink } from 'node:fs/promises';
 import { join } from 'node:path';
+import { errnoOf } from '#base/errno.ts';
 import { type Connect, identityOf } from '#stores/nfs/connect.ts';
 import {
   type Attributes,
@@ -56,7 +57,7 @@ const statuses: Readonly<Record<string, number>> = {
 
 const answered = <T>(procedure: string, work: () => Promise<T>): Promise<T> =>
   work().catch((cause: unknown) => {
-    const code = cause instanceof Error && 'code' in cause ? String(cause.code) : '';
+    const code = errnoOf(cause) ?? '';
     return Promise.reject(new NfsError(procedure, statuses[code] ?? nfsStatus.IO, false));
   });
 

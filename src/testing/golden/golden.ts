@@ -1,6 +1,7 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join, relative } from 'node:path';
 import { expect } from 'vitest';
+import { isErrno } from '#base/errno.ts';
 
 const repository = join(import.meta.dirname, '..', '..', '..');
 const head = '# Names that users rely on. See "Golden files" in CONTRIBUTING.md.';
@@ -40,7 +41,7 @@ function read(file: string): readonly string[] {
   try {
     return readFileSync(file, 'utf8').split('\n');
   } catch (thrown) {
-    if ((thrown as NodeJS.ErrnoException).code === 'ENOENT') return [];
+    if (isErrno(thrown, 'ENOENT')) return [];
     throw thrown;
   }
 }

@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { linesIn } from '#base/lines.ts';
 import {
   type Container,
   type ContainerSpec,
@@ -7,11 +8,10 @@ import {
   type ListedContainer,
   listedContainers,
 } from './containers.ts';
-import { DockerError, garbled } from './errors.ts';
+import { DockerError, garbled, parsed } from './errors.ts';
 import { type EngineEvent, eventOf } from './events.ts';
 import { fieldsOf } from './fields.ts';
 import { type Answer, createDockerHttp, failureOf, type Outgoing } from './http.ts';
-import { linesOf, parsed } from './lines.ts';
 import { spoken, type Version, versionOf } from './version.ts';
 
 export interface Info {
@@ -207,7 +207,8 @@ async function* eventsIn(
   signal: AbortSignal,
 ): AsyncGenerator<EngineEvent, void, undefined> {
   try {
-    for await (const line of linesOf(stream, maxEvent, out.call)) yield eventOf(parsed(line, out.call), out.call);
+    const lines = linesIn(stream, maxEvent, (why) => garbled(out.call, why));
+    for await (const line of lines) yield eventOf(parsed(line, out.call), out.call);
   } catch (thrown) {
     throw failureOf(out, thrown, signal);
   }

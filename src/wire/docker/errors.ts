@@ -1,12 +1,8 @@
-/**
- * - `unreachable`: no connection could be made; nothing was done (cause: the system's error)
- * - `lost`: the connection broke before the answer was complete; whether the call was done is not known
- * - `deadline`: no answer in time; whether the call was done is not known
- * - `canceled`: the caller gave up
- * - `refused`: the engine answered, and said no (`status`, and its own words)
- * - `garbled`: what came back is not what the API says, or more of it than is taken
- */
-export type DockerFailure = 'unreachable' | 'lost' | 'deadline' | 'canceled' | 'refused' | 'garbled';
+import type { HttpFailure } from '#base/http.ts';
+import { parseJson } from '#base/json.ts';
+
+/** `refused`: the engine answered, and said no (`status`, and its own words). */
+export type DockerFailure = HttpFailure | 'refused';
 
 export class DockerError extends Error {
   override readonly name = 'DockerError';
@@ -33,3 +29,5 @@ export class DockerError extends Error {
 
 export const garbled = (call: string, why: string, cause?: unknown): DockerError =>
   new DockerError(`${call}: ${why}`, { failure: 'garbled', cause });
+
+export const parsed = (text: string, call: string): unknown => parseJson(text, (why) => garbled(call, why));

@@ -1,8 +1,8 @@
-import { Agent, type ClientRequest, type IncomingMessage, request } from 'node:http';
-import { pipeline } from 'node:stream/promises';
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { Agent, type IncomingMessage } from 'node:http';
+import type { Clock } from '#base/clock.ts';
+import { httpFailure, pathWithQuery, readText, send, socketTarget } from '#base/http.ts';
 import { opened } from '#base/opened.ts';
-import { DockerError, garbled } from './errors.ts';
+import { DockerError } from './errors.ts';
 
 export interface Outgoing {
   /** What it is called in messages. */
@@ -38,54 +38,32 @@ const maxError = 64 << 10;
 const shownError = 1_000;
 
 export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
+  const target = socketTarget(socketPath);
   // What only asks may be sent twice, so it may use a connection that the engine is closing at that very moment; what
   // changes something gets one of its own.
   const kept = new Agent({ keepAlive: true, maxSockets: mostSockets, maxFreeSockets: 1 });
   const fresh = new Agent({ keepAlive: false, maxSockets: mostSockets });
 
-  function start(out: Outgoing, agent: Agent | false, signal: AbortSignal): ClientRequest {
-    const query = new URLSearchParams(out.query).toString();
+  function head(out: Outgoing, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
+    const { method, tar: stream } = out;
     const headers: Record<string, string> = { host: 'docker', accept: 'application/json' };
-    if (out.tar !== undefined) headers['content-type'] = 'application/x-tar';
+    if (stream !== undefined) headers['content-type'] = 'application/x-tar';
     if (out.body !== undefined) headers['content-type'] = 'application/json';
-    const path = query === '' ? out.path : `${out.path}?${query}`;
-    return request({ socketPath, path, method: out.method, headers, agent, signal });
+    const body = out.body === undefined ? undefined : JSON.stringify(out.body);
+    return send(target, { method, path: pathWithQuery(out.path, out.query), headers, body, stream, agent }, signal);
   }
 
-  /** The head of the answer. */
-  async function head(out: Outgoing, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
-    const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
-    signal.throwIfAborted();
-    const sent = start(out, agent, signal);
-    // One that waits for a free connection hears of its end only when it gets one.
-    const stop = (): void => {
-      reject(signal.reason);
-      sent.destroy();
-    };
-    signal.addEventListener('abort', stop, { once: true });
-    sent.on('close', () => signal.removeEventListener('abort', stop));
-    sent.on('response', resolve);
-    sent.on('error', (cause) => reject(Object.assign(cause, { again: sent.reusedSocket })));
-    if (out.tar !== undefined) pipeline(out.tar, sent).catch((cause: Error) => sent.destroy(cause));
-    else sent.end(out.body === undefined ? undefined : JSON.stringify(out.body));
-    return await promise;
-  }
-
-  async function attempt(out: Outgoing, signal: AbortSignal): Promise<Answer> {
-    const shared = out.method === 'GET' ? kept : fresh;
-    const answer = await head(out, out.alone === true ? false : shared, signal);
-    return { status: answer.statusCode ?? 0, body: await readAll(answer, out) };
+  async function answerOf(head: IncomingMessage, { maxBytes }: Outgoing): Promise<Answer> {
+    const { statusCode: status = 0 } = head;
+    return { status, body: await readText(head, status < 400 ? maxBytes : maxError) };
   }
 
   return {
     ask: async (out, signal) => {
       using limit = clock.deadline(out.limitMs, signal);
+      const shared = out.method === 'GET' ? kept : fresh;
       try {
-        const answer = await attempt(out, limit.signal).catch((thrown: unknown) => {
-          if (out.method !== 'GET' || !hadBeenClosed(thrown) || limit.signal.aborted) throw thrown;
-          return attempt(out, limit.signal);
-        });
-        return checked(out, answer);
+        return checked(out, await answerOf(await head(out, out.alone === true ? false : shared, limit.signal), out));
       } catch (thrown) {
         throw failureOf(out, thrown, limit.signal);
       }
@@ -93,8 +71,7 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
     open: (out, signal) => {
       const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
         const answer = await head(out, false, ended);
-        const status = answer.statusCode ?? 0;
-        if (status !== 200) checked(out, { status, body: await readAll(answer, out) });
+        if (answer.statusCode !== 200) checked(out, await answerOf(answer, out));
         return answer;
       };
       const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
@@ -105,19 +82,6 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
       fresh.destroy();
     },
   };
-}
-
-async function readAll(answer: IncomingMessage, { call, maxBytes }: Outgoing): Promise<string> {
-  const most = (answer.statusCode ?? 0) < 400 ? maxBytes : maxError;
-  const chunks: Buffer[] = [];
-  let length = 0;
-  for await (const chunk of answer as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    // Leaving the loop ends the connection.
-    if (length > most) throw garbled(call, `the answer is larger than ${most} bytes`);
-    chunks.push(chunk);
-  }
-  return Buffer.concat(chunks).toString('utf8');
 }
 
 function checked(out: Outgoing, answer: Answer): Answer {
@@ -145,27 +109,9 @@ function messageOf(body: string): string {
 
 const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, shownError);
 
-/** A kept connection on which the engine hung up while it was idle. */
-const hadBeenClosed = (thrown: unknown): boolean =>
-  thrown instanceof Error && 'again' in thrown && thrown.again === true && isBroken(thrown);
-
-const broken = new Set(['ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE']);
-const codeOf = (thrown: unknown): string =>
-  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : '';
-const isBroken = (thrown: unknown): boolean => broken.has(codeOf(thrown));
-
 /** The single funnel. */
 export function failureOf({ call }: Pick<Outgoing, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {
   if (thrown instanceof DockerError) return thrown;
-  if (signal.aborted) {
-    const cause: unknown = signal.reason;
-    if (cause instanceof DeadlineExceeded)
-      return new DockerError(`${call}: ${cause.message}`, { failure: 'deadline', cause });
-    return new DockerError(`${call}: cancelled`, { failure: 'canceled', cause });
-  }
-  if (isBroken(thrown)) return new DockerError(`${call}: the engine hung up`, { failure: 'lost', cause: thrown });
-  const why = thrown instanceof Error ? thrown.message : String(thrown);
-  if (codeOf(thrown).startsWith('HPE_')) return garbled(call, `the answer is not HTTP (${why})`, thrown);
-  const isBefore = thrown instanceof Error && 'syscall' in thrown && thrown.syscall === 'connect';
-  return new DockerError(`${call}: ${why}`, { failure: isBefore ? 'unreachable' : 'lost', cause: thrown });
+  const { failure, why, cause } = httpFailure(thrown, 'the engine', signal);
+  return new DockerError(`${call}: ${why}`, { failure, cause });
 }

@@ -1,5 +1,6 @@
 import { closeSync, write, writeSync } from 'node:fs';
 import { getSystemErrorName, promisify } from 'node:util';
+import { isErrno } from '#base/errno.ts';
 import { readNow, watchReadable } from '#base/linux/watching.ts';
 
 /** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
@@ -90,8 +91,8 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
   failing.move();
   // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
   const refused = (cause: unknown): false => {
-    if (isCode(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
-    if (!isCode(cause, 'EINVAL')) throw cause;
+    if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
+    if (!isErrno(cause, 'EINVAL')) throw cause;
     onRefused?.(cause);
     return false;
   };
@@ -130,6 +131,3 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
 }
 
 const nothing = (): void => undefined;
-
-const isCode = (cause: unknown, ...codes: readonly string[]): boolean =>
-  cause instanceof Error && 'code' in cause && codes.includes(String(cause.code));

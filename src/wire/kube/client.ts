@@ -1,8 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { KubeAccess } from './access.ts';
-import { garbled } from './errors.ts';
+import { garbled, parsed } from './errors.ts';
 import { callOf, createKubeHttp, type Outgoing } from './http.ts';
-import { parsed } from './lines.ts';
 import { apiVersionOf, type Place, pathOf, type Resource } from './resources.ts';
 import type { KubeObject } from './types.ts';
 import { type Change, type WatchQuery, watching } from './watch.ts';

@@ -1,8 +1,8 @@
-/**
- * `unreachable`: nothing was sent. `lost`: the connection broke, what was asked for may have been done. `refused`: the API
- * server said no. `garbled`: it said something that is not its protocol. `misconfigured`: it cannot even be asked.
- */
-export type KubeFailure = 'unreachable' | 'lost' | 'deadline' | 'canceled' | 'refused' | 'garbled' | 'misconfigured';
+import type { HttpFailure } from '#base/http.ts';
+import { parseJson } from '#base/json.ts';
+
+/** `refused`: the API server said no. `misconfigured`: it cannot even be asked. */
+export type KubeFailure = HttpFailure | 'refused' | 'misconfigured';
 
 export interface KubeErrorAbout {
   readonly failure: KubeFailure;
@@ -41,6 +41,8 @@ export class KubeError extends Error {
 
 export const garbled = (call: string, why: string, cause?: unknown): KubeError =>
   new KubeError(`${call}: ${why}`, { failure: 'garbled', cause });
+
+export const parsed = (text: string, call: string): unknown => parseJson(text, (why) => garbled(call, why));
 
 export const misconfigured = (why: string, cause?: unknown): KubeError =>
   new KubeError(why, { failure: 'misconfigured', cause });

@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import { errnoOf } from '#base/errno.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
 import type { RenewedText } from './renewed.ts';
@@ -123,7 +124,7 @@ function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeEr
     });
   }
   if (thrown instanceof KubeError) return thrown;
-  const code = thrown instanceof Error && 'code' in thrown ? String(thrown.code) : '';
+  const code = errnoOf(thrown) ?? '';
   if (code === 'ENOENT') return misconfigured(`${what} is not installed. ${plugin.installHint}`.trim());
   return failed(plugin, code === '' ? '' : ` (${code})`);
 }

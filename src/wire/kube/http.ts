@@ -1,11 +1,12 @@
-import { type ClientRequest, type IncomingMessage, Agent as PlainAgent, request as plainRequest } from 'node:http';
-import { Agent as SecureAgent, request as secureRequest } from 'node:https';
-import { StringDecoder } from 'node:string_decoder';
+import { type IncomingMessage, Agent as PlainAgent } from 'node:http';
+import { Agent as SecureAgent } from 'node:https';
 import { createSecureContext, type SecureContext } from 'node:tls';
-import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
+import { httpFailure, pathWithQuery, readText, send, targetOf } from '#base/http.ts';
 import { opened } from '#base/opened.ts';
 import type { Identity, KubeAccess } from './access.ts';
-import { garbled, KubeError, misconfigured } from './errors.ts';
+import { KubeError, misconfigured } from './errors.ts';
 import { refusal } from './status.ts';
 
 export interface Outgoing {
@@ -55,79 +56,41 @@ export const callOf = ({ method, path }: Pick<Outgoing, 'method' | 'path'>): str
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   const { access, clock, userAgent, maxSockets = 32, observed } = options;
-  const { server } = access;
-  const isSecure = server.protocol === 'https:';
+  const target = targetOf(access.server);
   // All of them are kept for a while: a burst that opens a connection for each call costs both sides more than its calls.
   const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
-  const agent = isSecure ? new SecureAgent(how) : new PlainAgent(how);
-  const to = {
-    host: server.hostname.replace(/^\[(.*)\]$/, '$1'),
-    port: server.port === '' ? (isSecure ? 443 : 80) : Number(server.port),
-  };
-  const before = server.pathname.replace(/\/$/, '');
+  const agent = target.isSecure ? new SecureAgent(how) : new PlainAgent(how);
   const trust = createTrust();
 
-  function start(
-    out: Outgoing,
-    body: Buffer | undefined,
-    identity: Identity,
-    by: Way,
-    signal: AbortSignal,
-  ): ClientRequest {
+  async function attempt(out: Outgoing, identity: Identity, by: Way, signal: AbortSignal): Promise<Head> {
     const headers: Record<string, string> = { accept: 'application/json', 'user-agent': userAgent };
-    if (body !== undefined) {
-      headers['content-type'] = out.contentType ?? 'application/json';
-      // Node does not say it by itself where a method usually has no body, such as DELETE.
-      headers['content-length'] = String(body.length);
-    }
+    if (out.body !== undefined) headers['content-type'] = out.contentType ?? 'application/json';
     if (identity.authorization !== undefined) headers['authorization'] = identity.authorization;
-    const options = { ...to, path: `${before}${pathOf(out)}`, method: out.method, headers, signal, agent: by };
+    const body = out.body === undefined ? undefined : JSON.stringify(out.body);
     // The agent keeps connections of one identity apart from those of another.
-    if (!isSecure) return plainRequest(options);
-    const secure = { ...options, ...identity.tls, secureContext: trust(identity.tls) };
-    return secureRequest(secure);
-  }
-
-  async function once(out: Outgoing, identity: Identity, by: Way, signal: AbortSignal): Promise<Head> {
-    const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
-    signal.throwIfAborted();
-    const body = out.body === undefined ? undefined : Buffer.from(JSON.stringify(out.body));
-    const sent = start(out, body, identity, by, signal);
-    // One that still waits for a connection would hear of it only when it has one.
-    const stop = (): void => reject(signal.reason);
-    signal.addEventListener('abort', stop, { once: true });
-    sent.on('close', () => signal.removeEventListener('abort', stop));
-    sent.on('response', resolve);
-    sent.on('error', (cause) => reject(Object.assign(cause, { again: sent.reusedSocket })));
-    sent.end(body);
-    return { answer: await promise, identity };
-  }
-
-  /** What only asks is sent again where the kept connection turns out to be closed. */
-  async function sure(out: Outgoing, identity: Identity, by: Way, signal: AbortSignal): Promise<Head> {
-    try {
-      return await once(out, identity, by, signal);
-    } catch (thrown) {
-      if (out.method !== 'GET' || !hadBeenClosed(thrown) || signal.aborted) throw thrown;
-      return await once(out, identity, by, signal);
-    }
+    const tls = target.isSecure ? { ...identity.tls, secureContext: trust(identity.tls) } : {};
+    const path = pathWithQuery(out.path, out.query);
+    return {
+      answer: await send(target, { method: out.method, path, headers, body, agent: by, tls }, signal),
+      identity,
+    };
   }
 
   /** Who was not let in has done nothing: with a newer credential, if there is one, any call may be sent again. */
   async function head(out: Outgoing, by: Way, signal: AbortSignal): Promise<Head> {
     const identity = await access.identity(signal);
-    const first = await sure(out, identity, by, signal);
+    const first = await attempt(out, identity, by, signal);
     if (first.answer.statusCode !== 401) return first;
     const newer = await access.identity(signal, identity);
     if (newer === identity) return first;
     first.answer.destroy();
-    return await sure(out, newer, by, signal);
+    return await attempt(out, newer, by, signal);
   }
 
   async function accepted(out: Outgoing, { answer, identity }: Head): Promise<IncomingMessage> {
     const status = answer.statusCode ?? 0;
     if (status >= 200 && status < 300) return answer;
-    const body = await readAll(answer, callOf(out), maxError);
+    const body = await readText(answer, maxError);
     throw refusal(callOf(out), { status, body, retryAfter: answer.headers['retry-after'] }, secretOf(identity));
   }
 
@@ -143,7 +106,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
       const verb = out.method.toLowerCase();
       try {
         const answer = await accepted(out, await head(out, agent, limit.signal));
-        const text = await readAll(answer, callOf(out), out.maxBytes);
+        const text = await readText(answer, out.maxBytes);
         observed?.({ verb, code: String(answer.statusCode) });
         return text;
       } catch (thrown) {
@@ -177,59 +140,13 @@ function createTrust(): (tls: Identity['tls']) => SecureContext {
   };
 }
 
-function pathOf({ path, query: given }: Outgoing): string {
-  if (given === undefined) return path;
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(given)) if (value !== undefined) query.set(name, value);
-  return query.size === 0 ? path : `${path}?${query.toString()}`;
-}
-
 const secretOf = ({ authorization }: Identity): string => authorization?.replace(/^\S+ /, '') ?? '';
-
-/** Piece by piece: put together as bytes first, a page of a list would be in memory three times. */
-async function readAll(answer: IncomingMessage, call: string, most: number): Promise<string> {
-  const decoder = new StringDecoder('utf8');
-  let text = '';
-  let length = 0;
-  for await (const chunk of answer as AsyncIterable<Buffer>) {
-    length += chunk.length;
-    // Leaving the loop ends the connection.
-    if (length > most) throw garbled(call, `the answer is larger than ${most} bytes`);
-    text += decoder.write(chunk);
-  }
-  return text + decoder.end();
-}
-
-/** A kept connection on which the API server hung up while it was idle. */
-const hadBeenClosed = (thrown: unknown): boolean =>
-  thrown instanceof Error && 'again' in thrown && thrown.again === true && isBroken(thrown);
-
-const broken = new Set(['ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE']);
-const codeOf = (thrown: unknown): string =>
-  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : '';
-const isBroken = (thrown: unknown): boolean => broken.has(codeOf(thrown));
-
-/** Before the call itself was sent: no address, no connection, no trust. */
-function isBefore(thrown: unknown): boolean {
-  const code = codeOf(thrown);
-  const syscall = thrown instanceof Error && 'syscall' in thrown ? thrown.syscall : '';
-  return syscall === 'connect' || syscall === 'getaddrinfo' || code.includes('CERT') || untrusted.has(code);
-}
-const untrusted = new Set(['UNABLE_TO_VERIFY_LEAF_SIGNATURE', 'ERR_SSL_WRONG_VERSION_NUMBER']);
 
 /** The single funnel. */
 export function failureOf(call: string, thrown: unknown, signal: AbortSignal): KubeError {
   if (thrown instanceof KubeError) return thrown;
-  if (signal.aborted) {
-    const cause: unknown = signal.reason;
-    if (cause instanceof DeadlineExceeded)
-      return new KubeError(`${call}: ${cause.message}`, { failure: 'deadline', cause });
-    return new KubeError(`${call}: cancelled`, { failure: 'canceled', cause });
-  }
-  if (isBroken(thrown)) return new KubeError(`${call}: the API server hung up`, { failure: 'lost', cause: thrown });
-  if (codeOf(thrown) === 'ERR_INVALID_CHAR')
+  if (!signal.aborted && isErrno(thrown, 'ERR_INVALID_CHAR'))
     return misconfigured(`${call}: the credential has characters in it that cannot be sent`);
-  const why = thrown instanceof Error ? thrown.message : String(thrown);
-  if (codeOf(thrown).startsWith('HPE_')) return garbled(call, `the answer is not HTTP (${why})`);
-  return new KubeError(`${call}: ${why}`, { failure: isBefore(thrown) ? 'unreachable' : 'lost', cause: thrown });
+  const { failure, why, cause } = httpFailure(thrown, 'the API server', signal);
+  return new KubeError(`${call}: ${why}`, { failure, cause });
 }

@@ -1,8 +1,8 @@
+import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createLines } from '#base/lines.ts';
-import { garbled, KubeError, mayPass, mustRelist } from './errors.ts';
+import { garbled, KubeError, mayPass, mustRelist, parsed } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
-import { parsed } from './lines.ts';
 import { pathOf, type Resource } from './resources.ts';
 import { refusal } from './status.ts';
 import type { KubeObject } from './types.ts';
@@ -133,16 +133,14 @@ function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): 
     else timer = clock.after(leftMs, look);
   };
   let timer = clock.after(idleMs, look);
-  const stop = (): void => controller.abort(signal.reason);
-  if (signal.aborted) stop();
-  else signal.addEventListener('abort', stop, { once: true });
+  const parent = onAbort(signal, () => controller.abort(signal.reason));
   return {
     broken: () => {
       heardAt = clock.elapsed();
     },
     [Symbol.dispose]: () => {
       timer[Symbol.dispose]();
-      signal.removeEventListener('abort', stop);
+      parent[Symbol.dispose]();
     },
   };
 }

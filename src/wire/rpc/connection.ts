@@ -2,6 +2,7 @@ import { randomUUID } from 'node:crypto';
 import { connect, isIP, type Socket } from 'node:net';
 import { constants } from 'node:os';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
+import { onAbort } from '#base/aborted.ts';
 import { RpcError } from './errors.ts';
 import { localEnd } from './local-end.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
@@ -236,18 +237,17 @@ async function connected(
         cause,
       }),
     );
-  const stop = (): void =>
-    reject(new RpcError(`no connection to ${shown(address)}`, { failure: 'canceled', cause: signal.reason }));
   const closed = (): void => fail(new Error('it was closed at once'));
   socket.once(event, resolve).once('error', fail).once('close', closed);
-  signal.addEventListener('abort', stop, { once: true });
+  using _ = onAbort(signal, () =>
+    reject(new RpcError(`no connection to ${shown(address)}`, { failure: 'canceled', cause: signal.reason })),
+  );
   try {
     await promise;
   } catch (cause) {
     socket.on('error', () => undefined).destroy();
     throw cause;
   } finally {
-    signal.removeEventListener('abort', stop);
     socket.off(event, resolve).off('error', fail).off('close', closed);
   }
 }

@@ -1,3 +1,4 @@
+import { isErrno } from '#base/errno.ts';
 /**
  * - `unreachable`: no connection could be made, or none in time; another attempt may succeed (cause: the system's error)
  * - `lost`: the connection broke and could not be made again in time; whether the call was done is not known
@@ -57,8 +58,7 @@ export class RpcError extends Error {
 /** What the system said when a connection could not be made. */
 export function isSystemError(thrown: unknown, ...codes: readonly string[]): boolean {
   for (let cause = thrown; cause instanceof Error; cause = cause.cause) {
-    const { code } = cause as NodeJS.ErrnoException;
-    if (code !== undefined && codes.includes(code)) return true;
+    if (isErrno(cause, ...codes)) return true;
   }
   return false;
 }

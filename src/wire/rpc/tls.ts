@@ -1,5 +1,6 @@
 import type { Socket } from 'node:net';
 import type { ConnectionOptions, TLSSocket } from 'node:tls';
+import { onAbort } from '#base/aborted.ts';
 import { RpcError } from './errors.ts';
 import { messageCall, rpcVersion, tlsProbeCredential } from './message.ts';
 import { createReceiver } from './receiver.ts';
@@ -51,10 +52,10 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
       refused(cause);
     }
   };
-  const stop = (): void =>
-    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason }));
   socket.on('data', read).once('error', broken).once('close', closed);
-  signal.addEventListener('abort', stop, { once: true });
+  using _ = onAbort(signal, () =>
+    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason })),
+  );
   const sender = createSender(socket, { onError: broken, isBare: false });
   sender.record((writer, { program, version }) => {
     writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
@@ -64,7 +65,6 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
   try {
     await promise;
   } finally {
-    signal.removeEventListener('abort', stop);
     socket.off('data', read).off('error', broken).off('close', closed);
   }
 }

@@ -1,7 +1,8 @@
 import { closeSync, constants, fdatasync, fsync, openSync } from 'node:fs';
+import { isErrno } from '#base/errno.ts';
 import type { Descriptor } from './descriptors.ts';
 import type { Node } from './nodes.ts';
-import { errnoOf, Refusal } from './refusal.ts';
+import { Refusal } from './refusal.ts';
 import { Lost, type Tree } from './tree.ts';
 
 /**
@@ -90,7 +91,7 @@ function reopened(tree: Tree, node: Node): number | undefined {
     );
   } catch (cause) {
     // Removed or moved meanwhile by others; or a mode that keeps even the owner out: the system writes it in its own time.
-    if (cause instanceof Lost || cause instanceof Refusal || errnoOf(cause) === 'EACCES') return undefined;
+    if (cause instanceof Lost || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
 }
@@ -102,6 +103,6 @@ async function synced(how: Sync, fd: number): Promise<void> {
     await promise;
   } catch (cause) {
     // Some file systems cannot; they have no disk either.
-    if (errnoOf(cause) !== 'EINVAL') throw cause;
+    if (!isErrno(cause, 'EINVAL')) throw cause;
   }
 }

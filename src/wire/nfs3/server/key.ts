@@ -1,9 +1,9 @@
 import { randomBytes } from 'node:crypto';
 import { closeSync, fsyncSync, linkSync, openSync, readFileSync, realpathSync, unlinkSync } from 'node:fs';
 import { join, sep } from 'node:path';
+import { isErrno } from '#base/errno.ts';
 import { makeFolders } from '#base/make-folders.ts';
 import { writeAllSync } from '#base/write-all.ts';
-import { errnoOf } from './refusal.ts';
 
 const fileName = 'nfs-server.json';
 const keyLength = 32;
@@ -21,7 +21,7 @@ export async function loadKey(state: string, exported: string): Promise<Buffer> 
   try {
     return readKey(path);
   } catch (cause) {
-    if (errnoOf(cause) !== 'ENOENT') throw cause;
+    if (!isErrno(cause, 'ENOENT')) throw cause;
   }
   writeKey(path);
   return readKey(path);
@@ -54,7 +54,7 @@ function writeKey(path: string): void {
     fsyncSync(file);
     linkSync(draft, path);
   } catch (cause) {
-    if (errnoOf(cause) !== 'EEXIST') throw cause;
+    if (!isErrno(cause, 'EEXIST')) throw cause;
   } finally {
     closeSync(file);
     unlinkSync(draft);

@@ -1,3 +1,4 @@
+import { errnoOf } from '#base/errno.ts';
 import { nfsStatus } from '../status.ts';
 
 /** An answer that is no. One object for each status, made once: an error with a stack costs more than most calls. */
@@ -48,9 +49,6 @@ const byErrno: Readonly<Record<string, keyof typeof nfsStatus>> = {
   ENOMEM: 'JUKEBOX',
   EAGAIN: 'JUKEBOX',
 };
-
-export const errnoOf = (thrown: unknown): string | undefined =>
-  thrown instanceof Error && 'code' in thrown && typeof thrown.code === 'string' ? thrown.code : undefined;
 
 /** Undefined: not an error that a client caused; somebody should see it. */
 export function statusOf(thrown: unknown): number | undefined {

@@ -1,9 +1,10 @@
 import { type BigIntStats, chmodSync, chownSync, truncateSync, utimesSync } from 'node:fs';
+import { isErrno } from '#base/errno.ts';
 import type { SetAttributes, Time } from '../structures.ts';
 import { checkSet, givenMode, modeAfterWrite } from './access.ts';
 import type { Export } from './export.ts';
 import type { Who } from './identities.ts';
-import { errnoOf, refuse } from './refusal.ts';
+import { refuse } from './refusal.ts';
 import { toSystem } from './times.ts';
 
 /** (uid_t)-1 means "leave it" to the system. */
@@ -56,7 +57,7 @@ export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetA
   try {
     utimesSync(own, given(atime, untouched), given(mtime, untouched));
   } catch (cause) {
-    if (errnoOf(cause) !== 'EINVAL') throw cause;
+    if (!isErrno(cause, 'EINVAL')) throw cause;
     utimesSync(own, given(atime, Number(stats.atimeNs) / 1e9), given(mtime, Number(stats.mtimeNs) / 1e9));
   }
 }

@@ -1,8 +1,9 @@
 import { type BigIntStats, closeSync, constants, fstatSync, lstatSync, openSync } from 'node:fs';
+import { isErrno } from '#base/errno.ts';
 import { createDescriptors, type Descriptor, type Descriptors } from './descriptors.ts';
 import { type ByteString, toPath } from './names.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
-import { errnoOf, refuse } from './refusal.ts';
+import { refuse } from './refusal.ts';
 
 /** Names an inode without opening it: no device is touched, no FIFO waits. Node has no name for it. */
 const pathOnly = 0o10000000;
@@ -260,7 +261,7 @@ function openIfThere(path: string | Buffer, flags: number): number | undefined {
   try {
     return openSync(path, flags);
   } catch (cause) {
-    if (['ENOENT', 'ENOTDIR', 'ELOOP'].includes(errnoOf(cause) ?? '')) return undefined;
+    if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP')) return undefined;
     throw cause;
   }
 }
