@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { closeSync, constants, mkdirSync, openSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MountSpec } from '#datapath/mount-spec.ts';
-import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { repository } from '#testbed/component.ts';

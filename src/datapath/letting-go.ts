@@ -24,7 +24,7 @@ const few = 16;
  * Directories stay: somebody may be in them, and with its name a directory loses whatever is mounted on it.
  *
  * The kernel takes the lock of the directory for it, and waits where somebody has it who waits for us, by a thread that cannot be
- * interrupted: a process that is killed meanwhile cannot end (keeper/dying.ts). So it is asked for one name at a time, in
+ * interrupted: a process that is killed meanwhile cannot end (keeper/killed-process.ts). So it is asked for one name at a time, in
  * directories in which nothing is outstanding, and not while the server is slow.
  */
 export function createLettingGo(parts: LettingGoParts): (count: number) => void {

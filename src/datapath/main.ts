@@ -6,9 +6,9 @@
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { endProcess } from '#base/linux/end-process.ts';
-import { joinKeeper } from '#keeper/data-path.ts';
+import { hardenProcess } from '#keeper/harden-process.ts';
+import { joinKeeper } from '#keeper/join-keeper.ts';
 import { createKeeperLog } from '#keeper/log-file.ts';
-import { protect } from '#keeper/protect.ts';
 import { type Program, startProgram } from './program.ts';
 
 /** Of the Stowage that started the keeper. */
@@ -16,7 +16,7 @@ const version = process.env['STOWAGE_VERSION'] ?? 'unknown';
 const clock = systemClock();
 const log = createKeeperLog(undefined, clock).log.with({ dataPath: process.pid });
 const stopping = new AbortController();
-protect('stowage data path', -900);
+hardenProcess('stowage data path', -900);
 
 let program: Promise<Program> | undefined;
 

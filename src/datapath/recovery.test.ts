@@ -4,7 +4,7 @@ import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createGround, type Ground } from '#testing/ground.ts';

@@ -1,9 +1,9 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
-import { connectKeeper } from './agent.ts';
+import { connectKeeper } from './keeper-client.ts';
 import type { KeeperState } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { peerCredentials } from './system-calls.ts';
 
 /**
  * alive: the keeper of this container does not hang. ready: it is the one in charge, has everything, and serves it by a data path of its
@@ -15,11 +15,11 @@ const answerMs = 5_000;
 
 /** Why it is not so; undefined if it is. */
 export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock): Promise<string | undefined> {
-  const listens = whoListens(path);
+  const listens = findListener(path);
   if (listens === 'nobody') return what === 'alive' ? undefined : 'no keeper is in charge';
   if (listens === 'another') return what === 'alive' ? undefined : 'the keeper of another container is in charge';
   try {
-    const state = await asked(path, clock);
+    const state = await askState(path, clock);
     return what === 'alive' ? undefined : unready(state);
   } catch (cause) {
     return `the keeper does not answer: ${cause instanceof Error ? cause.message : String(cause)}`;
@@ -27,10 +27,10 @@ export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock)
 }
 
 /** A process of another container has no number here. */
-function whoListens(path: string): 'nobody' | 'another' | 'ours' {
+function findListener(path: string): 'nobody' | 'another' | 'ours' {
   try {
     const fd = connectTo(path);
-    const { pid } = peerOf(fd);
+    const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid === 0 ? 'another' : 'ours';
   } catch (cause) {
@@ -38,7 +38,7 @@ function whoListens(path: string): 'nobody' | 'another' | 'ours' {
   }
 }
 
-async function asked(path: string, clock: Clock): Promise<KeeperState> {
+async function askState(path: string, clock: Clock): Promise<KeeperState> {
   using client = connectKeeper({
     ...{ path, user: process.getuid?.() ?? 0, clock, version: 'check' },
     ...{ changed: () => undefined, closed: () => undefined },

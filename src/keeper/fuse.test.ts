@@ -16,11 +16,11 @@ import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
-import type { KeeperClient } from './agent.ts';
-import { hasMainThreadEnded, stuckThreads } from './dying.ts';
-import { isServed } from './presence.ts';
+import type { KeeperClient } from './keeper-client.ts';
+import { hasMainThreadEnded, stuckThreads } from './killed-process.ts';
 import type { KeeperState } from './protocol.ts';
-import { openProcess } from './system.ts';
+import { isServed } from './serving-lock.ts';
+import { openPidfd } from './system-calls.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
@@ -115,7 +115,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     const { active, standby } = await whole(client);
     const pid = active?.pid ?? 0;
     expect(await whoServes()).toBe(pid);
-    const pidfd = openProcess(pid);
+    const pidfd = openPidfd(pid);
     onTestFinished(() => closeSync(pidfd));
 
     // It holds the lock of the directory until it is answered; a thread of the data path waits for that lock.

@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { type Estate, sendEstate } from './estate.ts';
-import type { Line } from './line.ts';
-import type { Supervisor } from './supervise.ts';
+import type { Connection } from './connection.ts';
+import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import type { Supervisor } from './supervisor.ts';
 
 interface Charge {
   readonly supervisor: Supervisor;
-  readonly estate: Estate;
+  readonly held: HeldDescriptors;
 }
 
 interface HandOverPorts {
@@ -29,7 +29,7 @@ const longestMs = 15_000;
  * The old keeper's side. It is in charge until it says `yours`, and never afterwards: a data path that dies meanwhile gets
  * its successor from exactly one of the two.
  */
-export function handOver(line: Line, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
+export function handOver(connection: Connection, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
   let current: { readonly supervisor: Supervisor; readonly path: string; isStillSo: () => boolean } | undefined;
   const clean = new DisposableStack();
 
@@ -40,17 +40,17 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
       refuse();
       return;
     }
-    const { supervisor, estate } = found;
-    log.info('another keeper asks for everything', { mounts: estate.mounts.size });
+    const { supervisor, held } = found;
+    log.info('another keeper asks for everything', { mounts: held.mounts.size });
     current = { supervisor, path, isStillSo };
     clean.use(clock.after(longestMs, cancel));
     begun();
   }
 
   /** Where no data path lives that could. */
-  function give({ supervisor, estate }: Charge): () => boolean {
+  function give({ supervisor, held }: Charge): () => boolean {
     clean.use(supervisor.freeze());
-    sendEstate(line, estate, 'everything');
+    sendHeldDescriptors(connection, held, 'everything');
     return () => true;
   }
 
@@ -62,13 +62,13 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
     current.supervisor.release();
     // Whatever becomes of the other one.
     current = undefined;
-    line.send({ kind: 'yours' });
+    connection.send({ kind: 'yours' });
     log.info('another keeper is in charge');
     ended(true);
   }
 
   const refuse = (): void =>
-    line.send({ kind: 'failed', ask: 0, reason: 'busy', text: 'the keeper cannot hand over now' });
+    connection.send({ kind: 'failed', ask: 0, reason: 'busy', text: 'the keeper cannot hand over now' });
 
   function cancel(): void {
     if (current === undefined) return;
@@ -77,10 +77,10 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
     refuse();
     ended(false);
     clean[Symbol.dispose]();
-    line.close();
+    connection.close();
   }
 
-  line.handle({
+  connection.handle({
     accepts: ['handover', 'taking'],
     message: (message) => (message.kind === 'handover' ? begin(message.path) : finish()),
     closed: cancel,

@@ -18,8 +18,8 @@ import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptors.t
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
-import type { KeeperClient } from './agent.ts';
 import { heartbeatOf } from './heartbeat.ts';
+import type { KeeperClient } from './keeper-client.ts';
 import { encode, type KeeperState } from './protocol.ts';
 
 let ground: KeeperGround;

@@ -21,10 +21,10 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
-import type { KeeperClient } from './agent.ts';
-import { openDoor } from './door.ts';
+import type { KeeperClient } from './keeper-client.ts';
+import { listenForPeers } from './listening-socket.ts';
 import type { KeeperState } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { peerCredentials } from './system-calls.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
@@ -62,7 +62,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
       ...{ socket: ground.socket, program, log: join(ground.folder, 'log'), enter: [], flags: [] },
       env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: ground.folder },
     };
-    const modules = [join(import.meta.dirname, 'start.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
+    const modules = [join(import.meta.dirname, 'start-keeper.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
     const node = [process.execPath, '--input-type=module', '-e', starter, ...modules, JSON.stringify(options)];
     const child = spawn('unshare', ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', ...node], {
       stdio: ['pipe', 'pipe', 'inherit'],
@@ -119,7 +119,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   /** As it is seen from outside of them. */
   const keeperPid = (): number => {
     const fd = connectTo(ground.socket);
-    const { pid } = peerOf(fd);
+    const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid;
   };
@@ -199,7 +199,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     timeout: 60_000,
   }, async () => {
     // This process: it is above the container, where nobody in there can reach it.
-    using _ = openDoor({
+    using _ = listenForPeers({
       ...{ path: ground.socket, clock: systemClock(), log: silentLog() },
       connected: (line) => line.close(),
     });

@@ -5,8 +5,8 @@ import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
-import { ownFolder } from './door.ts';
-import { hasChildren } from './system.ts';
+import { ownFolder } from './listening-socket.ts';
+import { hasChildren } from './system-calls.ts';
 
 /**
  * A keeper that somebody else starts, as the first process of a container: when it ends, everything in the container does, and it is started
@@ -15,13 +15,13 @@ import { hasChildren } from './system.ts';
  */
 export interface PodKeeper {
   /** When no keeper of another pod is to be left alone. */
-  mayBegin(signal: AbortSignal): Promise<void>;
+  waitForTurn(signal: AbortSignal): Promise<void>;
   /** It is in charge: from now on this pod takes nothing from another one that lives. */
-  begun(): void;
+  tookCharge(): void;
   /** From now on it ends as soon as it has nothing. */
-  serves(mounts: () => number): void;
+  endWhenIdle(mounts: () => number): void;
   /** In place of its end, after a pause. */
-  again(ms: number): Promise<never>;
+  restart(ms: number): Promise<never>;
 }
 
 interface PodOptions {
@@ -37,20 +37,20 @@ const lookMs = 200;
 /** Two are there at a time. */
 const mostPods = 8;
 /** In the environment of one that begins anew and was told to end before: nobody says so twice. */
-const toldName = 'STOWAGE_KEEPER_TOLD';
+const terminatingVariable = 'STOWAGE_KEEPER_TOLD';
 
 export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): PodKeeper {
-  let isTold = process.env[toldName] !== undefined;
+  let isTerminating = process.env[terminatingVariable] !== undefined;
   let mountsNow: (() => number) | undefined;
   // The first process of a container hears of no signal that it has no handler for.
   process.on('SIGTERM', () => {
-    if (!isTold) log.info('told to end', { mounts: mountsNow?.() ?? 0 });
-    isTold = true;
+    if (!isTerminating) log.info('told to end', { mounts: mountsNow?.() ?? 0 });
+    isTerminating = true;
     endIfIdle();
   });
 
   function endIfIdle(): void {
-    if (!isTold) return;
+    if (!isTerminating) return;
     // One that waits has started nothing: what lives is a data path from before, which serves somebody else's mounts.
     if (mountsNow === undefined ? !hasChildren() : mountsNow() === 0) endProcess(0);
     clock.after(lookMs, endIfIdle);
@@ -67,40 +67,43 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
   }
 
   return {
-    mayBegin: async (signal) => {
+    waitForTurn: async (signal) => {
       // One that was started again: whoever took over from it, or had done so before, is not to lose it to an older one.
-      if (!isTold && !pods().includes(pod)) return;
+      if (!isTerminating && !pods().includes(pod)) return;
       // One that was told to end begins nothing more.
-      for (let isSaid = false; isTold || isListening(path); isSaid = true) {
+      for (let isSaid = false; isTerminating || isListening(path); isSaid = true) {
         if (!isSaid)
           log.info(
-            `the keeper of another pod is in charge; this one waits for ${isTold ? 'it to replace the data path' : 'its end'}`,
+            `the keeper of another pod is in charge; this one waits for ${isTerminating ? 'it to replace the data path' : 'its end'}`,
           );
         await clock.sleep(lookMs, signal);
       }
     },
-    begun: () => {
+    tookCharge: () => {
       if (pod === '' || pods().includes(pod)) return;
       writeFileSync(podsFile, `${[...pods(), pod].slice(-mostPods).join('\n')}\n`, { mode: 0o600 });
     },
-    serves: (mounts) => {
+    endWhenIdle: (mounts) => {
       mountsNow = mounts;
     },
-    again: async (ms) => {
-      if (isTold && !hasChildren()) endProcess(0);
+    restart: async (ms) => {
+      if (isTerminating && !hasChildren()) endProcess(0);
       const { promise, resolve } = Promise.withResolvers<void>();
       clock.after(ms, resolve);
       await promise;
       // Nothing of what it held goes along: every descriptor is closed.
       const words = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-      process.execve?.(process.execPath, words, { ...process.env, ...(isTold ? { [toldName]: 'yes' } : {}) });
+      process.execve?.(process.execPath, words, {
+        ...process.env,
+        ...(isTerminating ? { [terminatingVariable]: 'yes' } : {}),
+      });
       return endProcess(1);
     },
   };
 }
 
 /** An agent makes the folder: who has no rights cannot. Told to end meanwhile, it does. */
-export async function placeIsThere(folder: string, clock: Clock, signal: AbortSignal): Promise<void> {
+export async function waitForFolder(folder: string, clock: Clock, signal: AbortSignal): Promise<void> {
   const end = (): void => endProcess(0);
   process.on('SIGTERM', end);
   for (let isSaid = false; ; isSaid = true)

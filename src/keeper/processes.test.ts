@@ -7,9 +7,9 @@ import { eventually } from '#testing/keeper/keeper-process.ts';
 import { startChild } from './processes.ts';
 
 // Only a profile or a shortage would refuse it.
-vi.mock(import('./system.ts'), async (original) => ({
+vi.mock(import('./system-calls.ts'), async (original) => ({
   ...(await original()),
-  openProcess: () => {
+  openPidfd: () => {
     throw new Error('pidfd_open: EMFILE');
   },
 }));

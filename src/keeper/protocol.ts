@@ -33,12 +33,12 @@ const list =
   <T>(each: Check<T>): Check<readonly T[]> =>
   (value): value is readonly T[] =>
     Array.isArray(value) && value.every(each);
-const maybe =
+const nullable =
   <T>(check: Check<T>): Check<T | null> =>
   (value): value is T | null =>
     value === null || check(value);
 /** Of a field that older peers do not know. */
-const possibly =
+const optional =
   <T>(check: Check<T>): Check<T | undefined> =>
   (value): value is T | undefined =>
     value === undefined || check(value);
@@ -56,8 +56,8 @@ const worker = shaped({ pid: count, version: name, ready: flag });
 const state = shaped({
   /** settling: waits for a data path that is known to live. idle: has no mounts. failing: data paths die too often. */
   doing: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving'),
-  active: maybe(worker),
-  standby: maybe(worker),
+  active: nullable(worker),
+  standby: nullable(worker),
   mounts: count,
   sockets: count,
   /** How often a data path was replaced by another. */
@@ -66,9 +66,9 @@ const state = shaped({
   deaths: count,
   report: anyText,
   /** It knows `copies` and `restore`. */
-  shares: possibly(flag),
+  shares: optional(flag),
   /** What serves was started by the keeper before, perhaps in another container, and ends with that. */
-  isBorrowed: possibly(flag),
+  isBorrowed: optional(flag),
 });
 export type KeeperState = Checked<typeof state>;
 
@@ -88,7 +88,7 @@ const shapes = {
   /** The program that data paths are from now on: its path. */
   upgrade: { ask: count, program: text(1, 4096) },
   end: { ask: count },
-  /** Everything that the keeper holds, now and whenever it changes: a second holder (`copies.ts`). */
+  /** Everything that the keeper holds, now and whenever it changes: a second holder (`descriptor-copies.ts`). */
   copies: { ask: count },
   /** After everything that belongs to it: what an earlier keeper held, for one that has nothing. */
   restore: { ask: count },
@@ -129,7 +129,7 @@ const shapes = {
   letGo: { socket: name },
   /** The kernel has ended it: it was unmounted everywhere, or its connection was cut. */
   /** unserved: this data path cannot serve it; another one may. */
-  ended: { mount: name, unserved: possibly(flag) },
+  ended: { mount: name, unserved: optional(flag) },
   report: { text: anyText },
 
   // Between keepers: `handover`, then everything arrives (from the data path that was told to move, or from the old keeper),
@@ -145,7 +145,7 @@ export type MessageOf<K extends Kind> = { [P in K]: { readonly kind: P } & Shape
 export type Message = MessageOf<Kind>;
 
 /** How many descriptors belong to a message. */
-function carried(message: Message): number {
+function descriptorCount(message: Message): number {
   switch (message.kind) {
     case 'hello':
       return message.role === 'data path' ? 1 : 0;
@@ -183,7 +183,7 @@ export function decode(bytes: Buffer, descriptors: number): Message {
     throw new ProtocolError('a message is of no known kind');
   if (!shaped(shapes[kind as Kind])(value)) throw new ProtocolError(`a message (${kind}) lacks what belongs to it`);
   const message = value as unknown as Message;
-  if (carried(message) !== descriptors)
+  if (descriptorCount(message) !== descriptors)
     throw new ProtocolError(`a message (${kind}) came with ${descriptors} descriptors`);
   return message;
 }

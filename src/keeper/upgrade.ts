@@ -1,12 +1,12 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import type { Estate } from './estate.ts';
+import type { HeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
-import { within } from './waiting.ts';
+import { within } from './unless-aborted.ts';
 import type { Worker } from './worker.ts';
 
 /** The processes of one keeper, and what is started next. */
-export interface Crew {
+export interface Workers {
   program: string;
   /** Has everything. Stays until it is certain that it is gone. */
   active: Worker | undefined;
@@ -14,12 +14,12 @@ export interface Crew {
 }
 
 interface UpgradePorts {
-  readonly crew: Crew;
-  readonly estate: Estate;
+  readonly workers: Workers;
+  readonly held: HeldDescriptors;
   readonly clock: Clock;
   readonly log: Log;
   readonly launch: (program: string) => Worker | undefined;
-  readonly settle: () => void;
+  readonly reconcile: () => void;
   readonly retire: (worker: Worker) => Promise<void>;
   /** Others decide now. */
   readonly isOver: () => boolean;
@@ -30,7 +30,7 @@ const stopMs = 2_000;
 const endMs = 10_000;
 
 /** Another program under live mounts: it is loaded first, and the old one gives up only then. */
-export function createUpgrades({ crew, estate, clock, log, launch, settle, retire, isOver }: UpgradePorts): {
+export function createUpgrades({ workers, held, clock, log, launch, reconcile, retire, isOver }: UpgradePorts): {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
   /** It cannot serve all mounts. True: it was on trial, and is ended; the program before serves again. */
   refused(worker: Worker): boolean;
@@ -49,25 +49,25 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
   }
 
   function retireStandby(): void {
-    if (crew.standby !== undefined) void retire(crew.standby);
-    crew.standby = undefined;
+    if (workers.standby !== undefined) void retire(workers.standby);
+    workers.standby = undefined;
   }
 
   async function replace(program: string, signal: AbortSignal): Promise<void> {
     const candidate = await loaded(program, signal);
-    const before = crew.program;
-    const { active } = crew;
+    const before = workers.program;
+    const { active } = workers;
     retireStandby();
-    [crew.program, crew.standby] = [program, candidate];
+    [workers.program, workers.standby] = [program, candidate];
     const own = { candidate, before, isRefused: false };
     trial = own;
-    settle();
+    reconcile();
     if (active !== undefined) await stopped(active, signal);
-    if (estate.mounts.size === 0) return;
+    if (held.mounts.size === 0) return;
     if (await within(candidate.ready, startMs, clock, signal)) return;
-    crew.program = before;
-    if (crew.standby?.program === program) retireStandby();
-    settle();
+    workers.program = before;
+    if (workers.standby?.program === program) retireStandby();
+    reconcile();
     const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
     throw new KeeperError('not-ready', `the new program ${why}; the one before serves again`);
   }
@@ -96,7 +96,7 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
       if (trial?.candidate !== worker || worker.isReady) return false;
       trial.isRefused = true;
       // Now: nobody else of this program shall be given everything when it is gone.
-      crew.program = trial.before;
+      workers.program = trial.before;
       retireStandby();
       void worker.end();
       return true;
@@ -106,7 +106,7 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
 
 /** At a boundary between requests if it can; else it is killed, and what it was doing is found in the journal. */
 export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
-  worker.line.send({ kind: 'stop' });
+  worker.connection.send({ kind: 'stop' });
   if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
   log.warn('a data path did not stop, and is killed', { pid: worker.about?.pid });
   await worker.end();

@@ -1,10 +1,10 @@
 import type { Clock } from '#base/clock.ts';
-import type { Line } from './line.ts';
+import type { Connection } from './connection.ts';
 import type { MessageOf } from './protocol.ts';
 
 /** Another process of ours, however it came to us. */
-export interface Child {
-  readonly line: Line;
+export interface ProcessHandle {
+  readonly connection: Connection;
   /** Kills it. Resolves when it is certain that none of its threads runs its program any more. */
   end(): Promise<void>;
   /** It was killed, but hangs in the kernel, and so its line is open. */
@@ -15,7 +15,7 @@ export interface Child {
   forget(): void;
 }
 
-export interface About {
+export interface ProcessInfo {
   readonly pid: number;
   readonly version: string;
 }
@@ -23,9 +23,9 @@ export interface About {
 /** A process that is, was or will be the data path. */
 export interface Worker {
   readonly program: string;
-  readonly line: Line;
+  readonly connection: Connection;
   /** Undefined until it has said hello: it is still loading. */
-  readonly about: About | undefined;
+  readonly about: ProcessInfo | undefined;
   readonly isReady: boolean;
   /** False: another keeper started it. */
   readonly isOwn: boolean;
@@ -57,16 +57,16 @@ const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'flus
 const helloMs = 30_000;
 
 interface WorkerOptions {
-  readonly child: Child;
+  readonly child: ProcessHandle;
   readonly program: string;
   readonly clock: Clock;
   readonly events: WorkerEvents;
   /** Of one that serves already. */
-  readonly serving?: About;
+  readonly serving?: ProcessInfo;
 }
 
 export function createWorker({ child, program, clock, events, serving }: WorkerOptions): Worker {
-  const { line } = child;
+  const { connection } = child;
   const [greeted, ready, stopped] = [flagged(), flagged(), flagged()];
   let about = serving;
   let ended: Promise<void> | undefined;
@@ -97,7 +97,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
 
   const worker: Worker = {
     ...{ isOwn: serving === undefined },
-    ...{ program, line, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
+    ...{ program, connection, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
     get about() {
       return about;
     },
@@ -110,11 +110,11 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     isDying: child.isDying,
     isOutOfReach: () => child.isOutOfReach?.() === true,
     end: () => {
-      ended ??= child.end().finally(() => line.close());
+      ended ??= child.end().finally(() => connection.close());
       return ended;
     },
   };
-  line.handle({
+  connection.handle({
     accepts,
     message: heard,
     closed: (why) => {

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { unlessAborted } from '#keeper/waiting.ts';
+import { unlessAborted } from '#keeper/unless-aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createAnswers } from './answers.ts';
 

@@ -1,6 +1,6 @@
-import type { Handlers, Line } from '#keeper/line.ts';
+import type { Connection, Handlers } from '#keeper/connection.ts';
 import type { Kind, Message } from '#keeper/protocol.ts';
-import type { Child } from '#keeper/worker.ts';
+import type { ProcessHandle } from '#keeper/worker.ts';
 
 /** A data path that does what a test says. */
 export interface FakeChild {
@@ -21,7 +21,7 @@ export interface FakeChild {
 
 export interface FakeChildren {
   readonly all: readonly FakeChild[];
-  readonly start: (program: string) => Child;
+  readonly start: (program: string) => ProcessHandle;
 }
 
 /** All that waits for a promise that is resolved. */
@@ -39,7 +39,7 @@ export function createFakeChildren(): FakeChildren {
   };
 }
 
-function createFakeChild(program: string, pid: number): { readonly fake: FakeChild; readonly child: Child } {
+function createFakeChild(program: string, pid: number): { readonly fake: FakeChild; readonly child: ProcessHandle } {
   const sent: Message[] = [];
   const { promise: ended, resolve: end } = Promise.withResolvers<void>();
   let handlers: Handlers<Kind> | undefined;
@@ -51,7 +51,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
     isOpen = false;
     handlers?.closed('test');
   };
-  const line: Line = {
+  const connection: Connection = {
     get isOpen() {
       return isOpen;
     },
@@ -64,7 +64,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
   const says: FakeChild['says'] = (message, descriptors = []) => handlers?.message(message, [...descriptors]);
   return {
     child: {
-      line,
+      connection,
       end: () => {
         isEnding = true;
         return ended;

@@ -13,8 +13,8 @@ const calls = foreign({
 });
 
 const solSocket = 1;
-const peerCredentials = 17;
-const peerProcess = 77;
+const soPeerCred = 17;
+const soPeerPidfd = 77;
 const number = { pidfdSendSignal: 424, pidfdOpen: 434 } as const;
 const sigkill = 9;
 const nothing = 0;
@@ -29,11 +29,11 @@ export interface Peer {
 }
 
 /** Who connected, or who listens: told by the kernel. */
-export function peerOf(fd: number): Peer {
+export function peerCredentials(fd: number): Peer {
   const value = Buffer.alloc(12);
   const length = Buffer.alloc(4);
   length.writeUInt32LE(value.length);
-  checked('getsockopt', calls().option(fd, solSocket, peerCredentials, value, length));
+  checked('getsockopt', calls().option(fd, solSocket, soPeerCred, value, length));
   return { pid: value.readInt32LE(0), uid: value.readUInt32LE(4) };
 }
 
@@ -41,24 +41,23 @@ export function peerOf(fd: number): Peer {
 export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === process.getuid?.();
 
 /** A descriptor that means this process and no other, even when its number is used again. */
-export const openProcess = (pid: number): number =>
-  checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
+export const openPidfd = (pid: number): number => checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
 
 /**
  * A descriptor of who connected, or who listens, wherever it runs. Undefined: in a process namespace that cannot be seen from
  * here, and the kernel (before 6.5) has nothing but its number to give.
  */
-export function openPeer(fd: number): number | undefined {
+export function openPeerPidfd(fd: number): number | undefined {
   const value = Buffer.alloc(4);
   const length = Buffer.alloc(4);
   length.writeUInt32LE(value.length);
-  if (Number(calls().option(fd, solSocket, peerProcess, value, length)) === 0) return value.readInt32LE(0);
-  const { pid } = peerOf(fd);
-  return pid === 0 ? undefined : openProcess(pid);
+  if (Number(calls().option(fd, solSocket, soPeerPidfd, value, length)) === 0) return value.readInt32LE(0);
+  const { pid } = peerCredentials(fd);
+  return pid === 0 ? undefined : openPidfd(pid);
 }
 
 /** False: it lives, and is another user's or in a process namespace that is not below this one. */
-export const isInReach = (pidfd: number): boolean =>
+export const canKill = (pidfd: number): boolean =>
   Number(calls().system(number.pidfdSendSignal, pidfd, nothing, 0, 0)) === 0 || hasEnded(pidfd);
 
 /** Nothing happens to one that has ended. */
@@ -92,23 +91,23 @@ export function tryLock(fd: number): boolean {
   throw failure;
 }
 
-const waitedFor = new Set<number>();
+const socketsWithThreads = new Set<number>();
 
 /**
  * A thread waits on this socket. Node waits for its threads before it ends, even in `process.exit`: so the wait is ended
  * then. To be disposed of before the descriptor is closed.
  */
-export function endsWithProcess(fd: number): Disposable {
-  if (waitedFor.size === 0) process.on('exit', endWaits);
-  waitedFor.add(fd);
+export function shutDownAtExit(fd: number): Disposable {
+  if (socketsWithThreads.size === 0) process.on('exit', endWaits);
+  socketsWithThreads.add(fd);
   return {
     [Symbol.dispose]: () => {
-      waitedFor.delete(fd);
-      if (waitedFor.size === 0) process.off('exit', endWaits);
+      socketsWithThreads.delete(fd);
+      if (socketsWithThreads.size === 0) process.off('exit', endWaits);
     },
   };
 }
 
 function endWaits(): void {
-  for (const fd of waitedFor) shutDown(fd);
+  for (const fd of socketsWithThreads) shutDown(fd);
 }

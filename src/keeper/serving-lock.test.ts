@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { announcePresence, isServed } from './presence.ts';
+import { holdServingLock, isServed } from './serving-lock.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
@@ -23,14 +23,14 @@ describe.skipIf(needs('linux'))('presence', () => {
 
   test('is seen for as long as it lasts, and looking makes nothing', () => {
     expect(isServed(path)).toBe(false);
-    const presence = announcePresence(path, clock);
+    const presence = holdServingLock(path, clock);
     expect(isServed(path)).toBe(true);
     presence[Symbol.dispose]();
     expect(isServed(path)).toBe(false);
   });
 
   test('a link is not followed, and a folder is nobody', () => {
-    using _ = announcePresence(join(folder, 'other'), clock);
+    using _ = holdServingLock(join(folder, 'other'), clock);
     symlinkSync(join(folder, 'other.serving'), `${path}.serving`);
     expect(isServed(path)).toBe(false);
     mkdirSync(join(folder, 'third.serving'));
@@ -40,7 +40,7 @@ describe.skipIf(needs('linux'))('presence', () => {
   test('a pipe that nobody writes to holds up nobody', { timeout: 30_000 }, async () => {
     await run('mkfifo', [`${path}.serving`]);
     const program = join(folder, 'look.mjs');
-    const presence = JSON.stringify(join(import.meta.dirname, 'presence.ts'));
+    const presence = JSON.stringify(join(import.meta.dirname, 'serving-lock.ts'));
     writeFileSync(program, `import { isServed } from ${presence};\nconsole.log(isServed(${JSON.stringify(path)}));\n`);
     // In a process of its own: one that waits for the pipe does nothing else any more.
     const flags = ['--disable-warning=ExperimentalWarning'];

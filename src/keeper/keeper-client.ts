@@ -1,13 +1,13 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
-import { type Copies, type CopyMessage, copyMessages } from './copies.ts';
-import { type Estate, sendEstate } from './estate.ts';
-import { longestFlushMs } from './flushes.ts';
-import { createLine } from './line.ts';
+import { createConnection } from './connection.ts';
+import { type CopyMessage, copyMessages, type DescriptorCopies } from './descriptor-copies.ts';
+import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import { longestFlushMs } from './pending-flushes.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
-import { killProcess, openPeer, peerOf } from './system.ts';
-import { within } from './waiting.ts';
+import { killProcess, openPeerPidfd, peerCredentials } from './system-calls.ts';
+import { within } from './unless-aborted.ts';
 
 /** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
 export interface KeeperClient extends Disposable {
@@ -33,7 +33,7 @@ export interface KeeperClient extends Disposable {
    * Gives everything to one that has nothing; what is given stays the caller's as well. `occupied`: it has something. `served`: a data path
    * lives that has these mounts.
    */
-  restore(everything: Estate, signal: AbortSignal): Promise<void>;
+  restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void>;
   /** For one that does not answer any more. False: it runs where this process cannot end it. */
   kill(): boolean;
 }
@@ -49,7 +49,7 @@ interface ClientOptions {
   /** The keeper has gone, or was replaced by another: to be connected to again. */
   readonly closed: (why: string) => void;
   /** Where what it holds is held, too. They outlive this connection. */
-  readonly copies?: Copies | undefined;
+  readonly copies?: DescriptorCopies | undefined;
 }
 
 type Answer = MessageOf<'done' | 'flushed' | 'listed' | 'state'>;
@@ -71,20 +71,20 @@ const answerMsOf = (question: Question): number =>
 /** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed, copies }: ClientOptions): KeeperClient {
   const fd = connectTo(path);
-  const { uid } = peerOf(fd);
+  const { uid } = peerCredentials(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);
     throw new KeeperError('denied', 'who listens there is neither root nor the user of the keeper');
   }
   const behind = processAt(fd);
-  const line = createLine(fd, clock);
+  const connection = createConnection(fd, clock);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
 
   /** Of the same moment for both: what is held meanwhile changes nothing of what is given. */
-  async function restore(everything: Estate, signal: AbortSignal): Promise<void> {
-    if (!line.isOpen) throw gone();
-    sendEstate(line, everything, 'everything');
+  async function restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void> {
+    if (!connection.isOpen) throw gone();
+    sendHeldDescriptors(connection, everything, 'everything');
     await ask({ kind: 'restore' }, signal);
   }
 
@@ -92,24 +92,24 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     const asker = waiting.get(message.ask);
     if (message.kind === 'state' && message.ask === 0) changed(message.state);
     else if (message.kind !== 'failed') asker?.resolve(message);
-    else if (message.ask === 0) line.close();
+    else if (message.ask === 0) connection.close();
     else asker?.reject(new KeeperError(message.reason, message.text));
   }
 
   async function ask(question: Question, signal: AbortSignal, descriptors: readonly number[] = []): Promise<Answer> {
-    if (!line.isOpen) throw gone();
+    if (!connection.isOpen) throw gone();
     const number = ++asked;
     const answer = Promise.withResolvers<Answer>();
     waiting.set(number, answer);
     try {
-      line.send({ ...question, ask: number } as Message, descriptors);
+      connection.send({ ...question, ask: number } as Message, descriptors);
       return await within(answer.promise, answerMsOf(question), clock, signal);
     } finally {
       waiting.delete(number);
     }
   }
 
-  line.handle({
+  connection.handle({
     accepts: [...answers, ...(copies === undefined ? [] : copyMessages)],
     message: (message, descriptors) => (isCopy(message) ? copies?.take(message, descriptors) : heard(message)),
     closed: (why) => {
@@ -118,7 +118,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
       closed(why);
     },
   });
-  line.send({ kind: 'hello', role: 'agent', pid: process.pid, version });
+  connection.send({ kind: 'hello', role: 'agent', pid: process.pid, version });
 
   return {
     adopt: async (mount, spec, descriptor, signal) =>
@@ -148,8 +148,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
     end: async (signal) => void (await ask({ kind: 'end' }, signal)),
     share: async (signal) => void (await ask({ kind: 'copies' }, signal)),
     restore,
-    kill: () => line.isOpen && behind?.kill() === true,
-    [Symbol.dispose]: () => line.close(),
+    kill: () => connection.isOpen && behind?.kill() === true,
+    [Symbol.dispose]: () => connection.close(),
   };
 }
 
@@ -159,7 +159,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
  */
 function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   try {
-    const pidfd = openPeer(fd);
+    const pidfd = openPeerPidfd(fd);
     if (pidfd === undefined) return undefined;
     return {
       kill: () => {

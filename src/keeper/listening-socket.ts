@@ -3,11 +3,11 @@ import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { accepted, listenAt, shutDown } from '#base/linux/descriptors.ts';
 import type { Log } from '#base/log.ts';
-import { createLine, type Line } from './line.ts';
-import { endsWithProcess, isTrusted, peerOf } from './system.ts';
+import { type Connection, createConnection } from './connection.ts';
+import { isTrusted, peerCredentials, shutDownAtExit } from './system-calls.ts';
 
 /** Each keeps a thread: whoever starts a keeper gives it a few more (UV_THREADPOOL_SIZE). */
-const mostLines = 12;
+const maxConnections = 12;
 export const threadsOfKeeper = 24;
 
 /** Throws unless the folder is there, or can be made, for nobody but this user. */
@@ -18,36 +18,36 @@ export function ownFolder(path: string): void {
     throw new Error(`${path} must be a folder that belongs to this user and that nobody else may enter`);
 }
 
-interface DoorOptions {
+interface ListenOptions {
   readonly path: string;
   readonly clock: Clock;
   readonly log: Log;
-  readonly connected: (line: Line) => void;
+  readonly connected: (connection: Connection) => void;
 }
 
 /** Lets those in who may. Throws when it cannot listen. */
-export function openDoor({ path, clock, log, connected }: DoorOptions): Disposable {
+export function listenForPeers({ path, clock, log, connected }: ListenOptions): Disposable {
   ownFolder(dirname(path));
   const listening = listenAt(path);
-  const registered = endsWithProcess(listening);
-  const lines = new Set<Line>();
+  const registered = shutDownAtExit(listening);
+  const connections = new Set<Connection>();
   let isOpen = true;
 
-  function enter(fd: number): void {
-    for (const line of lines) if (!line.isOpen) lines.delete(line);
-    const peer = peerOf(fd);
-    if (isTrusted(peer) && lines.size < mostLines) {
-      const line = createLine(fd, clock);
-      lines.add(line);
-      connected(line);
+  function admit(fd: number): void {
+    for (const connection of connections) if (!connection.isOpen) connections.delete(connection);
+    const peer = peerCredentials(fd);
+    if (isTrusted(peer) && connections.size < maxConnections) {
+      const connection = createConnection(fd, clock);
+      connections.add(connection);
+      connected(connection);
     } else {
-      log.warn('somebody was turned away', { ...peer, lines: lines.size });
+      log.warn('somebody was turned away', { ...peer, connections: connections.size });
       closeSync(fd);
     }
   }
 
   async function listen(): Promise<void> {
-    for (let fd = await accepted(listening); fd !== undefined; fd = await accepted(listening)) enter(fd);
+    for (let fd = await accepted(listening); fd !== undefined; fd = await accepted(listening)) admit(fd);
     registered[Symbol.dispose]();
     closeSync(listening);
   }

@@ -8,23 +8,28 @@ import { createKeeper } from './keeper.ts';
 
 test.skipIf(needs('linux'))('a keeper lets nobody in any more when it says that it has ended', async () => {
   const [dataPaths, agents] = [createFakeChildren(), createFakeChildren()];
-  const { line } = agents.start('agent');
+  const { connection } = agents.start('agent');
   const [dataPath, agent] = [() => dataPaths.all[0] ?? expect.fail(), agents.all[0] ?? expect.fail()];
   const told = (): boolean => agent.sent.some(({ kind }) => kind === 'done');
   const closed: { readonly wasTold: boolean }[] = [];
   const keeper = createKeeper({
     ...{ clock: createFakeClock(), log: silentLog(), path: '/keeper', program: 'program', start: dataPaths.start },
     ...{ createJournal: () => createMemory('test', 4096), processOf: () => expect.fail(), isServed: () => false },
-    ...{ renews: false, predecessor: undefined, takeName: () => undefined, signal: new AbortController().signal },
-    closeDoor: () => void closed.push({ wasTold: told() }),
+    ...{
+      replacesForeignDataPath: false,
+      predecessor: undefined,
+      publishSocket: () => undefined,
+      signal: new AbortController().signal,
+    },
+    stopListening: () => void closed.push({ wasTold: told() }),
   });
-  keeper.connected(line);
+  keeper.connected(connection);
   agent.says({ kind: 'hello', role: 'agent', pid: 1, version: 'test' });
   agent.says({ kind: 'end', ask: 1 });
   await settled();
   // Not before all that it has is gone.
   expect([dataPath().isEnding, told(), closed]).toEqual([true, false, []]);
   await dataPath().dies();
-  expect(await keeper.over).toBe('ended');
+  expect(await keeper.outcome).toBe('ended');
   expect([told(), closed]).toEqual([true, [{ wasTold: false }]]);
 });

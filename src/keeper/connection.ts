@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptors.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
-import { endsWithProcess } from './system.ts';
+import { shutDownAtExit } from './system-calls.ts';
 
 /** What whoever is at this end of a line takes. */
 export interface Handlers<K extends Kind> {
@@ -18,7 +18,7 @@ export interface Handlers<K extends Kind> {
   closed(why: string): void;
 }
 
-export interface Line {
+export interface Connection {
   readonly isOpen: boolean;
   /** Never waits, and does not fail: whoever does not take messages is told as closed. The descriptors stay the caller's. */
   send(message: Message, descriptors?: readonly number[]): void;
@@ -43,8 +43,8 @@ const closeAll = (descriptors: readonly number[]): void => {
 };
 
 /** Over a socket of its own: it is closed with the line. */
-export function createLine(fd: number, clock: Clock): Line {
-  const registered = endsWithProcess(fd);
+export function createConnection(fd: number, clock: Clock): Connection {
+  const registered = shutDownAtExit(fd);
   const unsent: Unsent[] = [];
   let unsentBytes = 0;
   let handlers: Handlers<Kind> | undefined;

@@ -5,29 +5,29 @@ import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeChildren, type FakeChild, type FakeChildren, settled } from '#testing/keeper/fake-children.ts';
-import { createEstate, type Estate } from './estate.ts';
 import { heartbeatAt } from './heartbeat.ts';
-import { createSupervisor, type Supervisor } from './supervise.ts';
+import { createHeldDescriptors, type HeldDescriptors } from './held-descriptors.ts';
+import { createSupervisor, type Supervisor } from './supervisor.ts';
 
 const signal = new AbortController().signal;
 let clock: FakeClock;
 let children: FakeChildren;
-let estate: Estate;
+let held: HeldDescriptors;
 let supervisor: Supervisor;
 
 describe.skipIf(needs('linux'))('supervision', () => {
   beforeEach(() => {
     clock = createFakeClock();
     children = createFakeChildren();
-    estate = createEstate(createMemory('test', 4096));
+    held = createHeldDescriptors(createMemory('test', 4096));
     supervisor = createSupervisor({
-      ...{ clock, log: silentLog(), start: children.start, program: 'old', path: '/keeper', estate },
+      ...{ clock, log: silentLog(), start: children.start, program: 'old', path: '/keeper', held },
       ...{ wasServed: false, serving: undefined, changed: () => undefined },
     });
   });
   afterEach(() => {
     supervisor.release();
-    estate[Symbol.dispose]();
+    held[Symbol.dispose]();
   });
 
   const addMount = (id = 'm'): void => supervisor.add({ id, spec: {}, fd: openSync('/dev/null', 'r') });
@@ -36,9 +36,9 @@ describe.skipIf(needs('linux'))('supervision', () => {
 
   function beat(): void {
     const word = Buffer.alloc(4);
-    readSync(estate.journal, word, 0, 4, heartbeatAt);
+    readSync(held.journal, word, 0, 4, heartbeatAt);
     word.writeUInt32LE(word.readUInt32LE() + 1);
-    writeSync(estate.journal, word, 0, 4, heartbeatAt);
+    writeSync(held.journal, word, 0, 4, heartbeatAt);
   }
 
   /** Time in which the data path lives. */
@@ -270,7 +270,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
     test('a program that cannot be started is tried again', () => {
       let tries = 0;
       const other = createSupervisor({
-        ...{ clock, log: silentLog(), program: 'old', path: '/keeper', estate, wasServed: false, serving: undefined },
+        ...{ clock, log: silentLog(), program: 'old', path: '/keeper', held, wasServed: false, serving: undefined },
         changed: () => undefined,
         start: () => {
           tries++;
@@ -391,7 +391,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(-1).sent[0]).toMatchObject({ kind: 'serve', mounts: 2 });
       // Without another program to try, it is dropped.
       nth(-1).says({ kind: 'ended', mount: 'second', unserved: true });
-      expect([...estate.mounts.keys()]).toEqual(['m']);
+      expect([...held.mounts.keys()]).toEqual(['m']);
     });
 
     test('two at once are refused', async () => {

@@ -1,13 +1,19 @@
 import type { Clock } from '#base/clock.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import type { Log } from '#base/log.ts';
-import { addMounts, createCollector, type Estate, type HeldMount, type HeldSocket } from './estate.ts';
+import { type Connection, createConnection } from './connection.ts';
 import { beat } from './heartbeat.ts';
-import { createLine, type Line } from './line.ts';
-import { announcePresence } from './presence.ts';
+import {
+  addMounts,
+  createCollector,
+  type HeldDescriptors,
+  type HeldMount,
+  type HeldSocket,
+} from './held-descriptors.ts';
+import { createKeeperConnections } from './keeper-connections.ts';
 import { keeperSocket } from './processes.ts';
 import { type MessageOf, ProtocolError } from './protocol.ts';
-import { createReconnecting } from './reconnecting.ts';
+import { holdServingLock } from './serving-lock.ts';
 
 /** A data path's side. Descriptors that it is given are its own, to be closed when it has no use for them. */
 export interface DataPathHandlers {
@@ -69,22 +75,22 @@ type Order = MessageOf<(typeof accepts)[number]>;
 export function joinKeeper({ clock, log, version, handlers, signal, socket }: DataPathOptions): KeeperLink {
   const collector = createCollector();
   const clean = new DisposableStack();
-  let estate: Estate | undefined;
+  let held: HeldDescriptors | undefined;
   let path = '';
   let as: Served['as'] = 'first';
   let sockets = 0;
   let isOver = false;
 
-  function begin(whole: Estate): void {
-    estate = clean.use(whole);
-    clean.use(announcePresence(path, clock));
+  function begin(whole: HeldDescriptors): void {
+    held = clean.use(whole);
+    clean.use(holdServingLock(path, clock));
     clean.use(beat(whole.journal, clock));
     process.title = 'stowage data path';
-    const own = <T extends { readonly fd: number }>(held: T): T => ({ ...held, fd: duplicate(held.fd) });
+    const withOwnDescriptor = <T extends { readonly fd: number }>(item: T): T => ({ ...item, fd: duplicate(item.fd) });
     handlers.serve({
       ...{ as, journal: duplicate(whole.journal) },
-      mounts: [...whole.mounts.values()].map(own),
-      sockets: [...whole.sockets.values()].map(own),
+      mounts: [...whole.mounts.values()].map(withOwnDescriptor),
+      sockets: [...whole.sockets.values()].map(withOwnDescriptor),
     });
   }
 
@@ -94,57 +100,57 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     if (whole !== undefined) begin(whole);
   }
 
-  function add(served: Estate, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
+  function add(served: HeldDescriptors, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
     if (order.kind !== 'add') throw new ProtocolError(`a message (${order.kind}) came after everything`);
     addMounts(served, order, descriptors);
     for (const { mount, spec } of order.mounts)
       handlers.add({ id: mount, spec, fd: duplicate(served.mounts.get(mount)?.fd ?? -1) });
   }
 
-  function over(mount: string, unserved: boolean): void {
-    if (!keepers.isAlone) keepers.tell({ kind: 'ended', mount, unserved });
+  function endMount(mount: string, unserved: boolean): void {
+    if (!keepers.isDisconnected) keepers.broadcast({ kind: 'ended', mount, unserved });
     // The next keeper shall not be given what is no more.
-    else if (estate?.dropMount(mount) === true) handlers.remove(mount);
+    else if (held?.dropMount(mount) === true) handlers.remove(mount);
   }
 
-  async function stop(line: Line): Promise<void> {
+  async function stop(connection: Connection): Promise<void> {
     await handlers.stop();
     isOver = true;
     clean[Symbol.dispose]();
-    estate = undefined;
-    line.send({ kind: 'stopped' });
+    held = undefined;
+    connection.send({ kind: 'stopped' });
     // Now: it cannot do what its successor does not know of.
     handlers.unneeded();
   }
 
-  async function flush(line: Line, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
+  async function flush(connection: Connection, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
     const files = await handlers.flush(mount, ms);
     // Who has given up everything does not know: a successor is asked.
-    if (!isOver) line.send({ kind: 'flushed', ask, files });
+    if (!isOver) connection.send({ kind: 'flushed', ask, files });
   }
 
-  function obey(line: Line, order: Order, descriptors: number[]): void {
+  function handleOrder(connection: Connection, order: Order, descriptors: number[]): void {
     switch (order.kind) {
       case 'serve':
       case 'add':
       case 'holding':
-        if (estate === undefined) collect(order, descriptors);
-        else add(estate, order, descriptors);
+        if (held === undefined) collect(order, descriptors);
+        else add(held, order, descriptors);
         break;
       case 'remove':
-        if (estate?.dropMount(order.mount) === true) handlers.remove(order.mount);
+        if (held?.dropMount(order.mount) === true) handlers.remove(order.mount);
         break;
       case 'flush':
-        void flush(line, order);
+        void flush(connection, order);
         break;
       case 'stop':
-        void stop(line);
+        void stop(connection);
         break;
       case 'moveTo':
-        keepers.introduce(order.path);
+        keepers.transferTo(order.path);
         break;
       case 'welcome':
-        keepers.welcomed(line);
+        keepers.welcomed(connection);
         break;
       case 'refused':
         log.warn('a keeper has no use for this data path', { reason: order.reason });
@@ -154,36 +160,40 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     }
   }
 
-  const keepers = createReconnecting({
+  const keepers = createKeeperConnections({
     ...{ clock, log, version, signal },
     path: () => path,
-    estate: () => estate,
-    attend: (line, closed) => {
-      line.handle({ accepts, message: (order, descriptors) => obey(line, order, descriptors), closed });
+    held: () => held,
+    handleMessages: (connection, closed) => {
+      connection.handle({
+        accepts,
+        message: (order, descriptors) => handleOrder(connection, order, descriptors),
+        closed,
+      });
     },
-    deserted: () => {
+    abandoned: () => {
       collector[Symbol.dispose]();
       if (!isOver) handlers.unneeded();
     },
   });
-  keepers.begin(createLine(socket ?? keeperSocket, clock));
+  keepers.begin(createConnection(socket ?? keeperSocket, clock));
 
   return {
-    ready: () => keepers.tell({ kind: 'ready' }),
+    ready: () => keepers.broadcast({ kind: 'ready' }),
     report: (text) => keepers.report(text),
     hold: (fd, about) => {
-      if (estate === undefined) return '';
+      if (held === undefined) return '';
       const id = `${process.pid}-${++sockets}-${Math.random().toString(36).slice(2)}`;
       const copy = duplicate(fd);
-      estate.hold({ id, about, fd: copy });
-      keepers.tell({ kind: 'holding', sockets: [{ socket: id, about }] }, [copy]);
+      held.addSocket({ id, about, fd: copy });
+      keepers.broadcast({ kind: 'holding', sockets: [{ socket: id, about }] }, [copy]);
       return id;
     },
     letGo: (id) => {
-      if (estate?.letGo(id) === true) keepers.tell({ kind: 'letGo', socket: id });
+      if (held?.dropSocket(id) === true) keepers.broadcast({ kind: 'letGo', socket: id });
     },
-    ended: (mount) => over(mount, false),
-    unserved: (mount) => over(mount, true),
+    ended: (mount) => endMount(mount, false),
+    unserved: (mount) => endMount(mount, true),
     close: () => {
       isOver = true;
       clean[Symbol.dispose]();

@@ -6,25 +6,25 @@ import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
-import { connectKeeper, type KeeperClient } from './agent.ts';
-import { type Copies, createCopies } from './copies.ts';
+import { createDescriptorCopies, type DescriptorCopies } from './descriptor-copies.ts';
+import { connectKeeper, type KeeperClient } from './keeper-client.ts';
 
 const clock = systemClock();
 
 describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does', () => {
   let ground: KeeperGround;
-  let copies: Copies;
+  let copies: DescriptorCopies;
 
   beforeEach(() => {
     ground = createKeeperGround();
-    copies = createCopies();
+    copies = createDescriptorCopies();
   });
   afterEach(async () => {
     copies[Symbol.dispose]();
     await ground[Symbol.asyncDispose]();
   });
 
-  function connect(into: Copies = copies): KeeperClient {
+  function connect(into: DescriptorCopies = copies): KeeperClient {
     const client = connectKeeper({
       ...{ path: ground.socket, user: 0, clock, version: 'test', copies: into },
       ...{ changed: () => undefined, closed: () => undefined },
@@ -40,7 +40,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
     return client;
   }
 
-  const everything = () => copies.estate ?? expect.fail('nothing is held');
+  const everything = () => copies.held ?? expect.fail('nothing is held');
   const serves = (client: KeeperClient) =>
     eventually(
       () => client.status(ground.signal),
@@ -123,7 +123,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
     process.kill(keeper.pid, 'SIGKILL');
     await keeper.ended;
     const second = await ground.startKeeper();
-    const next = connect(createCopies());
+    const next = connect(createDescriptorCopies());
     await expect(next.restore(everything(), ground.signal)).rejects.toMatchObject({ reason: 'served' });
     // Nothing of it is kept by who has refused it.
     expect(namesOf(second.pid).filter((name) => name === join(ground.folder, 'm'))).toEqual([]);

@@ -2,11 +2,11 @@ import { closeSync, statSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
-import { threadsOfKeeper } from './door.ts';
 import { type Command, type KeeperEnd, type Launch, launchProcess } from './launch.ts';
+import { threadsOfKeeper } from './listening-socket.ts';
 import { keeperFlags, outOfReachStatus } from './node-flags.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { peerCredentials } from './system-calls.ts';
 
 export interface StartOptions {
   readonly clock: Clock;
@@ -56,20 +56,20 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
     over = { by };
   });
   /** One that cannot be seen is known by the name: nobody but whoever is in charge takes it. */
-  const isIt = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
+  const isOurKeeper = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
   try {
     for (;;) {
       // Whoever has the name now is asked once: it has little room for those who knock, and its successor is one of them.
       const there = fileAt(socket);
-      const peer = there === known ? undefined : whoListens(socket);
-      if (isIt(peer)) return { pid: pid ?? 0, ended };
+      const peer = there === known ? undefined : listenerPid(socket);
+      if (isOurKeeper(peer)) return { pid: pid ?? 0, ended };
       if (peer !== undefined) known = there;
       if (over !== undefined) throw notStarted(over.by, log);
       await clock.sleep(lookMs, limit.signal);
     }
   } catch (cause) {
     // One that was put in charge since the last look stays: the one before has gone.
-    if (fileAt(socket) !== known && isIt(whoListens(socket))) return { pid: pid ?? 0, ended };
+    if (fileAt(socket) !== known && isOurKeeper(listenerPid(socket))) return { pid: pid ?? 0, ended };
     await launched.kill();
     throw cause;
   } finally {
@@ -110,10 +110,10 @@ function fileAt(path: string): string {
 }
 
 /** Undefined: nobody, or it does not answer just now. 0: somebody in a process namespace that cannot be seen from here. */
-function whoListens(path: string): number | undefined {
+function listenerPid(path: string): number | undefined {
   try {
     const fd = connectTo(path);
-    const { pid } = peerOf(fd);
+    const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid;
   } catch {

@@ -1,9 +1,9 @@
 import type { Clock } from '#base/clock.ts';
 
 /** How soon another data path may be started. */
-export interface Pace {
+export interface RestartBackoff {
   /** Milliseconds from now. */
-  wait(): number;
+  delayMs(): number;
   started(): void;
   /** One died before it was of any use. */
   failed(): void;
@@ -11,27 +11,27 @@ export interface Pace {
 }
 
 /** So many at once, then one after each pause: a process that starts costs a quarter of a second of a processor. */
-const atOnce = 10;
+const burst = 10;
 const pauseMs = 1_000;
 const longestMs = 10_000;
 
-export function createPace(clock: Clock): Pace {
+export function createRestartBackoff(clock: Clock): RestartBackoff {
   const starts: number[] = [];
   let failures = 0;
   let failedAt = 0;
 
-  const sinceFailure = (): number =>
+  const failureDelay = (): number =>
     failures === 0 ? 0 : failedAt + Math.min(longestMs, 100 * 2 ** failures) - clock.elapsed();
-  const sinceStarts = (): number => {
-    const oldest = starts.length < atOnce ? undefined : starts[0];
-    return oldest === undefined ? 0 : oldest + atOnce * pauseMs - clock.elapsed();
+  const burstDelay = (): number => {
+    const oldest = starts.length < burst ? undefined : starts[0];
+    return oldest === undefined ? 0 : oldest + burst * pauseMs - clock.elapsed();
   };
 
   return {
-    wait: () => Math.max(0, sinceFailure(), sinceStarts()),
+    delayMs: () => Math.max(0, failureDelay(), burstDelay()),
     started: () => {
       starts.push(clock.elapsed());
-      if (starts.length > atOnce) starts.shift();
+      if (starts.length > burst) starts.shift();
     },
     failed: () => {
       failures = Math.min(failures + 1, 16);

@@ -1,6 +1,6 @@
 import { closeSync, constants, fstatSync, openSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { tryLock } from './system.ts';
+import { tryLock } from './system-calls.ts';
 
 /**
  * Whether a data path lives that found its keeper at this path: it keeps a file beside it locked. A new keeper then waits
@@ -12,7 +12,7 @@ const fileOf = (path: string): string => `${path}.serving`;
 const retryMs = 100;
 
 /** Held until it is disposed of, or the process ends. */
-export function announcePresence(path: string, clock: Clock): Disposable {
+export function holdServingLock(path: string, clock: Clock): Disposable {
   const fd = openSync(fileOf(path), 'a', 0o600);
   let retry: Disposable | undefined;
   // A predecessor that was killed and has not quite ended has it still, and somebody who looks may have it for a moment.

@@ -30,20 +30,20 @@ const exiting = 4;
 const sigkill = 1 << 8;
 const ended = ['Z', 'X'];
 /** Of a program of ours; more are not looked at. */
-const mostThreads = 1024;
+const maxThreads = 1024;
 
 /** It was killed, or is ending, and may yet hang in there: its main thread runs nothing any more. */
 export function hasMainThreadEnded(pidfd: number): boolean {
-  return sure(pidfd, (pid) => hasEnded(read(`/proc/${pid}/stat`)));
+  return verified(pidfd, (pid) => hasEnded(read(`/proc/${pid}/stat`)));
 }
 
 /** Which threads are left, if none of them will ever return to its program. To be asked twice: see `processes.ts`. */
 export function stuckThreads(pidfd: number): string | undefined {
   let ids: readonly string[] = [];
-  const areStuck = sure(pidfd, (pid) => {
+  const areStuck = verified(pidfd, (pid) => {
     const folder = `/proc/${pid}/task`;
     ids = readdirSync(folder);
-    if (ids.length > mostThreads) return false;
+    if (ids.length > maxThreads) return false;
     const all = ids.map((id) => read(`${folder}/${id}/stat`));
     const main = all[ids.indexOf(String(pid))];
     // A listing that is read while threads end may lack some.
@@ -56,10 +56,10 @@ export function stuckThreads(pidfd: number): string | undefined {
  * The number of a process is not given to another one before it has ended and its parent was told: if its descriptor has the
  * same number before and after, all that was read in between was about it.
  */
-function sure(pidfd: number, look: (pid: number) => boolean): boolean {
+function verified(pidfd: number, look: (pid: number) => boolean): boolean {
   try {
-    const pid = numberOf(pidfd);
-    return pid > 0 && look(pid) && numberOf(pidfd) === pid;
+    const pid = pidOf(pidfd);
+    return pid > 0 && look(pid) && pidOf(pidfd) === pid;
   } catch {
     // It has ended meanwhile, or a thread has, or nothing is told about it here: nothing is certain.
     return false;
@@ -67,7 +67,7 @@ function sure(pidfd: number, look: (pid: number) => boolean): boolean {
 }
 
 /** As this process sees it; -1 when it has ended, 0 if it is in a process namespace that cannot be seen from here. */
-const numberOf = (pidfd: number): number =>
+const pidOf = (pidfd: number): number =>
   Number(/^Pid:\t(-?\d+)$/m.exec(readFileSync(`/proc/self/fdinfo/${pidfd}`, 'utf8'))?.[1] ?? 0);
 
 const hasEnded = ({ state }: Thread): boolean => ended.includes(state);

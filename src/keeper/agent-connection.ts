@@ -1,55 +1,55 @@
 import { closeSync } from 'node:fs';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { createCollector, type Estate, mostMounts } from './estate.ts';
-import type { Line } from './line.ts';
+import type { Connection } from './connection.ts';
+import { createCollector, type HeldDescriptors, mostMounts } from './held-descriptors.ts';
 import { KeeperError, type KeeperState, longestSpec, type Message, type MessageOf } from './protocol.ts';
-import type { Supervisor } from './supervise.ts';
-import { unlessAborted } from './waiting.ts';
+import type { Supervisor } from './supervisor.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 /** What an agent can ask. */
 const questions = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;
 type Question = MessageOf<(typeof questions)[number]>;
 /** What comes before it asks to have it restored. */
-const given = ['everything', 'add', 'holding'] as const;
-type Given = MessageOf<(typeof given)[number]>;
+const transferKinds = ['everything', 'add', 'holding'] as const;
+type Transfer = MessageOf<(typeof transferKinds)[number]>;
 
-export interface DeskPorts {
+export interface AgentConnectionPorts {
   readonly clock: Clock;
   readonly log: Log;
   /** When this keeper is in charge. Throws while it hands over. */
-  readonly inCharge: () => Promise<{ readonly supervisor: Supervisor; readonly estate: Estate }>;
+  readonly inCharge: () => Promise<{ readonly supervisor: Supervisor; readonly held: HeldDescriptors }>;
   readonly state: () => KeeperState;
   readonly end: (signal: AbortSignal) => Promise<void>;
   /** Whoever asked for the end has been told. */
   readonly ended: () => void;
   /** Sends everything, now and whenever it changes. */
-  readonly share: (line: Line) => void;
+  readonly share: (connection: Connection) => void;
   /** The estate is not the caller's any more, whatever comes of it. */
-  readonly restore: (everything: Estate) => Promise<void>;
-  readonly closed: (line: Line) => void;
+  readonly restore: (everything: HeldDescriptors) => Promise<void>;
+  readonly closed: (connection: Connection) => void;
 }
 
-const patienceMs = { usual: 15_000, upgrade: 90_000 } as const;
-const patienceFor = (question: Question): number =>
+const timeoutMs = { usual: 15_000, upgrade: 90_000 } as const;
+const timeoutFor = (question: Question): number =>
   question.kind === 'flush'
-    ? patienceMs.usual + question.ms
-    : patienceMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
-const mostListed = 200;
+    ? timeoutMs.usual + question.ms
+    : timeoutMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
+const maxListed = 200;
 
 /** Answers one agent. */
-export function attend(line: Line, ports: DeskPorts): void {
+export function serveAgent(connection: Connection, ports: AgentConnectionPorts): void {
   const { clock, log, inCharge, state, end, ended, share, closed } = ports;
   const gone = new AbortController();
   let collector = createCollector();
-  let everything: Estate | undefined;
+  let everything: HeldDescriptors | undefined;
 
-  function take(message: Given, descriptors: number[]): void {
-    if (message.kind === 'everything') forgetGiven();
+  function take(message: Transfer, descriptors: number[]): void {
+    if (message.kind === 'everything') discardTransfer();
     everything = collector.take(message, descriptors);
   }
 
-  function forgetGiven(): void {
+  function discardTransfer(): void {
     collector[Symbol.dispose]();
     everything?.[Symbol.dispose]();
     [collector, everything] = [createCollector(), undefined];
@@ -76,7 +76,7 @@ export function attend(line: Line, ports: DeskPorts): void {
         return { kind: 'flushed', ask, files: await supervisor.flush(question.mount, question.ms, signal) };
       }
       case 'list':
-        return listed(question, (await unlessAborted(inCharge(), signal)).estate);
+        return listed(question, (await unlessAborted(inCharge(), signal)).held);
       case 'status':
         return { kind: 'state', ask, state: state() };
       case 'upgrade':
@@ -87,7 +87,7 @@ export function attend(line: Line, ports: DeskPorts): void {
         return { kind: 'done', ask };
       case 'copies':
         await unlessAborted(inCharge(), signal);
-        share(line);
+        share(connection);
         return { kind: 'done', ask };
       case 'restore':
         await restore();
@@ -101,9 +101,9 @@ export function attend(line: Line, ports: DeskPorts): void {
     try {
       if (Buffer.byteLength(JSON.stringify(spec)) > longestSpec)
         throw new KeeperError('invalid', 'the spec is too long');
-      const { supervisor, estate } = await unlessAborted(inCharge(), signal);
-      if (estate.mounts.has(mount)) throw new KeeperError('exists', 'there is a mount of that name already');
-      if (estate.mounts.size >= mostMounts) throw new KeeperError('full', 'there are too many mounts');
+      const { supervisor, held } = await unlessAborted(inCharge(), signal);
+      if (held.mounts.has(mount)) throw new KeeperError('exists', 'there is a mount of that name already');
+      if (held.mounts.size >= mostMounts) throw new KeeperError('full', 'there are too many mounts');
       supervisor.add({ id: mount, spec, fd });
     } catch (cause) {
       closeSync(fd);
@@ -111,37 +111,38 @@ export function attend(line: Line, ports: DeskPorts): void {
     }
   }
 
-  async function answer(question: Question, descriptors: number[]): Promise<void> {
+  async function reply(question: Question, descriptors: number[]): Promise<void> {
     const { ask, kind } = question;
-    using limit = clock.deadline(patienceFor(question), gone.signal);
+    using limit = clock.deadline(timeoutFor(question), gone.signal);
     try {
-      line.send(await done(question, descriptors, limit.signal));
+      connection.send(await done(question, descriptors, limit.signal));
       if (kind === 'end') ended();
     } catch (cause) {
       const { reason, text } = failureOf(cause);
       log.warn('an agent was refused', { asked: kind, reason });
-      line.send({ kind: 'failed', ask, reason, text });
+      connection.send({ kind: 'failed', ask, reason, text });
     }
   }
 
-  line.handle({
-    accepts: [...questions, ...given],
+  connection.handle({
+    accepts: [...questions, ...transferKinds],
     message: (message, descriptors) =>
-      isGiven(message) ? take(message, descriptors) : void answer(message, descriptors),
+      isTransfer(message) ? take(message, descriptors) : void reply(message, descriptors),
     closed: () => {
-      forgetGiven();
+      discardTransfer();
       gone.abort(new KeeperError('gone', 'the agent has gone'));
-      closed(line);
+      closed(connection);
     },
   });
-  line.send({ kind: 'state', ask: 0, state: state() });
+  connection.send({ kind: 'state', ask: 0, state: state() });
 }
 
-const isGiven = (message: Question | Given): message is Given => given.some((kind) => kind === message.kind);
+const isTransfer = (message: Question | Transfer): message is Transfer =>
+  transferKinds.some((kind) => kind === message.kind);
 
-function listed({ ask, after }: MessageOf<'list'>, { mounts }: Estate): Message {
+function listed({ ask, after }: MessageOf<'list'>, { mounts }: HeldDescriptors): Message {
   const names = [...mounts.keys()].filter((name) => name > after).sort();
-  return { kind: 'listed', ask, mounts: names.slice(0, mostListed), more: names.length > mostListed };
+  return { kind: 'listed', ask, mounts: names.slice(0, maxListed), more: names.length > maxListed };
 }
 
 /** Only what is ours is told: another's message may quote what is secret. */

@@ -8,8 +8,13 @@ import { createMemory } from '#base/linux/memory.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { createCollector, createEstate, type Estate, sendEstate } from './estate.ts';
-import { createLine, type Line } from './line.ts';
+import { type Connection, createConnection } from './connection.ts';
+import {
+  createCollector,
+  createHeldDescriptors,
+  type HeldDescriptors,
+  sendHeldDescriptors,
+} from './held-descriptors.ts';
 import { encode, type Message } from './protocol.ts';
 
 const clock = systemClock();
@@ -34,9 +39,9 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     why?: string;
   }
 
-  function listen(line: Line, accepts: readonly Message['kind'][]): Heard {
+  function listen(connection: Connection, accepts: readonly Message['kind'][]): Heard {
     const heard: Heard = { messages: [], descriptors: [] };
-    line.handle({
+    connection.handle({
       accepts,
       message: (message, descriptors) => {
         heard.messages.push(message);
@@ -63,7 +68,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('messages and descriptors arrive in order, also those that the socket had no room for', async () => {
     const [here, there] = socketPair();
-    const [sender, receiver] = [createLine(here, clock), createLine(there, clock)];
+    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
     const text = 'x'.repeat(10_000);
     for (let i = 0; i < 200; i++) {
       const fd = marked(i);
@@ -90,13 +95,13 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('what a process said before it died is heard, even if it had not read what was said to it', async () => {
     const [here, there] = socketPair();
-    const line = createLine(here, clock);
+    const connection = createConnection(here, clock);
     const fd = marked(7);
     sendParcel(there, { bytes: encode({ kind: 'holding', sockets: [{ socket: 's', about: '' }] }), descriptors: [fd] });
-    line.send({ kind: 'stop' });
+    connection.send({ kind: 'stop' });
     closeSync(there);
     closeSync(fd);
-    const heard = listen(line, ['holding']);
+    const heard = listen(connection, ['holding']);
     await eventually(
       () => heard.why,
       (why) => why !== undefined,
@@ -113,8 +118,8 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
   ])('garbage ends the line, and its descriptors are closed: %s', async (_, bytes, why) => {
     const [here, there] = socketPair();
-    const heard = listen(createLine(here, clock), ['stop']);
-    const peer = listen(createLine(there, clock), []);
+    const heard = listen(createConnection(here, clock), ['stop']);
+    const peer = listen(createConnection(there, clock), []);
     const fd = marked(1);
     sendParcel(there, { bytes, descriptors: [fd] });
     closeSync(fd);
@@ -132,8 +137,8 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('a kind that this side does not take ends the line', async () => {
     const [here, there] = socketPair();
-    const heard = listen(createLine(here, clock), ['stop']);
-    const peer = createLine(there, clock);
+    const heard = listen(createConnection(here, clock), ['stop']);
+    const peer = createConnection(there, clock);
     peer.send({ kind: 'yours' });
     await eventually(
       () => heard.why,
@@ -148,7 +153,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
       const [here, there] = socketPair();
       const taken: number[] = [];
       const closed = Promise.withResolvers<string>();
-      createLine(here, clock).handle({
+      createConnection(here, clock).handle({
         accepts: ['add'],
         message: (_, descriptors) => {
           taken.push(descriptors.shift() ?? -1);
@@ -168,11 +173,11 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('what comes after the line was closed here is not heard, and its descriptors are closed', async () => {
     const [here, there] = socketPair();
-    const line = createLine(here, clock);
+    const connection = createConnection(here, clock);
     const fd = marked(1);
     sendParcel(there, { bytes: encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 1 }), descriptors: [fd] });
-    const heard = listen(line, ['adopt']);
-    line.close();
+    const heard = listen(connection, ['adopt']);
+    connection.close();
     await eventually(
       () => heard.why,
       (why) => why === 'closed here',
@@ -183,10 +188,10 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('a process can end while it waits for a message', async () => {
     const script = `
-    import { systemClock } from ${JSON.stringify(import.meta.resolve('../base/clock.ts'))};
-    import { socketPair } from ${JSON.stringify(import.meta.resolve('../base/linux/socket-pair.ts'))};
-    import { createLine } from ${JSON.stringify(import.meta.resolve('./line.ts'))};
-    createLine(socketPair()[0], systemClock()).handle({ accepts: [], message: () => {}, closed: () => {} });
+    import { systemClock } from ${JSON.stringify(import.meta.resolve('#base/clock.ts'))};
+    import { socketPair } from ${JSON.stringify(import.meta.resolve('#base/linux/socket-pair.ts'))};
+    import { createConnection } from ${JSON.stringify(import.meta.resolve('./connection.ts'))};
+    createConnection(socketPair()[0], systemClock()).handle({ accepts: [], message: () => {}, closed: () => {} });
     setTimeout(() => process.exit(7), 100);`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', script], { stdio: 'inherit', timeout: 20_000 });
     expect(await once(child, 'exit')).toEqual([7, null]);
@@ -194,13 +199,12 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
 
   test('an estate of more descriptors than one message takes arrives whole', async () => {
     const [here, there] = socketPair();
-    const [sender, receiver] = [createLine(here, clock), createLine(there, clock)];
-    const estate = createEstate(marked(9999));
-    for (let i = 0; i < 700; i++)
-      estate.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: marked(i) });
-    for (let i = 0; i < 300; i++) estate.hold({ id: `s${i}`, about: 'x', fd: marked(1000 + i) });
+    const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
+    const held = createHeldDescriptors(marked(9999));
+    for (let i = 0; i < 700; i++) held.addMount({ id: `m${i}`, spec: { i, password: 'x'.repeat(500) }, fd: marked(i) });
+    for (let i = 0; i < 300; i++) held.addSocket({ id: `s${i}`, about: 'x', fd: marked(1000 + i) });
     using collector = createCollector();
-    const { promise, resolve } = Promise.withResolvers<Estate>();
+    const { promise, resolve } = Promise.withResolvers<HeldDescriptors>();
     receiver.handle({
       accepts: ['everything', 'add', 'holding'],
       message: (message, descriptors) => {
@@ -209,16 +213,16 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
       },
       closed: () => undefined,
     });
-    sendEstate(sender, estate, 'everything');
+    sendHeldDescriptors(sender, held, 'everything');
     using got = await promise;
     expect(markOf(got.journal)).toBe(9999);
     expect([...got.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)])).toEqual(
-      [...estate.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)]),
+      [...held.mounts.values()].map(({ id, spec, fd }) => [id, spec, markOf(fd)]),
     );
     expect([...got.sockets.values()].map(({ id, fd }) => [id, markOf(fd)])).toEqual(
-      [...estate.sockets.values()].map(({ id, fd }) => [id, markOf(fd)]),
+      [...held.sockets.values()].map(({ id, fd }) => [id, markOf(fd)]),
     );
-    estate[Symbol.dispose]();
+    held[Symbol.dispose]();
     sender.close();
   });
 
@@ -231,15 +235,15 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
       }
     };
     const [journal = 0, one = 0, other = 0, socket = 0] = [1, 2, 3, 4].map(() => openSync('/dev/null', 'r'));
-    const estate = createEstate(journal);
-    estate.addMount({ id: 'm', spec: 1, fd: one });
-    estate.addMount({ id: 'm', spec: 1, fd: other });
-    estate.hold({ id: 's', about: '', fd: socket });
+    const held = createHeldDescriptors(journal);
+    held.addMount({ id: 'm', spec: 1, fd: one });
+    held.addMount({ id: 'm', spec: 1, fd: other });
+    held.addSocket({ id: 's', about: '', fd: socket });
     expect([journal, one, other, socket].map(isOpen)).toEqual([true, false, true, true]);
-    expect([estate.dropMount('m'), estate.dropMount('m')]).toEqual([true, false]);
+    expect([held.dropMount('m'), held.dropMount('m')]).toEqual([true, false]);
     expect([journal, one, other, socket].map(isOpen)).toEqual([true, false, false, true]);
-    estate[Symbol.dispose]();
-    estate[Symbol.dispose]();
+    held[Symbol.dispose]();
+    held[Symbol.dispose]();
     expect([journal, one, other, socket].map(isOpen)).toEqual([false, false, false, false]);
   });
 });

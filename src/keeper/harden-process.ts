@@ -2,7 +2,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { type ForeignFunction, libc } from '#base/linux/libc.ts';
 
 /** What the system granted. */
-export interface Protection {
+export interface Hardening {
   /** As the kernel counts it: -1000 is never, 1000 is first. */
   readonly oomScore: number;
   /** Code is not dropped when memory is short. */
@@ -24,7 +24,7 @@ const whenTouched = 1;
  * As far as permitted: not chosen when memory is short, its code kept there, and closed to debuggers. To be called before
  * anything secret is known.
  */
-export function protect(title: string, oomScore: number): Protection {
+export function hardenProcess(title: string, oomScore: number): Hardening {
   process.title = title;
   const { func } = libc();
   const granted = lowerOomScore(oomScore);

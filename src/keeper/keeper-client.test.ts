@@ -3,7 +3,7 @@ import { needs } from '#testbed/needs.ts';
 import { createKeeperGround } from '#testing/keeper/keeper-process.ts';
 
 // Only a profile or another kernel would refuse it to root.
-vi.mock(import('./system.ts'), async (original) => {
+vi.mock(import('./system-calls.ts'), async (original) => {
   const all = await original();
   return {
     ...all,

@@ -1,8 +1,8 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
-import { processBehind } from './processes.ts';
-import { hasEnded, isInReach, openPeer } from './system.ts';
+import { processByPidfd } from './processes.ts';
+import { canKill, hasEnded, openPeerPidfd } from './system-calls.ts';
 
 const reachMs = 5_000;
 const lookMs = 50;
@@ -11,10 +11,10 @@ const lookMs = 50;
  * Makes sure that the keeper at the other end of this connection, which listens at this path, is gone. It may run in another
  * container, whose processes cannot be killed from here: then it is given a while to end by itself. False: it lives.
  */
-export function endingOf(fd: number, path: string, clock: Clock): () => Promise<boolean> {
-  const pidfd = openPeer(fd);
-  if (pidfd !== undefined && isInReach(pidfd)) {
-    const { end } = processBehind(pidfd, clock);
+export function createPeerTerminator(fd: number, path: string, clock: Clock): () => Promise<boolean> {
+  const pidfd = openPeerPidfd(fd);
+  if (pidfd !== undefined && canKill(pidfd)) {
+    const { end } = processByPidfd(pidfd, clock);
     return async () => {
       await end();
       return true;

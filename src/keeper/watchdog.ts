@@ -5,40 +5,40 @@ import { heartbeatOf } from './heartbeat.ts';
  * Looked at so often, and may stand still so many times in a row. Looks are counted, not time: if this process, or the
  * whole machine, was stopped for a while, that is one look.
  */
-const lookMs = 500;
-const mostStill = 10;
+const intervalMs = 500;
+const maxMissedBeats = 10;
 
-export interface HangWatch extends Disposable {
+export interface Watchdog extends Disposable {
   /** Somebody else beats from now on. */
-  begin(): void;
+  reset(): void;
 }
 
-export interface Watched {
+export interface WatchdogEvents {
   /** Asked when the heartbeat stands still: it will not beat again. */
   isDying(): boolean;
   /** Hears of each look whether the heartbeat has stood still for too long. */
-  looked(hangs: boolean): void;
+  checked(hangs: boolean): void;
 }
 
-export function createHangWatch(journal: number, clock: Clock, { isDying, looked }: Watched): HangWatch {
+export function createWatchdog(journal: number, clock: Clock, { isDying, checked }: WatchdogEvents): Watchdog {
   let beat = -1;
-  let still = 0;
+  let missedBeats = 0;
   let next: Disposable | undefined;
 
-  function look(): void {
-    next = clock.after(lookMs, look);
+  function check(): void {
+    next = clock.after(intervalMs, check);
     const now = heartbeatOf(journal);
-    still = now === beat ? still + 1 : 0;
+    missedBeats = now === beat ? missedBeats + 1 : 0;
     beat = now;
-    const hangs = still >= mostStill || (still > 0 && isDying());
-    if (hangs) still = 0;
-    looked(hangs);
+    const hangs = missedBeats >= maxMissedBeats || (missedBeats > 0 && isDying());
+    if (hangs) missedBeats = 0;
+    checked(hangs);
   }
-  next = clock.after(lookMs, look);
+  next = clock.after(intervalMs, check);
 
   return {
-    begin: () => {
-      still = 0;
+    reset: () => {
+      missedBeats = 0;
     },
     [Symbol.dispose]: () => next?.[Symbol.dispose](),
   };

@@ -6,10 +6,10 @@ import { connectTo, listenAt } from '#base/linux/descriptors.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { settled } from '#testing/keeper/fake-children.ts';
-import { endingOf } from './predecessor.ts';
+import { createPeerTerminator } from './peer-terminator.ts';
 
 // As where a kernel before 6.5 has nothing but a number, and that is none in this container.
-vi.mock(import('./system.ts'), async (original) => ({ ...(await original()), openPeer: () => undefined }));
+vi.mock(import('./system-calls.ts'), async (original) => ({ ...(await original()), openPeerPidfd: () => undefined }));
 
 describe.skipIf(needs('linux'))('a keeper of which nothing is known but where it listens', () => {
   /** The other one, and what is asked about it. */
@@ -21,7 +21,7 @@ describe.skipIf(needs('linux'))('a keeper of which nothing is known but where it
     const fd = connectTo(path);
     onTestFinished(() => closeSync(fd));
     const clock = createFakeClock();
-    return { clock, listening, end: endingOf(fd, path, clock) };
+    return { clock, listening, end: createPeerTerminator(fd, path, clock) };
   }
 
   test('has gone when nobody listens there any more', async () => {

@@ -1,0 +1,183 @@
+import { closeSync } from 'node:fs';
+import type { Connection } from './connection.ts';
+import { longestMessage, type MessageOf, ProtocolError } from './protocol.ts';
+
+/** Everything that must outlive a data path. The descriptors are its own, and closed exactly when they are dropped. */
+export interface HeldDescriptors extends Disposable {
+  readonly journal: number;
+  readonly mounts: ReadonlyMap<string, HeldMount>;
+  readonly sockets: ReadonlyMap<string, HeldSocket>;
+  addMount(mount: HeldMount): void;
+  dropMount(id: string): boolean;
+  addSocket(socket: HeldSocket): void;
+  dropSocket(id: string): boolean;
+  /** Who hears of every change, in the words of the protocol. One at a time. */
+  watch(onChange: ChangeListener): void;
+}
+
+/** The descriptors stay the estate's. */
+export type ChangeListener = (
+  message: MessageOf<'add' | 'remove' | 'holding' | 'letGo'>,
+  descriptors: readonly number[],
+) => void;
+
+export interface HeldMount {
+  readonly id: string;
+  /** For the data path alone; may hold secrets. */
+  readonly spec: unknown;
+  readonly fd: number;
+}
+
+/** A connection to a server. */
+export interface HeldSocket {
+  readonly id: string;
+  readonly about: string;
+  readonly fd: number;
+}
+
+/** As many as the journal has rows and memory for. */
+export const mostMounts = 1024;
+const mostSockets = 4096;
+
+export function createHeldDescriptors(journal: number): HeldDescriptors {
+  const mounts = new Map<string, HeldMount>();
+  const sockets = new Map<string, HeldSocket>();
+  let isOver = false;
+  let onChange: ChangeListener = () => undefined;
+
+  const put = <T extends { readonly id: string; readonly fd: number }>(where: Map<string, T>, what: T): void => {
+    take(where, what.id);
+    where.set(what.id, what);
+  };
+  const take = (where: Map<string, { readonly fd: number }>, id: string): boolean => {
+    const found = where.get(id);
+    if (found !== undefined) closeSync(found.fd);
+    return where.delete(id);
+  };
+
+  return {
+    ...{ journal, mounts, sockets },
+    addMount: (mount) => {
+      put(mounts, mount);
+      onChange({ kind: 'add', mounts: [{ mount: mount.id, spec: mount.spec }] }, [mount.fd]);
+    },
+    dropMount: (id) => {
+      const wasThere = take(mounts, id);
+      if (wasThere) onChange({ kind: 'remove', mount: id }, []);
+      return wasThere;
+    },
+    addSocket: (socket) => {
+      put(sockets, socket);
+      onChange({ kind: 'holding', sockets: [{ socket: socket.id, about: socket.about }] }, [socket.fd]);
+    },
+    dropSocket: (id) => {
+      const wasThere = take(sockets, id);
+      if (wasThere) onChange({ kind: 'letGo', socket: id }, []);
+      return wasThere;
+    },
+    watch: (next) => {
+      onChange = next;
+    },
+    [Symbol.dispose]: () => {
+      if (isOver) return;
+      isOver = true;
+      for (const id of [...mounts.keys()]) take(mounts, id);
+      for (const id of [...sockets.keys()]) take(sockets, id);
+      closeSync(journal);
+    },
+  };
+}
+
+/** Below what the kernel takes in one message, with room for the rest of it. */
+const maxBatchCount = 200;
+const maxBatchBytes = longestMessage - 1024;
+
+/** As many messages as it takes. */
+export function sendHeldDescriptors(
+  connection: Connection,
+  held: HeldDescriptors,
+  head: 'everything' | Omit<MessageOf<'serve'>, Counts>,
+): void {
+  const counts = { mounts: held.mounts.size, sockets: held.sockets.size };
+  connection.send(head === 'everything' ? { kind: head, ...counts } : { ...head, ...counts }, [held.journal]);
+  const mounts = [...held.mounts.values()].map(({ id, spec, fd }) => ({ fd, entry: { mount: id, spec } }));
+  for (const some of batches(mounts))
+    connection.send(
+      { kind: 'add', mounts: some.map(({ entry }) => entry) },
+      some.map(({ fd }) => fd),
+    );
+  const sockets = [...held.sockets.values()].map(({ id, about, fd }) => ({ fd, entry: { socket: id, about } }));
+  for (const some of batches(sockets))
+    connection.send(
+      { kind: 'holding', sockets: some.map(({ entry }) => entry) },
+      some.map(({ fd }) => fd),
+    );
+}
+
+type Counts = 'mounts' | 'sockets';
+
+function* batches<T extends { readonly entry: unknown }>(all: readonly T[]): Generator<readonly T[]> {
+  let some: T[] = [];
+  let length = 0;
+  for (const each of all) {
+    const more = Buffer.byteLength(JSON.stringify(each.entry)) + 1;
+    if (some.length === maxBatchCount || (some.length > 0 && length + more > maxBatchBytes)) {
+      yield some;
+      [some, length] = [[], 0];
+    }
+    some.push(each);
+    length += more;
+  }
+  if (some.length > 0) yield some;
+}
+
+/** Puts together what `sendHeldDescriptors` sent. */
+export interface Collector extends Disposable {
+  /** The estate when it is whole, which is then the caller's. */
+  take(message: HeldDescriptorsMessage, descriptors: number[]): HeldDescriptors | undefined;
+}
+
+export type HeldDescriptorsMessage = MessageOf<'serve' | 'everything' | 'add' | 'holding'>;
+
+export function createCollector(): Collector {
+  let held: HeldDescriptors | undefined;
+  let expected = { mounts: 0, sockets: 0 };
+
+  function started(): HeldDescriptors {
+    if (held === undefined) throw new ProtocolError('mounts came before the journal');
+    return held;
+  }
+
+  function put(message: HeldDescriptorsMessage, descriptors: number[]): void {
+    const { kind } = message;
+    if (kind === 'add') addMounts(started(), message, descriptors);
+    else if (kind === 'holding') holdSockets(started(), message, descriptors);
+    else if (held !== undefined) throw new ProtocolError('a second journal came');
+    else {
+      held = createHeldDescriptors(descriptors.shift() ?? -1);
+      expected = message;
+    }
+  }
+
+  return {
+    take: (message, descriptors) => {
+      put(message, descriptors);
+      if (held === undefined || held.mounts.size < expected.mounts || held.sockets.size < expected.sockets)
+        return undefined;
+      const whole = held;
+      held = undefined;
+      return whole;
+    },
+    [Symbol.dispose]: () => held?.[Symbol.dispose](),
+  };
+}
+
+export function addMounts(held: HeldDescriptors, { mounts }: MessageOf<'add'>, descriptors: number[]): void {
+  if (held.mounts.size + mounts.length > mostMounts) throw new ProtocolError('too many mounts');
+  for (const { mount, spec } of mounts) held.addMount({ id: mount, spec, fd: descriptors.shift() ?? -1 });
+}
+
+export function holdSockets(held: HeldDescriptors, { sockets }: MessageOf<'holding'>, descriptors: number[]): void {
+  if (held.sockets.size + sockets.length > mostSockets) throw new ProtocolError('too many sockets');
+  for (const { socket, about } of sockets) held.addSocket({ id: socket, about, fd: descriptors.shift() ?? -1 });
+}
