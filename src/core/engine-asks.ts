@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { VolumeId } from './model.ts';
 
 /**

@@ -1,5 +1,5 @@
 import { DeadlineExceeded } from '#base/clock.ts';
-import { StillRunning } from '#base/patience.ts';
+import { StillRunning } from '#base/wait.ts';
 
 /**
  * What a code means to every protocol. This table alone decides retry, the status of HTTP and gRPC, and the exit status; a front end that

@@ -1,5 +1,5 @@
 import { cells, maxTransfer } from './journal/layout.ts';
-import { until } from './until.ts';
+import { until } from './unless-aborted.ts';
 
 /** So much and no more. */
 export interface Budget {

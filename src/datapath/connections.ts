@@ -1,6 +1,6 @@
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
-import { readPromptly } from '#base/linux/watching.ts';
+import { readPromptly } from '#base/linux/watch-readable.ts';
 import { descriptorOf } from '#base/socket-descriptor.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';

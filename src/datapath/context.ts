@@ -1,13 +1,13 @@
 import type { Clock } from '#base/clock.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import type { AttributeCache } from './attributes.ts';
-import type { Closing } from './closing.ts';
-import type { Marks } from './marks.ts';
+import type { AttributeCache } from './attribute-cache.ts';
+import type { Marks } from './creation-marks.ts';
 import type { NameCache } from './name-cache.ts';
-import type { Patience } from './patience.ts';
+import type { Closing } from './pending-releases.ts';
 import type { Nodes, Proofs } from './ports.ts';
+import type { Turns } from './request-sequence.ts';
+import type { Patience } from './request-wait.ts';
 import type { Server } from './server.ts';
-import type { Turns } from './turns.ts';
 
 /** What the parts of one mount's file system share. */
 export interface Context {

@@ -6,8 +6,8 @@ import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { access } from './identity.ts';
 import { keyOf, type Name } from './name-cache.ts';
-import { createNamesAhead } from './names-ahead.ts';
 import type { Node, Nodes } from './ports.ts';
+import { createNamesAhead } from './readdir-ahead.ts';
 
 /** What a name means, for certain. */
 export interface There {

@@ -5,13 +5,13 @@ import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operations.ts';
 import type { LateBuffer } from '#wire/nfs3/procedures.ts';
 import type { Context } from './context.ts';
+import type { MakingOperations } from './create.ts';
 import type { Entries } from './entries.ts';
 import { access, areSameRights, isByGroup } from './identity.ts';
-import type { MakingOperations } from './making.ts';
 import { keyOf } from './name-cache.ts';
 import { createOpenFiles, writes as isForWriting } from './open-files.ts';
-import type { ReadMemory } from './read-memory.ts';
-import type { Removing } from './removing.ts';
+import type { ReadMemory } from './read-buffers.ts';
+import type { Removing } from './unlink.ts';
 import type { Writes } from './writes.ts';
 
 export type FileOperations = Pick<Operations, 'open' | 'create' | 'read' | 'write' | 'flush' | 'fsync' | 'release'> & {

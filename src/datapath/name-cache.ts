@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
-import type { CacheRoom } from './cache-room.ts';
+import type { CacheRoom } from './cache-limit.ts';
 
 /** What a name means: undefined where a server left it out. */
 export interface Meant {

@@ -59,7 +59,7 @@ export interface Hidden {
 
 /** What tells, after a crash, whether a call that changes something was done. Written before it is sent. */
 export type Proof =
-  /** Something is made with this time (see marks.ts): what is there with it is ours. */
+  /** Something is made with this time (see creation-marks.ts): what is there with it is ours. */
   | { readonly kind: 'made'; readonly seconds: number; readonly nanoseconds: number }
   /** What the name meant. */
   | { readonly kind: 'gone'; readonly handle: FileHandle }

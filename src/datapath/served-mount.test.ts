@@ -9,7 +9,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { streamPair } from '#base/linux/socket-pair.ts';
-import { readNow } from '#base/linux/watching.ts';
+import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usualWishes } from '#testing/fuse-mount.ts';
@@ -20,9 +20,9 @@ import { Errno } from '#wire/fuse/errno.ts';
 import { lines, mostMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
+import { createSuspicion } from './poison-requests.ts';
 import { serveMount } from './served-mount.ts';
-import { createSuspicion } from './suspicion.ts';
-import { until } from './until.ts';
+import { until } from './unless-aborted.ts';
 
 const run = promisify(execFile);
 

@@ -6,11 +6,11 @@ import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import { header } from '#wire/fuse/message.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type Desk } from '#wire/fuse/session.ts';
-import { mostByChance } from './journal/blame.ts';
+import { mostByChance } from './journal/crash-suspects.ts';
 import type { Left, Requests, Stuck } from './journal/requests.ts';
+import { answerTo, writtenBy } from './journaled-write.ts';
+import type { Suspicion } from './poison-requests.ts';
 import type { Written } from './ports.ts';
-import type { Suspicion } from './suspicion.ts';
-import { answerTo, writtenBy } from './written.ts';
 
 export interface ServedMountOptions {
   /** /dev/fuse, this process's own copy: it is closed at the end, also if the mount cannot be served. */

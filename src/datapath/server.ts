@@ -5,14 +5,14 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import type { AttributeCache } from './attributes.ts';
+import type { AttributeCache } from './attribute-cache.ts';
 import type { Calls } from './calls.ts';
 import { isStale } from './errors.ts';
-import { isUnchanged } from './following.ts';
 import { access, areSameRights, type Identities, type Rights, type Who } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
 import { opener } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
+import { isUnchanged } from './wcc-chain.ts';
 
 type OnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
 type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Promise<R>;

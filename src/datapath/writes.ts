@@ -1,14 +1,14 @@
 import { constants } from 'node:fs';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
+import { createSending, type SendingOptions, type Writer } from './background-writes.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
-import type { Loss } from './losses.ts';
+import type { Loss } from './data-loss-log.ts';
 import type { Range } from './pieces.ts';
 import type { Kept, Written } from './ports.ts';
-import { createSending, type SendingOptions, type Writer } from './sending.ts';
-import { until } from './until.ts';
+import { until } from './unless-aborted.ts';
 import { createWriteBehind } from './write-behind.ts';
 
 type At = { readonly fh: number; readonly offset: number; readonly openFlags: number };

@@ -2,7 +2,7 @@ import { mkdirSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
 import { createBudget, mostBehind } from '#datapath/budget.ts';
 import { type FileSystemOptions, openFileSystem } from '#datapath/file-system.ts';
-import { asked } from '#datapath/kernel-wishes.ts';
+import { asked } from '#datapath/fuse-init-options.ts';
 import type { Behind } from '#datapath/writes.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createMemoryNodes, createMemoryProofs, type MemoryNodes } from './fakes/memory-nodes.ts';

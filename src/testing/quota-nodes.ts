@@ -1,7 +1,7 @@
 import type { KeptGrowth } from '#datapath/quota/account.ts';
-import { type CountAnew, createCountAnew } from '#datapath/quota/counting.ts';
 import { createLedger } from '#datapath/quota/ledger.ts';
 import { createQuota, type Quota } from '#datapath/quota/quota.ts';
+import { type CountAnew, createCountAnew } from '#datapath/quota/recount.ts';
 import type { SharedFolder } from './fakes/shared-folder.ts';
 
 export const limit = 64_000;

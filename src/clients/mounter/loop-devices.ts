@@ -3,7 +3,7 @@ import { type FileHandle, open, readdir, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/patience.ts';
+import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import {
   addLoop,

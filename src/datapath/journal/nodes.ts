@@ -2,15 +2,15 @@ import { rootNode } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Node, Nodes } from '../ports.ts';
-import { createCrowding, usualLimits } from './crowding.ts';
 import { findNodes } from './find-nodes.ts';
 import { createHandleIndex, type HandleIndex, hashOf } from './handle-index.ts';
-import { createHiddenPlaces } from './hidden-places.ts';
+import { createHiddenPlaces } from './hidden-names.ts';
+import { createSteps } from './idempotent-counts.ts';
 import { record, recordsPerChunk } from './layout.ts';
 import { createLostData } from './lost-data.ts';
 import type { JournalMemory } from './memory.ts';
+import { createCrowding, usualLimits } from './node-pressure.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
-import { createSteps } from './steps.ts';
 
 /** Nodes of all mounts. A node's number is where its record lies: 2 is the first; 1 is every mount's root. */
 export interface NodeTable {

@@ -2,7 +2,8 @@ import type { Clock } from '#base/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import type { Proofs } from '../ports.ts';
-import { type Blame, createBlame } from './blame.ts';
+import { type Blame, createBlame } from './crash-suspects.ts';
+import { createShares, usualShare } from './fair-shares.ts';
 import {
   lineAt as at,
   cellCount,
@@ -18,7 +19,6 @@ import {
 } from './layout.ts';
 import type { JournalMemory, Piece } from './memory.ts';
 import { createProofs, noProof } from './proofs.ts';
-import { createShares, usualShare } from './shares.ts';
 import { createSlots } from './slots.ts';
 
 /** A request that was read. */

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
-import { freshMs } from './counting.ts';
 import { chunkOf, type Ledger, type View } from './ledger.ts';
+import { freshMs } from './recount.ts';
 
 /** What this mount has added to the volume in which epoch: a number that outlives the process. Epoch 0: none. */
 export interface KeptGrowth {

@@ -1,8 +1,8 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
-import type { AttributeCache } from '../attributes.ts';
-import type { Patience } from '../patience.ts';
-import { until } from '../until.ts';
+import type { AttributeCache } from '../attribute-cache.ts';
+import type { Patience } from '../request-wait.ts';
+import { until } from '../unless-aborted.ts';
 import type { Quota } from './quota.ts';
 
 /**

@@ -4,7 +4,7 @@ import { listDirectory } from '#wire/nfs3/listing.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, stability } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { until } from '../until.ts';
+import { until } from '../unless-aborted.ts';
 
 /** The folder that the nodes of one volume share. Each call is one that a server does at once, or not at all. */
 export interface LedgerFiles {

@@ -16,12 +16,12 @@ import { needs } from '#testbed/needs.ts';
 import { createSharedFolder } from '#testing/fakes/shared-folder.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type OpenExport, openExport } from '#testing/nfs-export.ts';
-import { createCountAnew } from './counting.ts';
+import { countTree } from './count-tree.ts';
 import { chunkOf, createLedger, grantName, scratchName, writeBase } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createMountQuota } from './mount-quota.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { countTree } from './scan.ts';
+import { createCountAnew } from './recount.ts';
 
 const unending = new AbortController().signal;
 const MiB = 1024 * 1024;

@@ -7,11 +7,11 @@ import { credential } from '#wire/rpc/message.ts';
 import { isPassing } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
 import type { KeptGrowth } from './account.ts';
-import { createCountAnew } from './counting.ts';
+import { countTree } from './count-tree.ts';
 import { createLedger, scratchName } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { countTree } from './scan.ts';
+import { createCountAnew } from './recount.ts';
 
 export interface MountQuotaParts {
   readonly nfs: NfsClient;

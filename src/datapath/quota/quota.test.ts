@@ -2,9 +2,9 @@ import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
 import { keptIn, limit, type Node, node, sizeOf, type Tree, unending } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { createCountAnew } from './counting.ts';
 import { chunkOf, createLedger, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
+import { createCountAnew } from './recount.ts';
 
 const chunk = chunkOf(limit);
 

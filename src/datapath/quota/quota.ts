@@ -1,8 +1,8 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { type Account, createAccount, type KeptGrowth } from './account.ts';
-import { type CountAnew, freshMs } from './counting.ts';
 import type { Ledger, View } from './ledger.ts';
+import { type CountAnew, freshMs } from './recount.ts';
 
 /** Holds one mount to its volume's size, together with the mounts of other nodes. */
 export interface Quota {

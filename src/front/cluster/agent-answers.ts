@@ -1,5 +1,5 @@
 import { DeadlineExceeded } from '#base/clock.ts';
-import { harmlessPart } from '#base/harmless.ts';
+import { harmlessPart } from '#base/terminal-safe.ts';
 import { type ErrorCode, errorCodes, reasonGrammar, StowageError } from '#core/errors.ts';
 import { type Answer, TooLong, Unanswered } from './exchange.ts';
 

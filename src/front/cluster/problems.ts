@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import { type IncomingMessage, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Duplex } from 'node:stream';
-import { harmless } from '#base/harmless.ts';
-import { refusingUnparsable } from '#base/unparsable.ts';
+import { refusingUnparsable } from '#base/http-parse-errors.ts';
+import { harmless } from '#base/terminal-safe.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
 interface Problem {

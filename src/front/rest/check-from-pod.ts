@@ -1,6 +1,6 @@
 import { isDeepStrictEqual } from 'node:util';
 import Value from 'typebox/value';
-import { harmlessPart } from '#base/harmless.ts';
+import { harmlessPart } from '#base/terminal-safe.ts';
 import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';

@@ -1,4 +1,4 @@
-import { harmless } from '#base/harmless.ts';
+import { harmless } from '#base/terminal-safe.ts';
 import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import type { Principal } from './principal.ts';
 import type { ProblemJson } from './schemas.ts';

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { stowageError } from '#core/errors.ts';
 import type { NfsQuota, Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { ProcessMarks, Store, StoreContext, StoreKind } from '#core/ports.ts';

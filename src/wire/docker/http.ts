@@ -1,7 +1,7 @@
 import { Agent, type ClientRequest, type IncomingMessage, request } from 'node:http';
 import { pipeline } from 'node:stream/promises';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
-import { opened } from '#base/opened.ts';
+import { opened } from '#base/open-stream.ts';
 import { DockerError, garbled } from './errors.ts';
 
 export interface Outgoing {

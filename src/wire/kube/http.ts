@@ -3,7 +3,7 @@ import { Agent as SecureAgent, request as secureRequest } from 'node:https';
 import { StringDecoder } from 'node:string_decoder';
 import { createSecureContext, type SecureContext } from 'node:tls';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
-import { opened } from '#base/opened.ts';
+import { opened } from '#base/open-stream.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { garbled, KubeError, misconfigured } from './errors.ts';
 import { refusal } from './status.ts';

@@ -2,8 +2,8 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
-import { createAttributeCache } from './attributes.ts';
-import { createCacheRoom } from './cache-room.ts';
+import { createAttributeCache } from './attribute-cache.ts';
+import { createCacheRoom } from './cache-limit.ts';
 import { createNameCache, type Name, type NameCache } from './name-cache.ts';
 
 const file: Attributes = {

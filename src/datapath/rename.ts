@@ -2,14 +2,14 @@ import { renameFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
-import { type At, copied, type Taking, withoutEnd } from './hiding.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
-import type { Removing } from './removing.ts';
 import { isSame } from './server.ts';
+import { type At, copied, type Taking, withoutEnd } from './silly-rename.ts';
+import type { Removing } from './unlink.ts';
 
 /** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
 const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createSuspicion } from './suspicion.ts';
+import { createSuspicion } from './poison-requests.ts';
 
 function trying() {
   const clock = createFakeClock();

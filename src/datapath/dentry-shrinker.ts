@@ -1,5 +1,5 @@
 import { invalidateEntry } from '#wire/fuse/notify.ts';
-import type { Outstanding } from './outstanding.ts';
+import type { Outstanding } from './locked-directories.ts';
 import type { Nodes } from './ports.ts';
 import type { Placed, Server } from './server.ts';
 

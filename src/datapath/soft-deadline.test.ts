@@ -2,8 +2,8 @@ import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
-import { goingOn } from './going-on.ts';
-import { until } from './until.ts';
+import { goingOn } from './soft-deadline.ts';
+import { until } from './unless-aborted.ts';
 
 /** A file system that never answers, but lets go whoever was interrupted. */
 function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {

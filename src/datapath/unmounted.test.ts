@@ -12,7 +12,7 @@ import { RpcError } from '#wire/rpc/errors.ts';
 import { createBudget, mostBehind } from './budget.ts';
 import { openFileSystem } from './file-system.ts';
 import { createRequests } from './journal/requests.ts';
-import { whileServed } from './while-served.ts';
+import { whileServed } from './mount-journal.ts';
 
 describe('a mount that is over while its server is silent', () => {
   /** Every call waits until it is given up. */

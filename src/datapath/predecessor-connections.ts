@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import { drain } from './drain.ts';
+import { drain } from './drain-connections.ts';
 
 export interface OldConnection {
   readonly id: string;

@@ -6,10 +6,10 @@ import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { majorOf, minorOf, typeByBits } from './attr.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
+import { isMarked, type Mark, verifierOf } from './creation-marks.ts';
 import type { Entries, There } from './entries.ts';
-import { isMarked, type Mark, verifierOf } from './marks.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 

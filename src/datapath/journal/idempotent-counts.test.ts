@@ -1,10 +1,10 @@
 import { closeSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { createSteps } from './idempotent-counts.ts';
 import { line, lineWord, mostListed, record } from './layout.ts';
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createNodeTable, type NodeTable } from './nodes.ts';
 import { createRequests, type Requests } from './requests.ts';
-import { createSteps } from './steps.ts';
 
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('root');

@@ -2,8 +2,8 @@ import { constants } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createCalls } from './calls.ts';
-import { createPatience } from './patience.ts';
-import { until } from './until.ts';
+import { createPatience } from './request-wait.ts';
+import { until } from './unless-aborted.ts';
 
 export interface HeldBackParts {
   readonly clock: Clock;

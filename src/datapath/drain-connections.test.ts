@@ -3,7 +3,7 @@ import { connect, createServer, type Socket } from 'node:net';
 import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { drain } from './drain.ts';
+import { drain } from './drain-connections.ts';
 
 const never = new AbortController().signal;
 

@@ -9,7 +9,7 @@ import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
 import { beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { socketPair } from './socket-pair.ts';
-import { readNow } from './watching.ts';
+import { readNow } from './watch-readable.ts';
 
 interface Pair extends Disposable {
   readonly watched: number;
@@ -33,7 +33,7 @@ const textFrom = (fd: number): string => {
   return into.toString('latin1', 0, readNow(fd, into));
 };
 
-type Module = typeof import('./watching.ts');
+type Module = typeof import('./watch-readable.ts');
 
 /** Without this, nobody waits beside Node's loop. */
 const spoiled = { _tickCallback: undefined };
@@ -41,7 +41,7 @@ const spoiled = { _tickCallback: undefined };
 /** Its own one: how is decided when it is first used. */
 async function loaded(how: How): Promise<Module> {
   vi.resetModules();
-  const module = await import('./watching.ts');
+  const module = await import('./watch-readable.ts');
   using ends = pair();
   const { _tickCallback } = process as unknown as Record<string, unknown>;
   const warn = vi.spyOn(process, 'emitWarning').mockImplementation(() => undefined);
@@ -64,7 +64,7 @@ async function program(how: How, script: string): Promise<readonly string[]> {
   const whole = `
     import { writeSync } from 'node:fs';
     import { socketPair } from ${path('socket-pair.ts')};
-    import { readNow, watchReadable } from ${path('watching.ts')};
+    import { readNow, watchReadable } from ${path('watch-readable.ts')};
     ${script}`;
   const flags = ['--disable-warning=ExperimentalWarning', ...before, '--input-type=module-typescript', '--eval', whole];
   const child = spawn(process.execPath, flags, { stdio: ['ignore', 'pipe', 'pipe'], timeout: 20_000 });
@@ -240,7 +240,7 @@ test('in another thread than the main one', { timeout: 20_000 }, async () => {
     const { parentPort } = require('node:worker_threads');
     process.on('warning', ({ message }) => parentPort.postMessage(message));
     (async () => {
-      const { readNow, watchReadable } = await import(${path('watching.ts')});
+      const { readNow, watchReadable } = await import(${path('watch-readable.ts')});
       const { socketPair } = await import(${path('socket-pair.ts')});
       const [here, there] = socketPair();
       const into = Buffer.alloc(10);

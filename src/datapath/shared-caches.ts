@@ -1,5 +1,5 @@
-import { type CacheRoom, createCacheRoom } from './cache-room.ts';
-import { createReadMemory, type ReadMemory } from './read-memory.ts';
+import { type CacheRoom, createCacheRoom } from './cache-limit.ts';
+import { createReadMemory, type ReadMemory } from './read-buffers.ts';
 
 /** Memory of the process that all its mounts share: how much of it there is does not grow with their number. */
 export interface Shared {

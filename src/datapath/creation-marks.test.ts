@@ -8,8 +8,8 @@ import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nod
 import { asCaller } from '#testing/nfs-mount.ts';
 import type { Attr, Operations, Request } from '#wire/fuse/operations.ts';
 import type { Attributes, Time } from '#wire/nfs3/structures.ts';
+import { createMarks, isMarked, type Mark } from './creation-marks.ts';
 import { createFileSystem } from './file-system.ts';
-import { createMarks, isMarked, type Mark } from './marks.ts';
 
 const told = (times: Partial<Attributes>): Attributes =>
   ({ atime: 5, atimeNs: 0, mtime: 5, mtimeNs: 0, ctime: 5, ctimeNs: 0, ...times }) as Attributes;

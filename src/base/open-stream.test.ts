@@ -2,7 +2,7 @@ import { EventEmitter } from 'node:events';
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { DeadlineExceeded } from './clock.ts';
-import { opened } from './opened.ts';
+import { opened } from './open-stream.ts';
 
 const never = new Error('never');
 const failureOf = (thrown: unknown, signal: AbortSignal): Error =>

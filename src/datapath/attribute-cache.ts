@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
 import type { AttrReply } from '#wire/fuse/operations.ts';
 import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
-import { createAges } from './ages.ts';
 import { attrOf } from './attr.ts';
-import type { CacheRoom } from './cache-room.ts';
-import { type Following, follow, isNewer, isSameContent, isUnchanged, latestSize, sizeOf } from './following.ts';
+import { createAges } from './attribute-ttl.ts';
+import type { CacheRoom } from './cache-limit.ts';
 import { areSameRights, createRightsOf, type Rights } from './identity.ts';
-import { createToldRights } from './told-rights.ts';
+import { createToldRights } from './kernel-rights.ts';
+import { type Following, follow, isNewer, isSameContent, isUnchanged, latestSize, sizeOf } from './wcc-chain.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what

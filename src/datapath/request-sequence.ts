@@ -1,5 +1,5 @@
 import type { Request } from '#wire/fuse/operations.ts';
-import type { AttributeCache } from './attributes.ts';
+import type { AttributeCache } from './attribute-cache.ts';
 
 /**
  * One call of an application becomes several requests: the kernel looks a name up, and asks for what the answer said already,

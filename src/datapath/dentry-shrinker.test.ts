@@ -12,10 +12,10 @@ import { type FuseMount, mountFuse } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
 import { createFileSystem } from './file-system.ts';
-import type { NodeLimits } from './journal/crowding.ts';
+import { asked } from './fuse-init-options.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
+import type { NodeLimits } from './journal/node-pressure.ts';
 import { createNodeTable, type NodeTable } from './journal/nodes.ts';
-import { asked } from './kernel-wishes.ts';
 import type { Nodes } from './ports.ts';
 
 const run = promisify(execFile);

@@ -2,8 +2,8 @@ import { setImmediate as turn } from 'node:timers/promises';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
-import { createLettingGo } from './letting-go.ts';
-import { createOutstanding, type Outstanding } from './outstanding.ts';
+import { createLettingGo } from './dentry-shrinker.ts';
+import { createOutstanding, type Outstanding } from './locked-directories.ts';
 import type { Placed } from './server.ts';
 
 const nobody = {} as Request;

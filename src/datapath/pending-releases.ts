@@ -1,9 +1,9 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import type { Patience } from './patience.ts';
 import type { Nodes } from './ports.ts';
+import type { Patience } from './request-wait.ts';
 import { isSame } from './server.ts';
-import { until } from './until.ts';
+import { until } from './unless-aborted.ts';
 
 /**
  * Ends of open files that are under way. close(2) does not wait for them: whoever has closed a file that was removed lists its

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { type Facts, type Log, silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createLossLog } from './losses.ts';
+import { createLossLog } from './data-loss-log.ts';
 
 test('each file is named once, so many in a minute; of the rest there is one line', () => {
   const clock = createFakeClock();

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import type { Request } from '#wire/fuse/operations.ts';
-import { createTurns } from './turns.ts';
+import { createTurns } from './request-sequence.ts';
 
 const by = (pid: number): Request => ({
   ...{ uid: 0, gid: 0, pid, place: 0, resent: false, signal: new AbortController().signal },

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { harmless } from './harmless.ts';
+import { harmless } from './terminal-safe.ts';
 
 test.each([
   ['plain, ä and 💾', 'plain, ä and 💾'],

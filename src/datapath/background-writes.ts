@@ -2,7 +2,7 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { asErrno } from './errors.ts';
 import { access } from './identity.ts';

@@ -1,9 +1,11 @@
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, There } from './entries.ts';
+import { keyOf } from './name-cache.ts';
+import { isSame } from './server.ts';
 import {
   type At,
   type CallOnPlace,
@@ -12,9 +14,7 @@ import {
   type Hiding,
   type HidingParts,
   type Taking,
-} from './hiding.ts';
-import { keyOf } from './name-cache.ts';
-import { isSame } from './server.ts';
+} from './silly-rename.ts';
 
 export interface Removing extends Pick<Operations, 'unlink' | 'rmdir'>, Hiding {}
 

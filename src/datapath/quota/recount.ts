@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
+import type { Counted } from './count-tree.ts';
 import { type Base, epochOf, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
 import type { LedgerFiles } from './ledger-files.ts';
-import type { Counted } from './scan.ts';
 
 export interface CountingParts {
   readonly files: LedgerFiles;

@@ -15,7 +15,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { credential } from '#wire/rpc/message.ts';
 import type { Context } from './context.ts';
 import { createFileSystem } from './file-system.ts';
-import { createNamesAhead } from './names-ahead.ts';
+import { createNamesAhead } from './readdir-ahead.ts';
 
 describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();

@@ -1,7 +1,7 @@
 import type { AttrReply, Request, SetAttr, Time } from '#wire/fuse/operations.ts';
 import type { FileHandle, SetAttributes } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { access, type Who } from './identity.ts';
 import type { Charges } from './quota/charges.ts';

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { endsWithin, patiently, StillRunning } from './patience.ts';
+import { endsWithin, patiently, StillRunning } from './wait.ts';
 
 const never = new Promise<never>(() => undefined);
 

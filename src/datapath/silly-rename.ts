@@ -4,7 +4,7 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { changing } from './attributes.ts';
+import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { There } from './entries.ts';
 import { asErrno, isDefinite } from './errors.ts';
@@ -13,7 +13,7 @@ import { keyOf } from './name-cache.ts';
 import type { Hidden } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
-import { until } from './until.ts';
+import { until } from './unless-aborted.ts';
 
 /** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
 export interface Hiding {

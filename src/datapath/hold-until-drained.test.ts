@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
-import { heldBack } from './held-back.ts';
+import { heldBack } from './hold-until-drained.ts';
 
 const name = Buffer.from('name');
 
