@@ -108,7 +108,7 @@ export async function startOurs({ server, folder, signal, tree = repository }: O
 
 /** A mount that somebody still uses is ended, or one that does not answer: then, whoever waits for it gets an error. */
 export async function unmount(at: string, signal: AbortSignal): Promise<void> {
-  const patient = { patienceMs: 10_000 };
+  const patient = { timeoutMs: 10_000 };
   const force = () => command(['umount', '--force', '--lazy', at], never, patient);
   await (signal.aborted ? force() : command(['umount', at], signal, patient).catch(force));
   rmdirSync(at);

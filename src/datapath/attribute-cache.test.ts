@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attribute-cache.ts';
-import { createCacheRoom } from './cache-limit.ts';
+import { createCacheLimit } from './cache-limit.ts';
 import { createNameCache, type Name, type NameCache } from './name-cache.ts';
 
 const file: Attributes = {
@@ -18,10 +18,10 @@ const id = 2;
 function cache(ttlMs = 1_000, end?: () => number | undefined) {
   const clock = createFakeClock();
   const attributes = createAttributeCache({
-    ...{ clock, ttlMs, isHidden: () => false, room: createCacheRoom(1_000) },
+    ...{ clock, ttlMs, isHidden: () => false, limit: createCacheLimit(1_000) },
     ...(end === undefined ? {} : { end }),
   });
-  const saw = (what: Attributes, since = attributes.now()) => attributes.saw(id, what, since);
+  const saw = (what: Attributes, since = attributes.now()) => attributes.update(id, what, since);
   /** How often somebody else has changed it. */
   const seen: number[] = [];
   const epoch = (): number => {
@@ -38,7 +38,7 @@ describe('what is known of attributes', () => {
     const { clock, attributes, saw } = cache();
     saw(at(0));
     clock.advance(300);
-    expect(attributes.tell(id)).toMatchObject({ attrMs: 700, attr: { size: 10, ino: 5 } });
+    expect(attributes.attrReply(id)).toMatchObject({ attrMs: 700, attr: { size: 10, ino: 5 } });
     clock.advance(700);
     expect(attributes.freshMs(id)).toBe(0);
     expect(attributes.last(id)?.size).toBe(10);
@@ -50,31 +50,31 @@ describe('what is known of attributes', () => {
     const { attributes, saw } = cache();
     const of = (gid: number): Attributes => ({ ...at(gid), mode: 0o770, gid });
     const crowd = async (): Promise<void> => {
-      for (let other = id + 1; other < id + 1_500; other++) attributes.saw(other, file, attributes.now());
+      for (let other = id + 1; other < id + 1_500; other++) attributes.update(other, file, attributes.now());
       await nextTurn();
       expect(attributes.last(id)).toBeUndefined();
       for (let other = id + 1; other < id + 1_500; other++) attributes.forget(other);
     };
     saw(of(2000));
-    attributes.tell(id);
+    attributes.attrReply(id);
     for (let round = 0; round < 2; round++) {
       await crowd();
-      expect(attributes.allowing(id)).toMatchObject({ gid: 2000, mode: 0o770 });
+      expect(attributes.kernelRights(id)).toMatchObject({ gid: 2000, mode: 0o770 });
       // Somebody else has changed it, and the kernel has not heard of it.
       saw(of(3000));
-      expect([attributes.allowing(id)?.gid, attributes.told(id).rights?.gid]).toEqual([2000, 2000]);
+      expect([attributes.kernelRights(id)?.gid, attributes.kernelView(id).rights?.gid]).toEqual([2000, 2000]);
     }
-    attributes.tell(id);
-    expect(attributes.allowing(id)?.gid).toBe(3000);
+    attributes.attrReply(id);
+    expect(attributes.kernelRights(id)?.gid).toBe(3000);
     await crowd();
     attributes.forget(id);
-    expect(attributes.allowing(id)).toBeUndefined();
-    expect(attributes.told(id).rights).toBeUndefined();
+    expect(attributes.kernelRights(id)).toBeUndefined();
+    expect(attributes.kernelView(id).rights).toBeUndefined();
   });
 
   test('is relied on for longer if it has not changed for long, by the clock of the server', () => {
     const { clock, attributes, saw } = cache();
-    const elsewhere = (seconds: number) => attributes.saw(id + 1, { ...file, ctime: seconds }, attributes.now());
+    const elsewhere = (seconds: number) => attributes.update(id + 1, { ...file, ctime: seconds }, attributes.now());
     const freshMs = (what: Attributes): number => {
       saw(what);
       return attributes.freshMs(id);
@@ -98,9 +98,9 @@ describe('what is known of attributes', () => {
     change.ended({ before: at(0), after: { ...at(0), ctime: 200_001 } });
     expect(attributes.freshMs(id)).toBe(1_000);
     const uncached = cache(0);
-    uncached.attributes.saw(id + 1, { ...file, ctime: 100_000 }, 0);
+    uncached.attributes.update(id + 1, { ...file, ctime: 100_000 }, 0);
     uncached.saw(at(0));
-    expect(uncached.attributes.tell(id).attrMs).toBe(0);
+    expect(uncached.attributes.attrReply(id).attrMs).toBe(0);
   });
 
   test('is not replaced by what was asked for before a change of our own', () => {
@@ -171,10 +171,10 @@ describe('what is known of attributes', () => {
     saw(at(0));
     const [early, late] = [attributes.change(id), attributes.change(id)];
     late.ended({ before: undefined, after: { ...at(1), size: 50 } });
-    expect(attributes.tell(id)).toMatchObject({ attrMs: 0, attr: { size: 50 } });
+    expect(attributes.attrReply(id)).toMatchObject({ attrMs: 0, attr: { size: 50 } });
     early.ended({ before: at(0), after: { ...at(1), size: 30 } });
     end = undefined;
-    expect(attributes.tell(id).attr.size).toBe(50);
+    expect(attributes.attrReply(id).attr.size).toBe(50);
   });
 
   test('while a commit is in flight and all writes are answered, it is as long as the last write made it', () => {
@@ -185,10 +185,10 @@ describe('what is known of attributes', () => {
     // A server that does not tell the state before, as nfs-ganesha does for a WRITE.
     write.ended({ before: undefined, after: at(5) });
     saw(at(5));
-    expect(attributes.tell(id)).toMatchObject({ attr: { size: 15 }, attrMs: 0 });
-    expect([attributes.told(id).size, attributes.size(id)]).toEqual([15, 15]);
+    expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 }, attrMs: 0 });
+    expect([attributes.kernelView(id).size, attributes.size(id)]).toEqual([15, 15]);
     commit.ended({ before: undefined, after: at(5) });
-    expect(attributes.tell(id)).toMatchObject({ attr: { size: 15 } });
+    expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 } });
   });
 
   test('changes of our own that overlap are put in order', () => {
@@ -220,25 +220,25 @@ describe('what is known of attributes', () => {
 
   test('what the kernel was told: sizes, and changes by others', () => {
     const { attributes, saw } = cache();
-    expect(attributes.told(id)).toEqual({ size: undefined, rights: undefined, isAll: false });
+    expect(attributes.kernelView(id)).toEqual({ size: undefined, rights: undefined, isAll: false });
     saw(at(0));
-    attributes.tell(id);
+    attributes.attrReply(id);
     attributes.grew(id, 500);
-    expect(attributes.told(id)).toEqual({ size: 500, rights: { uid: 0, gid: 0, mode: 0o644 }, isAll: true });
+    expect(attributes.kernelView(id)).toEqual({ size: 500, rights: { uid: 0, gid: 0, mode: 0o644 }, isAll: true });
     saw({ ...at(1), gid: 7 });
-    expect(attributes.told(id)).toMatchObject({ size: 500, rights: { gid: 0 }, isAll: false });
-    expect(attributes.allowing(id)).toMatchObject({ gid: 0 });
-    attributes.tell(id);
-    expect(attributes.allowing(id)).toMatchObject({ gid: 7 });
+    expect(attributes.kernelView(id)).toMatchObject({ size: 500, rights: { gid: 0 }, isAll: false });
+    expect(attributes.kernelRights(id)).toMatchObject({ gid: 0 });
+    attributes.attrReply(id);
+    expect(attributes.kernelRights(id)).toMatchObject({ gid: 7 });
   });
 
   test('by what the kernel allows: as it was told; if that is not known, as it was seen last', () => {
     const { attributes, saw } = cache();
-    expect(attributes.allowing(id)).toBeUndefined();
+    expect(attributes.kernelRights(id)).toBeUndefined();
     saw(at(0));
-    expect(attributes.allowing(id)).toMatchObject({ mode: 0o644 });
+    expect(attributes.kernelRights(id)).toMatchObject({ mode: 0o644 });
     saw({ ...at(1), mode: 0o600 });
-    expect(attributes.allowing(id)).toMatchObject({ mode: 0o600 });
+    expect(attributes.kernelRights(id)).toMatchObject({ mode: 0o600 });
   });
 
   test('who may use it is learned at once, also while a change of our own is under way', () => {
@@ -247,20 +247,20 @@ describe('what is known of attributes', () => {
     const change = attributes.change(id);
     saw({ ...at(3), mode: 0o600, gid: 7 });
     saw({ ...at(0), ctime: 0, mode: 0o777 });
-    expect(attributes.tell(id).attr).toMatchObject({ mode: 0o100600, gid: 7, size: 10 });
+    expect(attributes.attrReply(id).attr).toMatchObject({ mode: 0o100600, gid: 7, size: 10 });
     change.ended(from(0, 4));
     expect([size(), attributes.last(id)?.mode]).toEqual([14, 0o644]);
   });
 
   test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', async () => {
     const { attributes } = cache();
-    for (let node = 1; node <= 2_000; node++) attributes.saw(node, at(node), attributes.now());
+    for (let node = 1; node <= 2_000; node++) attributes.update(node, at(node), attributes.now());
     await nextTurn();
     const before = attributes.epoch(2_000);
     expect(attributes.last(1)).toBeUndefined();
     expect(attributes.last(2_000)?.size).toBe(2_010);
     const change = attributes.change(1_999);
-    for (let node = 7_001; node <= 17_000; node++) attributes.saw(node, at(node), attributes.now());
+    for (let node = 7_001; node <= 17_000; node++) attributes.update(node, at(node), attributes.now());
     await nextTurn();
     expect(attributes.last(2_000)).toBeUndefined();
     expect(attributes.epoch(2_000)).not.toBe(before);
@@ -286,8 +286,8 @@ describe('what is known of attributes', () => {
   test('a name that is hidden is not counted', () => {
     const { attributes, saw } = cache();
     saw(at(0));
-    attributes.hides(id, true);
-    expect(attributes.tell(id).attr.nlink).toBe(0);
+    attributes.setHidden(id, true);
+    expect(attributes.attrReply(id).attr.nlink).toBe(0);
   });
 });
 
@@ -296,7 +296,7 @@ describe('what is known of names', () => {
 
   test('is forgotten when somebody else has changed the directory', () => {
     let epoch = 0;
-    const names = createNameCache({ epochOf: () => epoch, clock: createFakeClock(), room: createCacheRoom(100_000) });
+    const names = createNameCache({ epochOf: () => epoch, clock: createFakeClock(), limit: createCacheLimit(100_000) });
     names.put(1, 'a', named(1), names.changes(1));
     expect(names.get(1, 'a')).toBeDefined();
     epoch++;
@@ -304,7 +304,7 @@ describe('what is known of names', () => {
   });
 
   test('is not learned from what was asked for before a change of our own', () => {
-    const names = createNameCache({ epochOf: () => 0, clock: createFakeClock(), room: createCacheRoom(100_000) });
+    const names = createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: createCacheLimit(100_000) });
     const changes = names.changes(1);
     names.set(1, 'a', { meant: undefined, at: 0, since: 0 });
     names.put(1, 'a', named(1), changes);
@@ -317,7 +317,7 @@ describe('what is known of names', () => {
   test('of a directory that is known as a whole, what is not there is known, too; for a while', () => {
     const clock = createFakeClock();
     let epoch = 0;
-    const names = createNameCache({ epochOf: () => epoch, clock, room: createCacheRoom(100_000) });
+    const names = createNameCache({ epochOf: () => epoch, clock, limit: createCacheLimit(100_000) });
     const known = () => names.complete(1, names.changes(1));
     expect(names.isComplete(1)).toBe(false);
     const changes = names.changes(1);
@@ -338,8 +338,8 @@ describe('what is known of names', () => {
   });
 
   test('is bounded, for all mounts together; what was used last stays', async () => {
-    const room = createCacheRoom(10_000);
-    const make = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), room });
+    const room = createCacheLimit(10_000);
+    const make = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: room });
     const [names, small] = [make(), make()];
     const fill = async (cache: NameCache, directories: number): Promise<void> => {
       for (let directory = 1; directory <= directories; directory++) {

@@ -2,11 +2,11 @@ import type { Clock } from '#base/clock.ts';
 import type { AttrReply } from '#wire/fuse/operations.ts';
 import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
 import { attrOf } from './attr.ts';
-import { createAges } from './attribute-ttl.ts';
-import type { CacheRoom } from './cache-limit.ts';
+import { createAttributeTtl } from './attribute-ttl.ts';
+import type { CacheLimit } from './cache-limit.ts';
 import { areSameRights, createRightsOf, type Rights } from './identity.ts';
-import { createToldRights } from './kernel-rights.ts';
-import { type Following, follow, isNewer, isSameContent, isUnchanged, latestSize, sizeOf } from './wcc-chain.ts';
+import { createKernelRights } from './kernel-rights.ts';
+import { followChain, isNewer, isSameContent, isUnchanged, latestSize, sizeOf, type WccChain } from './wcc-chain.ts';
 
 /**
  * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
@@ -29,7 +29,7 @@ export interface AttributeCache extends Disposable {
    * A reply brought these. `at`: when it came, if not just now. Gives the best that is known: where a change of our own came
    * in between, that is not always what came.
    */
-  saw(id: number, attributes: Attributes, since: number, at?: number): Attributes;
+  update(id: number, attributes: Attributes, since: number, at?: number): Attributes;
   /** A change of our own begins. Its end must be told, with what the server said about it. */
   change(id: number): Change;
   /** Our own call has changed its links, or the time of its last change, and did not tell how. */
@@ -37,15 +37,19 @@ export interface AttributeCache extends Disposable {
   /** Becomes another each time somebody else has changed the node: what was cached of its content is of no use. */
   epoch(id: number): number;
   /** The kernel is told what is known. */
-  tell(id: number): AttrReply;
+  attrReply(id: number): AttrReply;
   /** What the kernel has of it, undefined where a predecessor told it; and whether it knows of all changes by others. */
-  told(id: number): { readonly size: number | undefined; readonly rights: Rights | undefined; readonly isAll: boolean };
+  kernelView(id: number): {
+    readonly size: number | undefined;
+    readonly rights: Rights | undefined;
+    readonly isAll: boolean;
+  };
   /** What the kernel goes by when it allows something; the last that was seen, if that is not known. */
-  allowing(id: number): Rights | undefined;
+  kernelRights(id: number): Rights | undefined;
   /** The kernel knows by itself that the file is now at least that long. */
   grew(id: number, size: number): void;
   /** It has a name that is not shown, and which the server counts. */
-  hides(id: number, isHidden: boolean): void;
+  setHidden(id: number, isHidden: boolean): void;
   forget(id: number): void;
 }
 
@@ -53,7 +57,7 @@ export interface Change {
   ended(wcc: Wcc | undefined): void;
 }
 
-interface Known extends Following {
+interface Known extends WccChain {
   attributes: Attributes | undefined;
   /** When they came. -Infinity: not to be relied on. */
   at: number;
@@ -80,7 +84,7 @@ export interface AttributeCacheOptions {
   readonly ttlMs: number;
   /** Whether a node that is met for the first time has a name that is hidden. */
   readonly isHidden: (id: number) => boolean;
-  readonly room: CacheRoom;
+  readonly limit: CacheLimit;
   /** The group that the kernel is told of everything. Left out: the one that it has. */
   readonly group?: number | undefined;
   /** Where a file ends at least, by what the server has not been told yet. Undefined: it was told everything. */
@@ -97,20 +101,20 @@ export function createAttributeCache({
   clock,
   ttlMs,
   isHidden,
-  room,
+  limit,
   group,
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
   /** Of nodes that are not among them. */
-  const told = createToldRights();
-  const share = room.join(dropOldest);
+  const told = createKernelRights();
+  const share = limit.join(dropOldest);
   let order = 0;
   /** Never the same for two states of a node, also not when it was forgotten in between. */
   let epochs = 0;
   /** Of nodes that are forgotten: when, in the order of events, one of them was changed by ourselves last. */
   let changedBefore = 0;
-  const relyMs = createAges(clock, ttlMs);
+  const relyMs = createAttributeTtl(clock, ttlMs);
   const rightsOf = createRightsOf();
 
   function of(id: number): Known {
@@ -163,7 +167,7 @@ export function createAttributeCache({
     return Math.max(0, known.at + known.relyMs - clock.elapsed());
   }
 
-  function saw(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
+  function update(id: number, attributes: Attributes, since: number, at = clock.elapsed()): Attributes {
     const known = of(id);
     const before = known.attributes;
     if (before === undefined) {
@@ -221,14 +225,14 @@ export function createAttributeCache({
           known.isTied = true;
         } else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
         else known.isTorn = true;
-        follow(known);
+        followChain(known);
         if (known.changing === 0) settle(known);
       },
     };
   }
 
   return {
-    ...{ saw, change, freshMs, forget },
+    ...{ update, change, freshMs, forget },
     now: () => order,
     relyMs: (id) => {
       const known = nodes.get(id);
@@ -251,7 +255,7 @@ export function createAttributeCache({
       known.isTouched = true;
     },
     epoch: (id) => of(id).epoch,
-    tell: (id) => {
+    attrReply: (id) => {
       const known = of(id);
       if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
       const ahead = end(id);
@@ -263,11 +267,11 @@ export function createAttributeCache({
       const attr = attrOf(known.attributes, size, known.isHidden, group);
       return { attr, attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
-    told: (id) => {
+    kernelView: (id) => {
       const { toldSize: size, toldRights: rights, toldEpoch, epoch } = of(id);
       return { size, rights, isAll: toldEpoch === epoch };
     },
-    allowing: (id) => {
+    kernelRights: (id) => {
       const known = nodes.get(id);
       return known === undefined ? told.get(id) : (known.toldRights ?? known.attributes);
     },
@@ -275,7 +279,7 @@ export function createAttributeCache({
       const known = of(id);
       if (known.toldSize !== undefined && known.toldSize < size) known.toldSize = size;
     },
-    hides: (id, isIt) => {
+    setHidden: (id, isIt) => {
       of(id).isHidden = isIt;
     },
     [Symbol.dispose]: () => share[Symbol.dispose](),

@@ -9,7 +9,7 @@ const longestMs = 30_000;
  * For how long attributes that came just now are relied on: at least for `leastMs`, and the longer the longer nobody has
  * changed what they are of. 0: not at all.
  */
-export function createAges(clock: Pick<Clock, 'elapsed'>, leastMs: number): (attributes: Attributes) => number {
+export function createAttributeTtl(clock: Pick<Clock, 'elapsed'>, leastMs: number): (attributes: Attributes) => number {
   /**
    * The latest time of a change that the server has told, and when. Its clock is not ours: it says at least this, so nothing
    * is taken to be older than it is. If it is set back, things are relied on for too long, but never longer than `longestMs`.

@@ -16,14 +16,14 @@ export interface Writer {
 }
 
 /** Calls that bring to the server what was written behind; nobody waits for them. They throw an Errno. */
-export interface Sending {
+export interface BackgroundWrites {
   send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<Sent>;
   commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
   /** From now on nothing is sent, and no answer is taken; resolves when no call is under way. */
   stop(): Promise<void>;
 }
 
-export interface SendingOptions {
+export interface BackgroundWritesOptions {
   readonly maxWrite: number;
   /** `hard`: only what the server itself refuses is given up. */
   readonly isHard: boolean;
@@ -35,7 +35,10 @@ const never = new AbortController().signal;
 const firstPauseMs = 100;
 const longestPauseMs = 5_000;
 
-export function createSending(context: Context, { maxWrite, isHard, ready }: SendingOptions): Sending {
+export function createBackgroundWrites(
+  context: Context,
+  { maxWrite, isHard, ready }: BackgroundWritesOptions,
+): BackgroundWrites {
   const { nfs, server, attributes, clock } = context;
   let isStopped = false;
   let underWay = 0;
@@ -46,7 +49,7 @@ export function createSending(context: Context, { maxWrite, isHard, ready }: Sen
     ...{ uid, gid, pid: 0, place: -1, resent: false, signal: never },
   });
 
-  async function once<R>(call: () => Promise<R>): Promise<R> {
+  async function sendOnceReady<R>(call: () => Promise<R>): Promise<R> {
     await ready()?.catch(() => forever);
     if (isStopped) return await forever;
     underWay++;
@@ -59,10 +62,10 @@ export function createSending(context: Context, { maxWrite, isHard, ready }: Sen
   }
 
   /** It was promised to somebody: that the server cannot be spoken to is no reason to give it up. */
-  async function insisting<R>(call: () => Promise<R>): Promise<R> {
+  async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
     for (let pause = firstPauseMs; ; pause = Math.min(pause * 2, longestPauseMs)) {
       try {
-        return await once(call);
+        return await sendOnceReady(call);
       } catch (cause) {
         if (!isHard || !(cause instanceof RpcError)) throw asErrno(cause);
       }
@@ -84,28 +87,28 @@ export function createSending(context: Context, { maxWrite, isHard, ready }: Sen
   /** Undefined: the server started anew between two parts of it. */
   async function sendOnce(id: number, { offset, data, who }: Piece<Writer>, stable: number): Promise<Sent | undefined> {
     let sent: Sent | undefined;
-    let isTorn = false;
+    let hasMixedVerifiers = false;
     for (let done = 0; done < data.length; ) {
       const part = data.subarray(done, done + maxWrite);
       const { count, committed, verifier } = await write(id, offset + done, part, stable, who);
       if (count === 0) throw new XdrError('the server takes nothing');
-      isTorn ||= sent !== undefined && sent.verifier !== verifier;
+      hasMixedVerifiers ||= sent !== undefined && sent.verifier !== verifier;
       sent = { isStable: committed !== stability.unstable && (sent?.isStable ?? true), verifier };
       done += count;
     }
-    return isTorn && sent?.isStable === false ? undefined : sent;
+    return hasMixedVerifiers && sent?.isStable === false ? undefined : sent;
   }
 
   return {
     send: async (id, piece, { stable }) => {
       const how = stable ? stability.fileSync : stability.unstable;
       for (;;) {
-        const sent = await insisting(() => sendOnce(id, piece, how));
+        const sent = await retryWhileHard(() => sendOnce(id, piece, how));
         if (sent !== undefined) return sent;
       }
     },
     commit: (id, who) =>
-      insisting(() => {
+      retryWhileHard(() => {
         const request = requestOf(who);
         const call = () =>
           server.onOpen(

@@ -1,5 +1,5 @@
 import { cells, maxTransfer } from './journal/layout.ts';
-import { until } from './unless-aborted.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 /** So much and no more. */
 export interface Budget {
@@ -28,7 +28,7 @@ export function createBudget(most: number): Budget {
     },
     given: async (signal) => {
       waiting ??= Promise.withResolvers();
-      await until(waiting.promise, signal);
+      await unlessAborted(waiting.promise, signal);
     },
     get isHalfUsed() {
       return used * 2 >= most;

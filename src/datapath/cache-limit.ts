@@ -1,5 +1,5 @@
 /** How much the caches of all mounts may hold together. */
-export interface CacheRoom {
+export interface CacheLimit {
   /** `dropSome`: gives back a part of what the cache holds, what was not used for longest first. */
   join(dropSome: () => void): CacheShare;
 }
@@ -16,7 +16,7 @@ interface Member {
 }
 
 /** More than `most` for no longer than a turn of the event loop: then whoever has most gives some back. */
-export function createCacheRoom(most: number): CacheRoom {
+export function createCacheLimit(most: number): CacheLimit {
   const members = new Set<Member>();
   let total = 0;
   let isAsked = false;

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { isPassing } from './errors.ts';
+import { isTransient } from './errors.ts';
 
 /** Calls to the server on behalf of requests: how long they may take, and what ends them. */
 export interface Calls {
@@ -14,7 +14,7 @@ export interface Calls {
 export interface CallsOptions {
   readonly clock: Clock;
   /** Infinity is `hard`: it waits without end. Else `soft`: after so long it is EIO. */
-  readonly patienceMs: number;
+  readonly timeoutMs: number;
   /** The mount is over: nothing is asked any more, and whatever was is given up, at once. */
   readonly ended?: AbortSignal | undefined;
 }
@@ -35,7 +35,7 @@ const lookMs = 250;
 const firstPauseMs = 100;
 const longestPauseMs = 5_000;
 
-export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
+export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
   const underWay = new Set<Waiting>();
   let isLooking = false;
   let isOver = false;
@@ -71,8 +71,8 @@ export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
     first: unknown,
   ): Promise<R> {
     let cause = first;
-    for (let pause = firstPauseMs; isPassing(cause); pause = Math.min(pause * 2, longestPauseMs)) {
-      const left = patienceMs - (clock.elapsed() - waiting.since) - pause;
+    for (let pause = firstPauseMs; isTransient(cause); pause = Math.min(pause * 2, longestPauseMs)) {
+      const left = timeoutMs - (clock.elapsed() - waiting.since) - pause;
       if (left <= 0) break;
       await clock.sleep(pause, waiting.controller.signal).catch((stopped: unknown) => {
         throw new Errno('EINTR', stopped);
@@ -89,7 +89,7 @@ export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
   return {
     ask: (request, credential, call) => {
       const waiting = begin(request);
-      const options: CallOptions = { credential, deadlineMs: patienceMs, signal: waiting.controller.signal };
+      const options: CallOptions = { credential, deadlineMs: timeoutMs, signal: waiting.controller.signal };
       return call(options).then(
         (result) => {
           underWay.delete(waiting);

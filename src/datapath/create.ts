@@ -8,15 +8,15 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { majorOf, minorOf, typeByBits } from './attr.ts';
 import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import { isMarked, type Mark, verifierOf } from './creation-marks.ts';
-import type { Entries, There } from './entries.ts';
+import { type CreationMark, isMarked, verifierOf } from './creation-marks.ts';
+import type { Entries, ResolvedName } from './entries.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
 /** Makes something in a directory, with a time that it is known by. */
-type Make = (directory: FileHandle, mark: Mark, options: CallOptions) => Promise<New>;
+type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<New>;
 
-interface Making {
+interface NewObject {
   readonly parent: number;
   readonly name: Buffer;
   /** One of `fileType`. */
@@ -28,29 +28,34 @@ interface Making {
   readonly target?: Buffer;
 }
 
-export type MakingOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 'link'> & {
-  create(parent: number, name: Buffer, how: { flags: number; mode: number }, request: Request): Promise<There>;
+export type CreateOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 'link'> & {
+  create(parent: number, name: Buffer, how: { flags: number; mode: number }, request: Request): Promise<ResolvedName>;
 };
 
-export function createMaking(context: Context, entries: Entries): MakingOperations {
+export function createCreateOperations(context: Context, entries: Entries): CreateOperations {
   const { nfs, nodes, server, attributes, names, marks, proofs, clock } = context;
   /** As far as is known. */
   let hasExclusive = true;
 
-  function remember(parent: number, name: Buffer, there: There): void {
+  function remember(parent: number, name: Buffer, there: ResolvedName): void {
     const { handle, since } = there;
     names.set(parent, keyOf(name), { meant: { handle, attributes: there.attributes }, at: clock.elapsed(), since });
   }
 
   /** What a predecessor made for the same request before it crashed. */
-  async function madeBefore(what: Making, mark: Time, request: Request): Promise<There | undefined> {
+  async function findMadeByPredecessor(
+    what: NewObject,
+    mark: Time,
+    request: Request,
+  ): Promise<ResolvedName | undefined> {
     const there = await entries.find(what.parent, what.name, request);
     if (there === undefined) return undefined;
-    const found = there.attributes ?? (await server.apart(request, (options) => nfs.getattr(there.handle, options)));
+    const found =
+      there.attributes ?? (await server.asCallerOnly(request, (options) => nfs.getattr(there.handle, options)));
     if (found.type !== what.type) return undefined;
     if (what.target !== undefined)
-      return (await leadsTo(what.target, there.handle, request)) ? { ...there, attributes: found } : undefined;
-    const sure = isMarked(found, mark) ? found : await seenAnew(there.handle, found, request);
+      return (await hasTarget(what.target, there.handle, request)) ? { ...there, attributes: found } : undefined;
+    const sure = isMarked(found, mark) ? found : await rereadAttributes(there.handle, found, request);
     return sure !== undefined && isMarked(sure, mark) ? { ...there, attributes: sure } : undefined;
   }
 
@@ -58,11 +63,15 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
    * The server may tell what it remembers from the moment between making it and setting its time (nfs-ganesha, for up to a
    * minute). A call that could have changed something, and does not, makes it look at its disk.
    */
-  async function seenAnew(handle: FileHandle, found: Attributes, request: Request): Promise<Attributes | undefined> {
+  async function rereadAttributes(
+    handle: FileHandle,
+    found: Attributes,
+    request: Request,
+  ): Promise<Attributes | undefined> {
     const { mode, ctime: seconds, ctimeNs: nanoseconds } = found;
     const ifChangedAt = { seconds, nanoseconds };
     try {
-      const change = await server.apart(request, async (options) =>
+      const change = await server.asCallerOnly(request, async (options) =>
         found.type === fileType.regular
           ? (await nfs.commit(handle, 0, 0, options)).change
           : await nfs.setattr(handle, { mode }, { ...options, ifChangedAt }),
@@ -75,12 +84,12 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     }
   }
 
-  async function leadsTo(target: Buffer, handle: FileHandle, request: Request): Promise<boolean> {
-    const found = await server.apart(request, (options) => nfs.readlink(handle, options));
+  async function hasTarget(target: Buffer, handle: FileHandle, request: Request): Promise<boolean> {
+    const found = await server.asCallerOnly(request, (options) => nfs.readlink(handle, options));
     return target.equals(Buffer.from(found as string));
   }
 
-  async function make(what: Making, request: Request): Promise<There> {
+  async function make(what: NewObject, request: Request): Promise<ResolvedName> {
     const { parent } = what;
     const before = proofs.find(request.place);
     // Before anything is made that the kernel could not be told of.
@@ -88,7 +97,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     const { seconds, nanoseconds } = before?.kind === 'made' ? before : marks.next();
     const mark = marks.at({ seconds, nanoseconds });
     if (before?.kind === 'made') {
-      const made = await madeBefore(what, before, request);
+      const made = await findMadeByPredecessor(what, before, request);
       if (made !== undefined) return made;
     } else proofs.write(request.place, { kind: 'made', seconds, nanoseconds });
     const since = attributes.now();
@@ -97,19 +106,19 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
     const send = () => server.on(request, parent, (directory, options) => call(directory, mark, options));
     try {
       const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
-      marks.saw(change?.after);
+      marks.sawChange(change?.after);
       if (what.type === fileType.regular) marks.made(mark, found);
       return { handle, attributes: found, since };
     } catch (cause) {
       // It was sent twice, over two connections, and the first may have made it.
       const isDoubtful = isNfsError(cause, 'EXIST') && cause.resent;
-      const made = isDoubtful ? await madeBefore(what, mark.time, request) : undefined;
+      const made = isDoubtful ? await findMadeByPredecessor(what, mark.time, request) : undefined;
       if (made === undefined) throw cause;
       return made;
     }
   }
 
-  async function made(what: Making, request: Request): Promise<Entry> {
+  async function made(what: NewObject, request: Request): Promise<Entry> {
     const there = await make(what, request);
     remember(what.parent, what.name, there);
     return await entries.entry(what.parent, keyOf(what.name), there, request);
@@ -119,12 +128,12 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
    * Somebody made it between the kernel's look and ours. It looks once more when it hears this, finds out whether it may be
    * opened, and cuts it if it is to be cut.
    */
-  function lookAgain(parent: number, name: Buffer, cause: unknown): Errno {
+  function staleName(parent: number, name: Buffer, cause: unknown): Errno {
     names.drop(parent, keyOf(name));
     return new Errno('ESTALE', cause);
   }
 
-  function regular(parent: number, name: Buffer, bits: number, isExclusive: boolean): Making {
+  function regular(parent: number, name: Buffer, bits: number, isExclusive: boolean): NewObject {
     const mode = bits & 0o7777;
     const make: Make = (directory, { set }, options) =>
       nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
@@ -152,7 +161,7 @@ export function createMaking(context: Context, entries: Entries): MakingOperatio
         remember(parent, name, there);
         return there;
       } catch (cause) {
-        throw isNfsError(cause, 'EXIST') && !isExclusive ? lookAgain(parent, name, cause) : cause;
+        throw isNfsError(cause, 'EXIST') && !isExclusive ? staleName(parent, name, cause) : cause;
       }
     },
     mkdir: async (parent, name, mode, request) => {

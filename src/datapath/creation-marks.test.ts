@@ -8,7 +8,7 @@ import { createMemoryNodes, createMemoryProofs } from '#testing/fakes/memory-nod
 import { asCaller } from '#testing/nfs-mount.ts';
 import type { Attr, Operations, Request } from '#wire/fuse/operations.ts';
 import type { Attributes, Time } from '#wire/nfs3/structures.ts';
-import { createMarks, isMarked, type Mark } from './creation-marks.ts';
+import { type CreationMark, createCreationMarks, isMarked } from './creation-marks.ts';
 import { createFileSystem } from './file-system.ts';
 
 const told = (times: Partial<Attributes>): Attributes =>
@@ -18,7 +18,7 @@ const msOf = ({ seconds, nanoseconds }: Time): number => seconds * 1000 + nanose
 describe('marks', () => {
   test('are in the last second, by our clock at first, then by the server’s', async () => {
     const clock = createFakeClock();
-    const marks = createMarks(clock);
+    const marks = createCreationMarks(clock);
     const expectSoon = (ms: number): void => {
       const all = Array.from({ length: 200 }, () => msOf(marks.next()));
       expect(Math.max(...all)).toBeLessThanOrEqual(ms - 10);
@@ -26,19 +26,19 @@ describe('marks', () => {
       expect(new Set(all).size).toBeGreaterThan(190);
     };
     expectSoon(clock.now());
-    marks.saw(told({ ctime: 1_000, ctimeNs: 250_000_000 }));
+    marks.sawChange(told({ ctime: 1_000, ctimeNs: 250_000_000 }));
     expectSoon(1_000_250);
     await clock.advance(3_100);
     expectSoon(1_003_350);
   });
 
   test('are times of access, or of modification where those are not kept', () => {
-    const marks = createMarks(createFakeClock());
-    const keeping = ({ set }: Mark, kept: 'atime' | 'mtime' | 'none'): Attributes => {
+    const marks = createCreationMarks(createFakeClock());
+    const keeping = ({ set }: CreationMark, kept: 'atime' | 'mtime' | 'none'): Attributes => {
       const time = kept === 'none' ? undefined : (set[kept] as Time | undefined);
       return told(time === undefined ? {} : { [kept]: time.seconds, [`${kept}Ns`]: time.nanoseconds });
     };
-    const make = (): Mark => marks.at(marks.next());
+    const make = (): CreationMark => marks.at(marks.next());
     const [first, second] = [make(), make()];
     expect(first.set).toEqual({ atime: first.time });
     marks.made(first, keeping(first, 'mtime'));
@@ -56,7 +56,7 @@ describe('marks', () => {
   });
 
   test('stay times of access if one of many is not kept', () => {
-    const marks = createMarks(createFakeClock());
+    const marks = createCreationMarks(createFakeClock());
     const mark = marks.at(marks.next());
     marks.made(mark, told({ atime: mark.time.seconds, atimeNs: mark.time.nanoseconds }));
     expect(marks.areKept).toBe(true);

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Attributes, SetAttributes, Time } from '#wire/nfs3/structures.ts';
 
 /** A time, and how something is made with it. */
-export interface Mark {
+export interface CreationMark {
   readonly time: Time;
   readonly set: Pick<SetAttributes, 'atime' | 'mtime'>;
 }
@@ -15,13 +15,13 @@ export interface Mark {
  * Of last access, because times of modification are compared with each other (make, `find -newer`), and only the server's own
  * are in order. Of modification on servers that do not keep the other one.
  */
-export interface Marks {
+export interface CreationMarks {
   next(): Time;
-  at(time: Time): Mark;
+  at(time: Time): CreationMark;
   /** Something was changed just now: its time is the server's. */
-  saw(changed: Attributes | undefined): void;
+  sawChange(changed: Attributes | undefined): void;
   /** A file was made with this mark, and this is told of it. */
-  made(mark: Mark, told: Attributes | undefined): void;
+  made(mark: CreationMark, told: Attributes | undefined): void;
   /** Whether the server keeps such a time, as far as the last file tells. Not known before the first. */
   readonly areKept: boolean | undefined;
 }
@@ -30,7 +30,7 @@ export interface Marks {
 const second = 1_000_000;
 const tick = 10_000;
 
-export function createMarks(clock: Clock): Marks {
+export function createCreationMarks(clock: Clock): CreationMarks {
   let latest: { readonly ms: number; readonly at: number } | undefined;
   let isOfAccess = true;
   let areKept: boolean | undefined;
@@ -42,7 +42,7 @@ export function createMarks(clock: Clock): Marks {
       return { seconds: Math.floor(microseconds / second), nanoseconds: (microseconds % second) * 1000 };
     },
     at: (time) => ({ time, set: isOfAccess ? { atime: time } : { mtime: time } }),
-    saw: (changed) => {
+    sawChange: (changed) => {
       if (changed !== undefined) latest = { ms: changed.ctime * 1000 + changed.ctimeNs / 1e6, at: clock.elapsed() };
     },
     made: ({ time, set }, told) => {

@@ -1,14 +1,14 @@
 import { expect, test } from 'vitest';
 import { type Facts, type Log, silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createLossLog } from './data-loss-log.ts';
+import { createDataLossLog } from './data-loss-log.ts';
 
 test('each file is named once, so many in a minute; of the rest there is one line', () => {
   const clock = createFakeClock();
   const lines: Facts[] = [];
   const reports: string[] = [];
   const log: Log = { ...silentLog(), error: (message, facts) => void lines.push({ message, ...facts }) };
-  const lose = createLossLog({ clock, log, mount: 'm', report: (text) => void reports.push(text) });
+  const lose = createDataLossLog({ clock, log, mount: 'm', report: (text) => void reports.push(text) });
   const loss = (id: number) => ({ id, fileId: BigInt(1000 + id), code: 'ENOSPC' as const, bytes: 10 });
   const named = (id: number) => ({
     ...{ message: 'acknowledged data got lost', mount: 'm', file: `${1000 + id}`, error: 'ENOSPC', bytes: 10 },

@@ -3,7 +3,7 @@ import type { Log } from '#base/log.ts';
 import type { ErrnoName } from '#wire/fuse/errno.ts';
 
 /** Data of a file that were answered, and did not get to the server's disk. */
-export interface Loss {
+export interface DataLoss {
   /** Of the node. */
   readonly id: number;
   /** As the server calls the file (`ls -i`), if that is known. */
@@ -12,7 +12,7 @@ export interface Loss {
   readonly bytes: number;
 }
 
-export interface LossLogParts {
+export interface DataLossLogParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly mount: string;
@@ -25,7 +25,7 @@ const mostNamed = 20;
 const windowMs = 60_000;
 
 /** Whoever wrote them may be gone before anybody could be told: then it is known only by this. */
-export function createLossLog({ clock, log, mount, report }: LossLogParts): (loss: Loss) => void {
+export function createDataLossLog({ clock, log, mount, report }: DataLossLogParts): (loss: DataLoss) => void {
   const named = new Set<number>();
   let [writes, moreBytes] = [0, 0];
 

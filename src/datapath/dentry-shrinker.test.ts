@@ -12,7 +12,7 @@ import { type FuseMount, mountFuse } from '#testing/fuse-mount.ts';
 import { createGround } from '#testing/ground.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
 import { createFileSystem } from './file-system.ts';
-import { asked } from './fuse-init-options.ts';
+import { fuseInitOptions } from './fuse-init-options.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import type { NodeLimits } from './journal/node-pressure.ts';
 import { createNodeTable, type NodeTable } from './journal/nodes.ts';
@@ -23,9 +23,9 @@ const run = promisify(execFile);
 /** For a mount without a journal of its requests: none comes again. */
 const withoutPlaces = (nodes: Nodes): Nodes => ({
   ...nodes,
-  looked: (handle) => nodes.looked(handle),
-  listed: (handle) => nodes.looked(handle),
-  unlooked: (id) => nodes.forget(id, 1),
+  addLookup: (handle) => nodes.addLookup(handle),
+  addListed: (handle) => nodes.addLookup(handle),
+  removeLookup: (id) => nodes.forget(id, 1),
   opened: (id) => nodes.opened(id),
   closed: (id) => nodes.closed(id),
 });
@@ -48,7 +48,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a table of nodes that is near
       notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
       options: { identity: asCaller },
     });
-    mount = await mountFuse(ground, operations, asked({ locks: 'node' }));
+    mount = await mountFuse(ground, operations, fuseInitOptions({ locks: 'node' }));
     const { [Symbol.asyncDispose]: unmount } = mount;
     onTestFinished(async () => {
       await unmount();

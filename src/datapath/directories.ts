@@ -29,7 +29,7 @@ interface Into {
 export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'releasedir'>;
 
 export function createDirectories(context: Context, entries: Entries): DirectoryOperations {
-  const { attributes, names, server, closing } = context;
+  const { attributes, names, server, releases } = context;
   const streams = new Map<number, Stream>();
   // Directories that were opened with a predecessor have their numbers too.
   let lastFh = Math.floor(Math.random() * 2 ** 48);
@@ -61,7 +61,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
     const name = Buffer.from(key, 'latin1');
     const isTaken = into.list.add({ ino: inoOf(entry.fileId), offset: entry.cookie, type, name, entry: full });
     // The kernel was not told of it after all.
-    if (!isTaken && full !== undefined) entries.untold(full.node, into.place);
+    if (!isTaken && full !== undefined) entries.undoLookup(full.node, into.place);
     return isTaken;
   }
 
@@ -71,7 +71,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
       streams.delete(fh);
     },
     readdir: async (id, { fh, offset, plus }, list, request) => {
-      const leaving = closing.gone(server.node(id).handle, request);
+      const leaving = releases.waitForHidden(server.node(id).handle, request);
       if (leaving !== undefined) await leaving;
       const stream = streamAt(id, fh, offset);
       for (let given = 0; ; ) {

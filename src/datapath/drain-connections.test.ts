@@ -3,7 +3,7 @@ import { connect, createServer, type Socket } from 'node:net';
 import { describe, expect, test } from 'vitest';
 import { libc } from '#base/linux/libc.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { drain } from './drain-connections.ts';
+import { drainConnections } from './drain-connections.ts';
 
 const never = new AbortController().signal;
 
@@ -37,7 +37,7 @@ describe('connections of a predecessor', () => {
     const clock = createFakeClock();
     using left = await leftBehind('an old call');
     const forever = new Promise<never>(() => undefined);
-    const draining = drain([left.copy], { clock, isAnswering: () => forever }, never);
+    const draining = drainConnections([left.copy], { clock, isAnswering: () => forever }, never);
     expect(await soon(draining)).toBe(false);
     let read = '';
     left.peer.on('data', (chunk) => {
@@ -55,7 +55,7 @@ describe('connections of a predecessor', () => {
     const clock = createFakeClock();
     using left = await leftBehind('x');
     const { promise: answering, resolve: answer } = Promise.withResolvers<void>();
-    const draining = drain([left.copy], { clock, isAnswering: () => answering }, never);
+    const draining = drainConnections([left.copy], { clock, isAnswering: () => answering }, never);
     clock.advance(60_000);
     expect(await soon(draining)).toBe(false);
     answer();
@@ -67,18 +67,22 @@ describe('connections of a predecessor', () => {
   test('that are broken already are over', async () => {
     using left = await leftBehind('x');
     left.peer.resetAndDestroy();
-    await drain([left.copy], { clock: createFakeClock(), isAnswering: async () => undefined }, never);
+    await drainConnections([left.copy], { clock: createFakeClock(), isAnswering: async () => undefined }, never);
   });
 
   test('are not waited for by who is told to stop', async () => {
     using left = await leftBehind('x');
     const stop = new AbortController();
-    const draining = drain([left.copy], { clock: createFakeClock(), isAnswering: async () => undefined }, stop.signal);
+    const draining = drainConnections(
+      [left.copy],
+      { clock: createFakeClock(), isAnswering: async () => undefined },
+      stop.signal,
+    );
     stop.abort(new Error('enough'));
     await expect(draining).rejects.toThrow('enough');
   });
 
   test('none: nothing to wait for', async () => {
-    await drain([], { clock: createFakeClock(), isAnswering: () => new Promise(() => undefined) }, never);
+    await drainConnections([], { clock: createFakeClock(), isAnswering: () => new Promise(() => undefined) }, never);
   });
 });

@@ -8,7 +8,7 @@ export interface DrainParts {
 }
 
 /** A server that answers others has long done whatever lay in its queues. */
-const patienceMs = 10_000;
+const timeoutMs = 10_000;
 
 /**
  * Ends connections that a predecessor left, and waits until the server has ended them too: what it has not read of them by then
@@ -19,7 +19,11 @@ const patienceMs = 10_000;
  * done. Linux' nfsd ends it at once, while its threads go on with calls they have taken from it, and nothing that a client sees
  * tells when those are done: there an old call can still come late, if it takes longer than all of a takeover.
  */
-export async function drain(descriptors: readonly number[], parts: DrainParts, signal: AbortSignal): Promise<void> {
+export async function drainConnections(
+  descriptors: readonly number[],
+  parts: DrainParts,
+  signal: AbortSignal,
+): Promise<void> {
   const sockets = descriptors.map((fd) => new Socket({ fd, readable: true, writable: true, allowHalfOpen: true }));
   const ended = sockets.map(closed);
   for (const socket of sockets) {
@@ -33,7 +37,7 @@ export async function drain(descriptors: readonly number[], parts: DrainParts, s
   const giveUp = new AbortController();
   const hangUp = async (): Promise<void> => {
     await parts.isAnswering(giveUp.signal);
-    await parts.clock.sleep(patienceMs, giveUp.signal);
+    await parts.clock.sleep(timeoutMs, giveUp.signal);
     for (const socket of sockets) if (!socket.destroyed) socket.resetAndDestroy();
   };
   if (sockets.length > 0) hangUp().catch(() => undefined);

@@ -7,10 +7,10 @@ import type { Context } from './context.ts';
 import { access } from './identity.ts';
 import { keyOf, type Name } from './name-cache.ts';
 import type { Node, Nodes } from './ports.ts';
-import { createNamesAhead } from './readdir-ahead.ts';
+import { createReaddirAhead } from './readdir-ahead.ts';
 
 /** What a name means, for certain. */
-export interface There {
+export interface ResolvedName {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
   readonly since: number;
@@ -21,15 +21,15 @@ export interface Entries {
   /** Answers at once what is known. */
   lookup(parent: number, name: Buffer, request: Request): Entry | Promise<Entry>;
   /** What the name means, asked of the server. Undefined: nothing. */
-  find(parent: number, name: Buffer, request: Request): Promise<There | undefined>;
+  find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
   /** The same, but as the kernel was told last, if that is known: it has based its request on it. */
-  meant(parent: number, name: Buffer, request: Request): Promise<There | undefined>;
+  resolveAsKernelKnows(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
   /** The kernel is told that the name means this, and counts it. */
-  entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry>;
+  entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry>;
   /** One of a listing, with its attributes. */
   listed(parent: number, key: string, name: Name, place: number): Entry | undefined;
   /** The kernel will not be told of it after all, by the request at that place. */
-  untold(id: number, place: number): void;
+  undoLookup(id: number, place: number): void;
   forget(id: number, lookups: number): void;
 }
 
@@ -39,18 +39,18 @@ const longestMs = 30_000;
 const listedMs = 1_000;
 
 /** How the kernel is told of a name. */
-interface Telling {
+interface KernelEntry {
   /** Of the request. */
   readonly place: number;
-  readonly count: Nodes['listed'];
+  readonly count: Nodes['addListed'];
   readonly entryMs: number;
 }
 
 const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
 export function createEntries(context: Context): Entries {
-  const { nfs, nodes, server, attributes, names, clock, turns, ttlMs } = context;
-  const ahead = createNamesAhead(context);
+  const { nfs, nodes, server, attributes, names, clock, sequence, ttlMs } = context;
+  const readdirAhead = createReaddirAhead(context);
 
   /** As long as the directory has not been changed for long. */
   const relyMs = (parent: number, { at }: Name): number =>
@@ -71,7 +71,7 @@ export function createEntries(context: Context): Entries {
   }
 
   function entryOf({ id, generation }: Node, entryMs: number): Entry {
-    const { attr, attrMs } = attributes.tell(id);
+    const { attr, attrMs } = attributes.attrReply(id);
     if (typeByBits(attr.mode) === fileType.directory) server.isDirectory(id);
     return { node: id, generation, attr, entryMs, attrMs };
   }
@@ -81,16 +81,16 @@ export function createEntries(context: Context): Entries {
     attributes.forget(id);
     names.forget(id);
     server.forget(id);
-    ahead.forget(id);
+    readdirAhead.forget(id);
   }
 
-  function untold(id: number, place: number): void {
-    nodes.unlooked(id, place);
+  function undoLookup(id: number, place: number): void {
+    nodes.removeLookup(id, place);
     forgetIfGone(id);
   }
 
   /** Undefined: not all of it is known. */
-  function known(parent: number, key: string, name: Name, told: Telling): Entry | undefined {
+  function known(parent: number, key: string, name: Name, told: KernelEntry): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
     const { place, count, entryMs } = told;
@@ -99,14 +99,14 @@ export function createEntries(context: Context): Entries {
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
     const seen = clock.elapsed() - name.at <= Math.max(ttlMs, listedMs) ? name.meant?.attributes : undefined;
     if (seen !== undefined) {
-      attributes.saw(node.id, seen, name.since, name.at);
+      attributes.update(node.id, seen, name.since, name.at);
       return entryOf(node, entryMs);
     }
-    untold(node.id, place);
+    undoLookup(node.id, place);
     return undefined;
   }
 
-  async function find(parent: number, name: Buffer, request: Request): Promise<There | undefined> {
+  async function find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
     const key = keyOf(name);
     const since = attributes.now();
     const changes = names.changes(parent);
@@ -115,7 +115,7 @@ export function createEntries(context: Context): Entries {
     const found = await server.on(request, parent, lookup, access.search);
     names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
     if (found === undefined) return undefined;
-    if (found.directory !== undefined) attributes.saw(parent, found.directory, since);
+    if (found.directory !== undefined) attributes.update(parent, found.directory, since);
     return { handle: found.handle, attributes: found.attributes, since };
   }
 
@@ -124,21 +124,21 @@ export function createEntries(context: Context): Entries {
       await server.look(request, node.id);
       return entryOf(node, attributes.relyMs(parent));
     } catch (cause) {
-      untold(node.id, request.place);
+      undoLookup(node.id, request.place);
       throw cause;
     }
   }
 
-  function entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry> {
-    const node = counted(parent, key, nodes.looked(there.handle, request.place));
+  function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
+    const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
     if (there.attributes === undefined) return asked(parent, node, request);
-    attributes.saw(node.id, there.attributes, there.since);
-    turns.looked(node.id, request);
+    attributes.update(node.id, there.attributes, there.since);
+    sequence.looked(node.id, request);
     return entryOf(node, attributes.relyMs(parent));
   }
 
   return {
-    ...{ find, entry, untold },
+    ...{ find, entry, undoLookup },
     forget: (id, lookups) => {
       nodes.forget(id, lookups);
       forgetIfGone(id);
@@ -149,9 +149,9 @@ export function createEntries(context: Context): Entries {
       const entryMs = cached === undefined ? 0 : keptMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, { place: request.place, count: nodes.looked, entryMs });
+        const entry = known(parent, key, cached, { place: request.place, count: nodes.addLookup, entryMs });
         if (entry !== undefined) {
-          ahead.used(parent);
+          readdirAhead.recordHit(parent);
           return entry;
         }
       }
@@ -159,12 +159,12 @@ export function createEntries(context: Context): Entries {
       const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
-      ahead.missed(parent, request);
+      readdirAhead.recordMiss(parent, request);
       return find(parent, name, request).then((there) =>
         there === undefined ? nothing(ttlMs) : entry(parent, key, there, request),
       );
     },
-    meant: async (parent, name, request) => {
+    resolveAsKernelKnows: async (parent, name, request) => {
       const cached = names.get(parent, keyOf(name));
       if (cached === undefined) return await find(parent, name, request);
       const handle = cached.meant?.handle;
@@ -174,7 +174,7 @@ export function createEntries(context: Context): Entries {
     // Without room for it the kernel is told the name alone.
     listed: (parent, key, name, place) =>
       nodes.hasRoom()
-        ? known(parent, key, name, { place, count: nodes.listed, entryMs: relyMs(parent, name) })
+        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: relyMs(parent, name) })
         : undefined,
   };
 }

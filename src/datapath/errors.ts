@@ -63,8 +63,8 @@ export function asErrno(cause: unknown): unknown {
 export const isStale = (cause: unknown): boolean => isNfsError(cause, 'STALE', 'BADHANDLE');
 
 /** The server has not done it, and may do it when it is asked again. */
-export const isPassing = (cause: unknown): boolean =>
+export const isTransient = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && cause.failure === 'unreachable' && !cause.maybeDone);
 
 /** Whether the server's answer is known: then it is no. */
-export const isDefinite = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);
+export const isDefiniteRefusal = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);

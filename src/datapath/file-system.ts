@@ -8,32 +8,32 @@ import { createAttributeCache } from './attribute-cache.ts';
 import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
 import type { Context } from './context.ts';
-import { createMaking } from './create.ts';
-import { createMarks } from './creation-marks.ts';
-import type { Loss } from './data-loss-log.ts';
-import { createLettingGo } from './dentry-shrinker.ts';
+import { createCreateOperations } from './create.ts';
+import { createCreationMarks } from './creation-marks.ts';
+import type { DataLoss } from './data-loss-log.ts';
+import { createDentryShrinker } from './dentry-shrinker.ts';
 import { createDirectories } from './directories.ts';
 import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
-import { createGetting } from './getattr.ts';
+import { createGetattr } from './getattr.ts';
 import { access, createIdentities, type IdentityOptions } from './identity.ts';
-import { createOutstanding } from './locked-directories.ts';
+import { createLockedDirectories } from './locked-directories.ts';
 import { createNameCache } from './name-cache.ts';
-import { createClosing } from './pending-releases.ts';
-import { checkedHere } from './permission-checks.ts';
-import type { Kept, Nodes, Proofs } from './ports.ts';
+import { createPendingReleases } from './pending-releases.ts';
+import { withPermissionChecks } from './permission-checks.ts';
+import type { JournaledWrites, Nodes, Proofs } from './ports.ts';
 import { type Charges, createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
-import { createRenaming } from './rename.ts';
-import { createTurns, type Turns } from './request-sequence.ts';
-import { createPatience, type Patience } from './request-wait.ts';
+import { createRename } from './rename.ts';
+import { createRequestSequence, type RequestSequence } from './request-sequence.ts';
+import { createRequestWait, type RequestWait } from './request-wait.ts';
 import { createServer } from './server.ts';
-import { createSetting } from './setattr.ts';
-import { createShared, type Shared } from './shared-caches.ts';
-import { until } from './unless-aborted.ts';
-import { createRemoving } from './unlink.ts';
-import { type Behind, createWrites, type Writes } from './writes.ts';
+import { createSetattr } from './setattr.ts';
+import { createSharedCaches, type Shared } from './shared-caches.ts';
+import { unlessAborted } from './unless-aborted.ts';
+import { createUnlink } from './unlink.ts';
+import { createWrites, type UncommittedWrites, type Writes } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
@@ -71,20 +71,20 @@ export interface FileSystemParts {
   readonly ended?: AbortSignal;
   /** Left out: writes are answered when they are on the server's disk. */
   readonly behind?: {
-    readonly kept: Kept;
+    readonly kept: JournaledWrites;
     /** Of all mounts of the process. */
     readonly budget: Budget;
     /** Something to be waited for before anything is sent. */
     readonly ready: () => Promise<void> | undefined;
     /** What was answered did not get to the server's disk, and will not. */
-    readonly onLost?: (loss: Loss) => void;
+    readonly onLost?: (loss: DataLoss) => void;
   };
 }
 
 /** Disposed of when the mount is gone. */
 export interface FileSystem extends Disposable {
   readonly operations: Partial<Operations>;
-  readonly behind: Behind;
+  readonly behind: UncommittedWrites;
 }
 
 export const createFileSystem = (parts: FileSystemParts): Partial<Operations> => openFileSystem(parts).operations;
@@ -94,51 +94,63 @@ export const createFileSystem = (parts: FileSystemParts): Partial<Operations> =>
  * kernel does by itself or refuses: none of it can be had from NFS version 3.
  */
 export function openFileSystem(parts: FileSystemParts): FileSystem {
-  const { nfs, nodes, proofs, clock, notify, options, shared = createShared() } = parts;
-  const { cacheMs: ttlMs = 1_000, softMs: patienceMs = Number.POSITIVE_INFINITY } = options;
+  const { nfs, nodes, proofs, clock, notify, options, shared = createSharedCaches() } = parts;
+  const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
     ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
-    ...{ room: shared.attributes, group: options.group },
+    ...{ limit: shared.attributes, group: options.group },
   });
-  const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
-  const calls = createCalls({ clock, patienceMs, ended: parts.ended });
+  const names = createNameCache({ epochOf: attributes.epoch, clock, limit: shared.names });
+  const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
   const server = createServer({
     ...{ nfs, nodes, attributes, names, calls, notify },
     identities: createIdentities(options.identity),
   });
-  const turns = createTurns(attributes);
-  const patience = createPatience({ clock, calls, patienceMs });
+  const sequence = createRequestSequence(attributes);
+  const waitFor = createRequestWait({ clock, calls, timeoutMs });
   const ready = parts.behind?.ready ?? (() => undefined);
   const context: Context = {
-    ...{ nfs, nodes, proofs, clock, server, attributes, names, marks: createMarks(clock), turns, ttlMs, notify },
-    ...{ patience, closing: createClosing(nodes, patience) },
+    ...{
+      nfs,
+      nodes,
+      proofs,
+      clock,
+      server,
+      attributes,
+      names,
+      marks: createCreationMarks(clock),
+      sequence,
+      ttlMs,
+      notify,
+    },
+    ...{ waitFor, releases: createPendingReleases(nodes, waitFor) },
   };
   const entries = createEntries(context);
-  const making = createMaking(context, entries);
+  const creating = createCreateOperations(context, entries);
   const { quota } = parts;
   const look = async (id: number, request: Request): Promise<Attributes> => {
     await writes.settled(id, request);
     return await server.look(request, id);
   };
-  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, patience });
-  const removing = createRemoving(context, entries, { charges, ready });
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, waitFor });
+  const unlinking = createUnlink(context, entries, { charges, ready });
   const own = createBudget(mostBehindOfMount);
   const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready, isSync: options.sync === true },
-    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
+    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: timeoutMs === Number.POSITIVE_INFINITY },
     ...{ onDone: charges.written, onLost: parts.behind?.onLost },
     budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
-  const writes = charging(uncharged, charges, patience);
-  const setting = createSetting(context, writes, charges, options.group);
+  const writes = withQuota(uncharged, charges, waitFor);
+  const setattrOperation = createSetattr(context, writes, charges, options.group);
   const { forget: forgetFile, ...files } = createFiles({
-    ...{ context, entries, making, removing, writes },
+    ...{ context, entries, creating, unlinking, writes },
     ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
   });
   const directories = createDirectories(context, entries);
-  const { mkdir, mknod, symlink, link } = making;
-  const { unlink, rmdir } = removing;
+  const { mkdir, mknod, symlink, link } = creating;
+  const { unlink, rmdir } = unlinking;
   const changes = {
     mkdir,
     mknod,
@@ -146,17 +158,17 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     link,
     unlink,
     rmdir,
-    ...createRenaming(context, entries, removing, charges),
+    ...createRename(context, entries, unlinking, charges),
   };
   const operations: Partial<Operations> = {
     ...changes,
     ...files,
     ...directories,
-    ...createGetting(context, writes),
+    ...createGetattr(context, writes),
     lookup: entries.lookup,
-    setattr: setting.setattr,
+    setattr: setattrOperation.setattr,
     ...(options.checks === 'server'
-      ? checkedHere(context, options.identity, { ...files, ...directories, ...setting })
+      ? withPermissionChecks(context, options.identity, { ...files, ...directories, ...setattrOperation })
       : {}),
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
@@ -165,7 +177,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
       return bytes;
     },
     statfs: async (id, request) => {
-      if (quota !== undefined) return enforced(quota.statfs());
+      if (quota !== undefined) return quotaStatfs(quota.statfs());
       const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
       const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
       return {
@@ -176,10 +188,14 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     },
   };
   const { notifyApart } = parts;
-  const outstanding = createOutstanding(clock);
-  if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart, outstanding, ready }));
+  const lockedDirectories = createLockedDirectories(clock);
+  if (notifyApart !== undefined)
+    nodes.onPressure(createDentryShrinker({ nodes, server, notifyApart, lockedDirectories, ready }));
   const bound = {
-    ...bordered(outstanding.watched(options.readOnly === true ? withoutChanges(operations) : operations), turns),
+    ...withErrnoErrors(
+      lockedDirectories.tracked(options.readOnly === true ? readOnlyOperations(operations) : operations),
+      sequence,
+    ),
     forget: (id: number, lookups: number): void => {
       entries.forget(id, lookups);
       if (nodes.get(id) !== undefined) return;
@@ -203,7 +219,7 @@ const longestTarget = 4095;
 const statfsBlock = 4096;
 
 /** The volume's own, not the export's. Files are not counted. */
-function enforced({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
+function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
   const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
   const bfree = Math.max(0, blocks - taken);
   return {
@@ -215,16 +231,16 @@ function enforced({ bytes, used }: { readonly bytes: number; readonly used: numb
 }
 
 /** Nothing is accepted that there is no room for. */
-function charging(writes: Writes, charges: Charges, patience: Patience): Writes {
+function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait): Writes {
   return {
     ...writes,
-    get doubts() {
-      return writes.doubts;
+    get revalidations() {
+      return writes.revalidations;
     },
     write: (id, at, data, request) => {
       const room = charges.write(id, at.offset, data.length, request);
       if (room === undefined) return writes.write(id, at, data, request);
-      return patience(request, (signal) => until(room, signal).catch(fail))
+      return waitFor(request, (signal) => unlessAborted(room, signal).catch(fail))
         .then(() => writes.write(id, at, data, request))
         .catch((cause: unknown) => {
           charges.givenUp(request);
@@ -245,18 +261,18 @@ function charging(writes: Writes, charges: Charges, patience: Patience): Writes 
 }
 const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
-type Does = (...args: never[]) => unknown;
+type AnyOperation = (...args: never[]) => unknown;
 
 /** What went wrong is told in the kernel's words. */
 function fail(cause: unknown): never {
   throw asErrno(cause);
 }
 
-function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operations> {
+function withErrnoErrors(operations: Partial<Operations>, sequence: RequestSequence): Partial<Operations> {
   const border =
-    (does: Does): Does =>
+    (does: AnyOperation): AnyOperation =>
     (...args) => {
-      turns.begin();
+      sequence.begin();
       try {
         const result = does(...args);
         return result instanceof Promise ? result.catch(fail) : result;
@@ -264,7 +280,7 @@ function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operat
         return fail(cause);
       }
     };
-  const all = Object.entries(operations).map(([name, does]) => [name, border(does as Does)]);
+  const all = Object.entries(operations).map(([name, does]) => [name, border(does as AnyOperation)]);
   return Object.fromEntries(all) as Partial<Operations>;
 }
 
@@ -281,7 +297,7 @@ const changing = [
   'write',
 ] as const;
 
-function withoutChanges(operations: Partial<Operations>): Partial<Operations> {
+function readOnlyOperations(operations: Partial<Operations>): Partial<Operations> {
   const refuse = (): never => {
     throw new Errno('EROFS');
   };

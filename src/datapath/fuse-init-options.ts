@@ -20,7 +20,7 @@ const always: readonly InitFlag[] = [
 ];
 
 /** What is asked of the kernel for a mount. */
-export const asked = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
+export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
   // Unless a file system wants to hear of locks, the kernel keeps them for all processes of the node.
   flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
   ...{ maxWrite: maxTransfer, maxReadahead: maxTransfer, maxBackground: 64, timeGranularity: 1 },
@@ -31,4 +31,4 @@ function refuse(): never {
 }
 
 /** Better than to pretend: another node would not know of the lock. */
-export const refusingLocks: Partial<Operations> = { getlk: refuse, setlk: refuse, setlkw: refuse };
+export const refuseLocks: Partial<Operations> = { getlk: refuse, setlk: refuse, setlkw: refuse };

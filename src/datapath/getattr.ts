@@ -2,24 +2,24 @@ import type { AttrReply, Operations, Request } from '#wire/fuse/operations.ts';
 import type { Context } from './context.ts';
 import type { Writes } from './writes.ts';
 
-export function createGetting(
-  { server, attributes, turns }: Context,
+export function createGetattr(
+  { server, attributes, sequence }: Context,
   writes: Pick<Writes, 'settled'>,
 ): Pick<Operations, 'getattr'> {
   const isKnown = (id: number, request: Request): boolean =>
-    attributes.freshMs(id) > 0 || turns.isJustLooked(id, request);
+    attributes.freshMs(id) > 0 || sequence.wasJustLookedUp(id, request);
 
   async function asked(id: number, settled: Promise<void> | undefined, request: Request): Promise<AttrReply> {
     await settled;
     if (!isKnown(id, request)) await server.look(request, id);
-    return attributes.tell(id);
+    return attributes.attrReply(id);
   }
 
   return {
     getattr: (id, _fh, request) => {
       const settled = writes.settled(id, request);
       // Without a promise where it is known: the kernel asks for a directory's after each change of it.
-      return settled === undefined && isKnown(id, request) ? attributes.tell(id) : asked(id, settled, request);
+      return settled === undefined && isKnown(id, request) ? attributes.attrReply(id) : asked(id, settled, request);
     },
   };
 }

@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
-import { heldBack } from './hold-until-drained.ts';
+import { holdUntilDrained } from './hold-until-drained.ts';
 
 const name = Buffer.from('name');
 
@@ -16,7 +16,7 @@ function held({ softMs }: { readonly softMs?: number } = {}) {
   let first: Promise<void> | undefined = promise;
   const names = ['mkdir', 'open', 'flush', 'fsync', 'release', 'lookup'] as const;
   const noting = Object.fromEntries(names.map((each) => [each, () => void done.push(each)]));
-  const on = heldBack(noting as Partial<Operations>, {
+  const on = holdUntilDrained(noting as Partial<Operations>, {
     clock,
     ready: () => first,
     softMs,

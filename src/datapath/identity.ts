@@ -2,7 +2,7 @@ import type { Attributes } from '#wire/nfs3/structures.ts';
 import { credential } from '#wire/rpc/message.ts';
 
 /** Who asks. */
-export interface Who {
+export interface Caller {
   readonly uid: number;
   readonly gid: number;
   /** A group that the kernel has found him to be in. */
@@ -27,7 +27,7 @@ export const access = { none: 0, search: 1, write: 2, change: 3, list: 4, read: 
 /** As whom a call is sent. */
 export interface Identities {
   /** `needs`: one of `access`. `objects`: what the call is about, as the kernel knew it when it allowed it. */
-  credential(who: Who, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
+  credential(who: Caller, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
 }
 
 const mostKept = 1024;
@@ -41,12 +41,12 @@ const mostKept = 1024;
  */
 export function createIdentities({ squash, uid, gid, machine }: IdentityOptions): Identities {
   const kept = new Map<string, Buffer>();
-  const isSquashed = (who: Who): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
+  const isSquashed = (who: Caller): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
 
   return {
     credential: (caller, needs, ...objects) => {
       const isOther = isSquashed(caller);
-      const who: Who = isOther ? { uid, gid } : caller;
+      const who: Caller = isOther ? { uid, gid } : caller;
       const groups = isOther || who.uid === 0 ? [] : groupsFor(who, needs, objects);
       const key = `${who.uid} ${who.gid} ${groups.join(' ')}`;
       const known = kept.get(key);
@@ -59,18 +59,18 @@ export function createIdentities({ squash, uid, gid, machine }: IdentityOptions)
   };
 }
 
-function groupsFor(who: Who, needs: number, objects: readonly (Rights | undefined)[]): number[] {
+function groupsFor(who: Caller, needs: number, objects: readonly (Rights | undefined)[]): number[] {
   const groups: number[] = [];
   const add = (group: number | undefined): void => {
     if (group !== undefined && group !== who.gid && !groups.includes(group)) groups.push(group);
   };
-  for (const object of objects) if (object !== undefined && isByGroup(who, needs, object)) add(object.gid);
+  for (const object of objects) if (object !== undefined && needsGroup(who, needs, object)) add(object.gid);
   add(who.group);
   return groups;
 }
 
 /** Whether he needs to be in the group to do it. To its owner the group's rights do not apply. */
-export const isByGroup = (who: Who, needs: number, { uid, mode }: Rights): boolean =>
+export const needsGroup = (who: Caller, needs: number, { uid, mode }: Rights): boolean =>
   who.uid !== 0 && who.uid !== uid && ((mode >>> 3) & ~mode & needs) !== 0;
 
 export const areSameRights = (one: Rights, other: Rights): boolean =>

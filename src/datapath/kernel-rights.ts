@@ -4,7 +4,7 @@ import type { Rights } from './identity.ts';
  * By what rights the kernel allows things, of nodes of which nothing else is kept for lack of room: as long as it has the node it may go
  * by them, whatever they are by now. A few bytes for each: nearly all have the same as many others.
  */
-export interface ToldRights {
+export interface KernelRights {
   keep(id: number, rights: Rights): void;
   get(id: number): Rights | undefined;
   forget(id: number): void;
@@ -12,7 +12,7 @@ export interface ToldRights {
 
 const mostShared = 1024;
 
-export function createToldRights(): ToldRights {
+export function createKernelRights(): KernelRights {
   const byId = new Map<number, Rights>();
   const shared = new Map<string, Rights>();
 

@@ -2,9 +2,9 @@ import { setImmediate as turn } from 'node:timers/promises';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
-import { createLettingGo } from './dentry-shrinker.ts';
-import { createOutstanding, type Outstanding } from './locked-directories.ts';
-import type { Placed } from './server.ts';
+import { createDentryShrinker } from './dentry-shrinker.ts';
+import { createLockedDirectories, type LockedDirectories } from './locked-directories.ts';
+import type { SeenNode } from './server.ts';
 
 const nobody = {} as Request;
 const name = Buffer.from('name');
@@ -12,21 +12,21 @@ const nothing: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, at
 
 describe('what is outstanding', () => {
   let clock: FakeClock;
-  let outstanding: Outstanding;
+  let lockedDirectories: LockedDirectories;
   /** Of operations under way. */
   let answers: PromiseWithResolvers<never>[];
   let operations: Partial<Operations>;
 
   beforeEach(() => {
     clock = createFakeClock();
-    outstanding = createOutstanding(clock);
+    lockedDirectories = createLockedDirectories(clock);
     answers = [];
     const asks = (): Promise<never> => {
       const answer = Promise.withResolvers<never>();
       answers.push(answer);
       return answer.promise;
     };
-    operations = outstanding.watched({
+    operations = lockedDirectories.tracked({
       ...{ lookup: asks, create: asks, rename: asks, link: asks, setattr: asks, read: asks },
     });
   });
@@ -36,7 +36,7 @@ describe('what is outstanding', () => {
     await turn();
   };
   const allowed = (...directories: readonly number[]): readonly number[] =>
-    directories.filter((directory) => outstanding.allows(directory));
+    directories.filter((directory) => lockedDirectories.allows(directory));
 
   test.each<[string, () => unknown, readonly number[]]>([
     ['a name', () => operations.lookup?.(5, name, nobody), [5]],
@@ -62,7 +62,7 @@ describe('what is outstanding', () => {
   });
 
   test('what is answered at once holds nothing', () => {
-    const known = outstanding.watched({ lookup: () => nothing });
+    const known = lockedDirectories.tracked({ lookup: () => nothing });
     expect(known.lookup?.(5, name, nobody)).toBe(nothing);
     expect(allowed(5)).toEqual([5]);
   });
@@ -96,11 +96,11 @@ describe('what is outstanding', () => {
 
   describe('letting go of names', () => {
     const told: string[] = [];
-    const places = new Map<number, Placed>();
+    const places = new Map<number, SeenNode>();
     const lost = new Map<number, 'told' | 'untold'>();
 
     const letGo = (count: number): void =>
-      createLettingGo({
+      createDentryShrinker({
         nodes: {
           get: (id) => ({ id, generation: 0, handle: Buffer.alloc(0), opens: id === 13 ? 1 : 0 }),
           lost: (id) => (lost.has(id) ? 'ENOSPC' : undefined),
@@ -120,7 +120,7 @@ describe('what is outstanding', () => {
           places.delete(10 + 'abcdefgh'.indexOf(key));
           await turn();
         },
-        outstanding,
+        lockedDirectories,
       })(count);
     const settled = async (): Promise<void> => {
       for (let i = 0; i < 50; i++) await turn();

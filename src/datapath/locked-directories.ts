@@ -6,16 +6,16 @@ import type { Operations } from '#wire/fuse/operations.ts';
  * Requests that have no answer yet, by the directory whose lock whoever waits for them holds. The kernel would have to wait for
  * that lock, and so for our answer, to let go of a name in it.
  */
-export interface Outstanding {
+export interface LockedDirectories {
   /** The same operations; from now on it is known which of them are under way. */
-  watched(operations: Partial<Operations>): Partial<Operations>;
+  tracked(operations: Partial<Operations>): Partial<Operations>;
   /** Whether the kernel may be told of a name in this directory now. */
   allows(directory: number): boolean;
   /** Resolves when it is worth asking again: a request was answered. */
   ended(): Promise<void>;
 }
 
-type Does = (...args: never[]) => unknown;
+type AnyOperation = (...args: never[]) => unknown;
 
 /** Which directories are locked. */
 const locked: { readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[] } = {
@@ -33,12 +33,12 @@ function one(node: number): readonly number[] {
 /** A server that takes longer is slow, or gone. */
 const slowMs = 100;
 /** In a directory that many use at once there is always something outstanding: after so long that must do. */
-const patienceMs = 1_000;
+const busyMs = 1_000;
 
-export function createOutstanding(clock: Clock): Outstanding {
+export function createLockedDirectories(clock: Clock): LockedDirectories {
   const counts = new Map<number, number>();
   /** When they began; the oldest is first. */
-  const begun = new Set<{ readonly at: number }>();
+  const startTimes = new Set<{ readonly at: number }>();
   let refusedSince: number | undefined;
   let next: PromiseWithResolvers<void> | undefined;
 
@@ -50,7 +50,7 @@ export function createOutstanding(clock: Clock): Outstanding {
     }
   };
 
-  function watch(does: Does, lockedBy: Does, tellsSpeed: boolean): Does {
+  function track(does: AnyOperation, lockedBy: AnyOperation, tellsSpeed: boolean): AnyOperation {
     return (...args) => {
       const result = does(...args);
       // What is known is answered before anything else happens.
@@ -58,10 +58,10 @@ export function createOutstanding(clock: Clock): Outstanding {
       const directories = lockedBy(...args) as readonly number[];
       const self = { at: clock.elapsed() };
       add(directories, 1);
-      if (tellsSpeed) begun.add(self);
+      if (tellsSpeed) startTimes.add(self);
       return result.finally(() => {
         add(directories, -1);
-        begun.delete(self);
+        startTimes.delete(self);
         next?.resolve();
         next = undefined;
       });
@@ -69,16 +69,19 @@ export function createOutstanding(clock: Clock): Outstanding {
   }
 
   function isSlow(now: number): boolean {
-    const [oldest] = begun;
+    const [oldest] = startTimes;
     return oldest !== undefined && now - oldest.at > slowMs;
   }
 
   return {
-    watched: (operations) => {
+    tracked: (operations) => {
       const all = Object.entries(operations).map(([name, does]) => {
         const [named, other] = [locked[name as keyof typeof locked], lockedIfDirectory[name as 'setattr']];
         const lockedBy = named ?? other;
-        return [name, lockedBy === undefined ? does : watch(does as Does, lockedBy as Does, named !== undefined)];
+        return [
+          name,
+          lockedBy === undefined ? does : track(does as AnyOperation, lockedBy as AnyOperation, named !== undefined),
+        ];
       });
       return Object.fromEntries(all) as Partial<Operations>;
     },
@@ -88,7 +91,7 @@ export function createOutstanding(clock: Clock): Outstanding {
       if (isSlow(now)) return false;
       if (isQuiet) refusedSince = undefined;
       else refusedSince ??= now;
-      return refusedSince === undefined || now - refusedSince >= patienceMs;
+      return refusedSince === undefined || now - refusedSince >= busyMs;
     },
     ended: async () => {
       if (counts.size > 0) {

@@ -64,12 +64,12 @@ describe.skipIf(needs('ganesha', 'linux'))(
       const first = next();
       const { node } = await first.done((request) => first.on.lookup(root, name('file'), request));
       for (let i = 0; i < 2; i++) await first.done((request) => first.on.open(node, constants.O_RDONLY, request));
-      const closing = first.take();
-      await release(first.on, node, closing);
+      const releases = first.take();
+      await release(first.on, node, releases);
 
       const second = next();
-      await release(second.on, node, closing);
-      second.requests.free(closing.place);
+      await release(second.on, node, releases);
+      second.requests.free(releases.place);
       expect(second.nodes.get(node)?.opens).toBe(1);
       await second.done((request) => second.on.unlink(root, name('file'), request));
       const [hidden = ''] = readdirSync(it.folder);

@@ -1,9 +1,9 @@
 import type { Requests } from './journal/requests.ts';
-import type { Kept, Proofs } from './ports.ts';
+import type { JournaledWrites, Proofs } from './ports.ts';
 import type { KeptGrowth } from './quota/account.ts';
 
 /** What a mount has of the journal. */
-export interface OfMount extends Pick<Kept, 'keep'> {
+export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
   readonly proofs: Proofs;
   readonly growth: KeptGrowth;
 }
@@ -12,10 +12,10 @@ export interface OfMount extends Pick<Kept, 'keep'> {
  * Of a mount that is gone the places of its requests, and its row, are somebody else's. What was under way for it comes to its end all
  * the same, and must not leave a trace there.
  */
-export function whileServed(
+export function createMountJournal(
   { requests, growth }: { readonly requests: Requests; readonly growth: KeptGrowth },
   ended: AbortSignal,
-): OfMount {
+): MountJournal {
   return {
     keep: (place) => {
       if (!ended.aborted) requests.behind(place);

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
-import type { CacheRoom } from './cache-limit.ts';
+import type { CacheLimit } from './cache-limit.ts';
 
 /** What a name means: undefined where a server left it out. */
 export interface Meant {
@@ -53,13 +53,13 @@ export const keyOf = (name: Buffer): string => name.toString('latin1');
 export interface NameCacheParts {
   readonly epochOf: (directory: number) => number;
   readonly clock: Pick<Clock, 'elapsed'>;
-  readonly room: CacheRoom;
+  readonly limit: CacheLimit;
 }
 
-export function createNameCache({ epochOf, clock, room }: NameCacheParts): NameCache {
+export function createNameCache({ epochOf, clock, limit }: NameCacheParts): NameCache {
   /** Those used last are last. */
   const directories = new Map<number, Content>();
-  const share = room.join(dropSome);
+  const share = limit.join(dropSome);
 
   function of(id: number): Content {
     const epoch = epochOf(id);

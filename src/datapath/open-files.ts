@@ -1,5 +1,5 @@
 import type { Request } from '#wire/fuse/operations.ts';
-import type { Rights, Who } from './identity.ts';
+import type { Caller, Rights } from './identity.ts';
 
 /**
  * What is to be known of an open file lies in its number itself, so that a successor knows it too: who opened it, and whether
@@ -28,7 +28,7 @@ export const writes = (fh: number): boolean => Math.floor(fh / users) % 2 === 1;
  * Whoever opened a file may use it, whoever has it now. The kernel's own writes (from memory maps) come from nobody: then the
  * file's group stands for that of whoever opened it.
  */
-export function opener(fh: number, request: Request, about: Rights | undefined): Who {
+export function opener(fh: number, request: Request, about: Rights | undefined): Caller {
   const uid = fh % users;
   return request.uid === uid ? request : { uid, gid: about?.gid ?? request.gid };
 }

@@ -18,7 +18,7 @@ type Checked = Required<Pick<Operations, 'access' | 'open' | 'opendir' | 'setatt
  * above all, since what is read may be cached, and what is written is answered before the server has it. And NFS lets the
  * owner of a file cut it that he may not write to.
  */
-export function checkedHere(
+export function withPermissionChecks(
   { nfs, server, attributes }: Context,
   one: Pick<IdentityOptions, 'uid' | 'gid'>,
   operations: Omit<Checked, 'access'>,

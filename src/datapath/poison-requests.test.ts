@@ -1,23 +1,23 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createSuspicion } from './poison-requests.ts';
+import { createPoisonRequests } from './poison-requests.ts';
 
 function trying() {
   const clock = createFakeClock();
   const begun: number[] = [];
   let marked: number | undefined;
-  const suspicion = createSuspicion(clock, (place) => {
+  const poisonRequests = createPoisonRequests(clock, (place) => {
     marked = place;
   });
-  return { clock, suspicion, begun, add, state: () => ({ begun: [...begun], marked }) };
+  return { clock, poisonRequests, begun, add, state: () => ({ begun: [...begun], marked }) };
 
   function add(...places: readonly number[]): void {
-    for (const place of places) suspicion.add(place, () => void begun.push(place));
+    for (const place of places) poisonRequests.add(place, () => void begun.push(place));
   }
 }
 
 test('those that are suspected are begun one by one, after all others, and the journal knows which', () => {
-  const { clock, suspicion, add, state } = trying();
+  const { clock, poisonRequests, add, state } = trying();
   add(5, 6, 7);
   clock.advance(999);
   expect(state()).toEqual({ begun: [], marked: undefined });
@@ -26,7 +26,7 @@ test('those that are suspected are begun one by one, after all others, and the j
   // Its server is silent.
   clock.advance(1_000);
   expect(state()).toEqual({ begun: [5, 6], marked: 6 });
-  suspicion.over(6);
+  poisonRequests.done(6);
   expect(state()).toEqual({ begun: [5, 6], marked: undefined });
   clock.advance(0);
   expect(state()).toEqual({ begun: [5, 6, 7], marked: 7 });
@@ -35,11 +35,11 @@ test('those that are suspected are begun one by one, after all others, and the j
 });
 
 test('one that is over before its turn is not begun', () => {
-  const { clock, suspicion, add, begun } = trying();
+  const { clock, poisonRequests, add, begun } = trying();
   add(5, 6);
-  expect(suspicion.has(5)).toBe(true);
-  suspicion.over(5);
-  expect(suspicion.has(5)).toBe(false);
+  expect(poisonRequests.has(5)).toBe(true);
+  poisonRequests.done(5);
+  expect(poisonRequests.has(5)).toBe(false);
   clock.advance(10_000);
   expect(begun).toEqual([6]);
   add(8);

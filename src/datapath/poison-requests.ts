@@ -4,19 +4,19 @@ import type { Clock } from '#base/clock.ts';
  * Requests that were there each time that data paths ended are begun one by one, and the journal says which: if this one ends too,
  * that one is to blame, and not all who waited meanwhile, on whatever mount.
  */
-export interface Suspicion {
+export interface PoisonRequests {
   /** Begins it in its turn. */
   add(place: number, begin: () => void): void;
   /** Not begun yet. */
   has(place: number): boolean;
   /** It was answered, or is not to be begun any more. */
-  over(place: number): void;
+  done(place: number): void;
 }
 
 /** A request that ends whoever works on it does so soon. One whose server is silent keeps the others waiting no longer. */
 const eachMs = 1_000;
 
-export function createSuspicion(clock: Clock, mark: (place: number | undefined) => void): Suspicion {
+export function createPoisonRequests(clock: Clock, mark: (place: number | undefined) => void): PoisonRequests {
   const waiting = new Map<number, () => void>();
   let tried: number | undefined;
   let timer: Disposable | undefined;
@@ -39,7 +39,7 @@ export function createSuspicion(clock: Clock, mark: (place: number | undefined) 
       timer ??= clock.after(eachMs, next);
     },
     has: (place) => waiting.has(place),
-    over: (place) => {
+    done: (place) => {
       waiting.delete(place);
       if (place !== tried) return;
       tried = undefined;

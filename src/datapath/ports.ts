@@ -21,15 +21,15 @@ export interface Nodes {
    * The node of a handle, made if there is none. The kernel is about to be told of it: counts one lookup, for the request at
    * that place, however often it comes. Throws ENOMEM where there is no room for another.
    */
-  looked(handle: FileHandle, place?: number): Node;
+  addLookup(handle: FileHandle, place?: number): Node;
   /** The same for one of a listing, which counts many. */
-  listed(handle: FileHandle, place: number): Node;
+  addListed(handle: FileHandle, place: number): Node;
   /** The kernel will not be told by the request at that place after all. */
-  unlooked(id: number, place: number): void;
+  removeLookup(id: number, place: number): void;
   /** Whether another can be made. If not, that is asked for. */
   hasRoom(): boolean;
   /** Called when there are many, with how many too many: the kernel is to be made to let go of some. */
-  onMany(give: (count: number) => void): void;
+  onPressure(give: (count: number) => void): void;
   /** Undefined: the kernel should not know it. The root is node 1, always there. */
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
@@ -67,14 +67,14 @@ export type Proof =
   | { readonly kind: 'moved'; readonly handle: FileHandle };
 
 /** Memory of WRITEs, which outlives the process. */
-export interface Kept {
+export interface JournaledWrites {
   /** It is about to be answered: from now on its data stay until they are freed. */
   keep(place: number): void;
   free(place: number): void;
 }
 
 /** A WRITE that was answered, and whose data may not be on the server's disk. */
-export interface Written {
+export interface AcknowledgedWrite {
   readonly place: number;
   readonly node: number;
   readonly fh: number;

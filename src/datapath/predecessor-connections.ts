@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import { drain } from './drain-connections.ts';
+import { drainConnections } from './drain-connections.ts';
 
 export interface OldConnection {
   readonly id: string;
@@ -10,7 +10,7 @@ export interface OldConnection {
   readonly fd: number;
 }
 
-export interface DrainingParts {
+export interface PredecessorConnectionsParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly letGo: (id: string) => void;
@@ -22,13 +22,16 @@ export interface DrainingParts {
  * What a predecessor sent is either done or will never be, before anything is changed: of each server by itself, so that one
  * that is silent keeps nobody waiting but those who use it.
  */
-export interface Draining {
+export interface PredecessorConnections {
   begin(signal: AbortSignal): void;
   /** Something to be waited for before anything is changed on the server. */
   ready(about: string): Promise<void> | undefined;
 }
 
-export function createDraining(connections: readonly OldConnection[], parts: DrainingParts): Draining {
+export function createPredecessorConnections(
+  connections: readonly OldConnection[],
+  parts: PredecessorConnectionsParts,
+): PredecessorConnections {
   const { clock, log, letGo, clientsOf } = parts;
   const under = new Map<string, Promise<void>>();
 
@@ -39,7 +42,7 @@ export function createDraining(connections: readonly OldConnection[], parts: Dra
 
   async function drainOne(about: string, own: readonly OldConnection[], signal: AbortSignal): Promise<void> {
     const descriptors = own.map(({ fd }) => fd);
-    await drain(descriptors, { clock, isAnswering: (giveUp) => isAnswering(about, giveUp) }, signal);
+    await drainConnections(descriptors, { clock, isAnswering: (giveUp) => isAnswering(about, giveUp) }, signal);
     under.delete(about);
     for (const { id } of own) letGo(id);
   }

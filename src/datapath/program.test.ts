@@ -13,7 +13,7 @@ import { createJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
 import { createRequests } from './journal/requests.ts';
 import type { MountSpec } from './mount-spec.ts';
-import { type GivenMount, startProgram } from './program.ts';
+import { type ReceivedMount, startProgram } from './program.ts';
 
 const spec: MountSpec = {
   ...{ version: 1, addresses: ['127.0.0.1'], port: 1, connections: 1, privilegedPorts: false, tls: undefined },
@@ -39,7 +39,7 @@ async function started() {
     ground[Symbol.dispose]();
   });
   const told: Told = { unserved: [], ended: [] };
-  const start = (mounts: readonly GivenMount[] = []) =>
+  const start = (mounts: readonly ReceivedMount[] = []) =>
     startProgram(
       { journal, mounts, sockets: [] },
       {

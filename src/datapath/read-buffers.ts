@@ -2,7 +2,7 @@
  * Memory that READs are answered from, used again and again: what was used is in the processor's cache, and the system need
  * not clear new pages for it.
  */
-export interface ReadMemory {
+export interface ReadBuffers {
   /** At least so many bytes. */
   take(size: number): Buffer;
   /** It holds an answer that is written when promises are kept, before any tick. After that it is somebody else's. */
@@ -15,7 +15,7 @@ const smallest = 16 * 1024;
 /** Of memory that nobody uses; more than this is given back to the system. */
 const mostKept = 8 * 1024 * 1024;
 
-export function createReadMemory(): ReadMemory {
+export function createReadBuffers(): ReadBuffers {
   const free = new Map<number, Buffer[]>();
   let kept = 0;
   let answered: Buffer[] = [];

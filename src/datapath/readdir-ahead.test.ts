@@ -15,7 +15,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { credential } from '#wire/rpc/message.ts';
 import type { Context } from './context.ts';
 import { createFileSystem } from './file-system.ts';
-import { createNamesAhead } from './readdir-ahead.ts';
+import { createReaddirAhead } from './readdir-ahead.ts';
 
 describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
@@ -213,7 +213,7 @@ describe('the bounds of what is listed ahead', () => {
       const entries = Array.from({ length: pageLength }, () => ({ name: `${++listed}`, cookie: BigInt(listed) }));
       return { entries, verifier: 1n, isEnd: false };
     };
-    const ahead = createNamesAhead({
+    const ahead = createReaddirAhead({
       ...{ clock, ttlMs: 1_000, nfs: { readdirplus } },
       server: { on: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
       attributes: { last: () => undefined, now: () => 0 },
@@ -221,7 +221,7 @@ describe('the bounds of what is listed ahead', () => {
     } as unknown as Context);
     const miss = async (directory: number, times = 1): Promise<void> => {
       for (let i = 0; i < times; i++) {
-        ahead.missed(directory, request);
+        ahead.recordMiss(directory, request);
         await new Promise(setImmediate);
       }
     };
@@ -233,7 +233,7 @@ describe('the bounds of what is listed ahead', () => {
     await miss(1, 1_000);
     expect(listed()).toBeGreaterThan(2_048);
     expect(listed()).toBeLessThanOrEqual(2_048 + pageLength);
-    for (let i = 0; i < 200; i++) ahead.used(1);
+    for (let i = 0; i < 200; i++) ahead.recordHit(1);
     await miss(1, 1_000);
     // One in sixteen.
     expect(listed()).toBeGreaterThan(200 * 16);

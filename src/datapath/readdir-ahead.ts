@@ -7,24 +7,24 @@ import { access } from './identity.ts';
  * Who looks up one name after the other (`stat` of all files, a build, a backup) mostly goes on so: a part of the directory is
  * then listed, which brings hundreds of names and their attributes for little more than one lookup takes.
  */
-export interface NamesAhead {
+export interface ReaddirAhead {
   /** The server has to be asked for a name. */
-  missed(directory: number, request: Request): void;
+  recordMiss(directory: number, request: Request): void;
   /** A name was known. */
-  used(directory: number): void;
+  recordHit(directory: number): void;
   forget(directory: number): void;
 }
 
-interface Ahead {
+interface DirectoryLookups {
   /** By the clock. */
-  readonly begun: number;
+  readonly startedAt: number;
   misses: number;
   used: number;
   listed: number;
   /** Made when it is worth it. */
   listing: Listing | undefined;
   /** Nothing more is to be had of it. */
-  isOver: boolean;
+  isExhausted: boolean;
 }
 
 interface Listing {
@@ -36,41 +36,48 @@ interface Listing {
 }
 
 /** So many within `withinMs`; fewer are not worth a listing. */
-const enough = 16;
+const minMisses = 16;
 /** The names of a listing are relied on for no longer. */
 const withinMs = 1_000;
 /** For each name that was asked for, so many are listed at most: who wants a few out of a million shall not get them all. */
-const atMost = 32;
+const maxListedPerMiss = 32;
 /** So many are listed before any of them has to have been of use: servers list in any order. */
-const onTrial = 2_048;
+const trialNames = 2_048;
 /** Beyond that, at least this part of them. */
 const usedPart = 1 / 16;
 /** Directories that are watched so at once; a search through many more does not stay in any for long. */
-const mostDirectories = 64;
+const maxDirectories = 64;
 
-export function createNamesAhead(context: Context): NamesAhead {
+export function createReaddirAhead(context: Context): ReaddirAhead {
   const { names, attributes, clock, ttlMs } = context;
   /** Those begun last are last. */
-  const directories = new Map<number, Ahead>();
+  const directories = new Map<number, DirectoryLookups>();
 
-  function of(id: number): Ahead {
+  function of(id: number): DirectoryLookups {
     const now = clock.elapsed();
     const known = directories.get(id);
-    if (known !== undefined && (known.listing?.isUnderWay === true || now - known.begun < withinMs)) return known;
+    if (known !== undefined && (known.listing?.isUnderWay === true || now - known.startedAt < withinMs)) return known;
     directories.delete(id);
     const [oldest] = directories.keys();
-    if (oldest !== undefined && directories.size >= mostDirectories) directories.delete(oldest);
-    const made: Ahead = { begun: now, misses: 0, used: 0, listed: 0, listing: undefined, isOver: false };
+    if (oldest !== undefined && directories.size >= maxDirectories) directories.delete(oldest);
+    const made: DirectoryLookups = {
+      startedAt: now,
+      misses: 0,
+      used: 0,
+      listed: 0,
+      listing: undefined,
+      isExhausted: false,
+    };
     directories.set(id, made);
     return made;
   }
 
-  const isWorthMore = ({ misses, used, listed, listing, isOver }: Ahead): boolean =>
-    !isOver &&
+  const isWorthMore = ({ misses, used, listed, listing, isExhausted }: DirectoryLookups): boolean =>
+    !isExhausted &&
     listing?.isUnderWay !== true &&
-    misses >= enough &&
-    listed <= misses * atMost &&
-    (listed <= onTrial || used >= listed * usedPart);
+    misses >= minMisses &&
+    listed <= misses * maxListedPerMiss &&
+    (listed <= trialNames || used >= listed * usedPart);
 
   function begin(id: number): Listing {
     const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
@@ -79,7 +86,7 @@ export function createNamesAhead(context: Context): NamesAhead {
     return { pages, changes, position: 0n, isUnderWay: false };
   }
 
-  async function list(id: number, ahead: Ahead, request: Request): Promise<void> {
+  async function list(id: number, ahead: DirectoryLookups, request: Request): Promise<void> {
     const listing = ahead.listing ?? begin(id);
     ahead.listing = listing;
     listing.isUnderWay = true;
@@ -92,24 +99,24 @@ export function createNamesAhead(context: Context): NamesAhead {
       }
       ahead.listed += page.entries.length;
       listing.position = page.entries.at(-1)?.cookie ?? listing.position;
-      ahead.isOver = page.isEnd;
+      ahead.isExhausted = page.isEnd;
       if (page.isEnd && listing.changes !== undefined) names.complete(id, listing.changes);
     } catch {
       // Not allowed to list it, or whatever: whoever looks a name up is told by his own call.
-      ahead.isOver = true;
+      ahead.isExhausted = true;
     }
     listing.isUnderWay = false;
-    if (ahead.isOver) ahead.listing = undefined;
+    if (ahead.isExhausted) ahead.listing = undefined;
   }
 
   return {
-    missed: (id, request) => {
+    recordMiss: (id, request) => {
       if (ttlMs === 0) return;
       const ahead = of(id);
       ahead.misses++;
       if (isWorthMore(ahead)) void list(id, ahead, request);
     },
-    used: (id) => {
+    recordHit: (id) => {
       const ahead = directories.get(id);
       if (ahead !== undefined) ahead.used++;
     },

@@ -4,26 +4,26 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { Entries, There } from './entries.ts';
+import type { Entries, ResolvedName } from './entries.ts';
 import { keyOf } from './name-cache.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
-import { type At, copied, type Taking, withoutEnd } from './silly-rename.ts';
-import type { Removing } from './unlink.ts';
+import { copyEntryName, type EntryName, type NameRemoval, withoutDeadline } from './silly-rename.ts';
+import type { UnlinkOperations } from './unlink.ts';
 
 /** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
 const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;
 
-export function createRenaming(
+export function createRename(
   context: Context,
   entries: Entries,
-  removing: Removing,
+  unlinking: UnlinkOperations,
   charges: Pick<Charges, 'leaving' | 'removed'>,
 ): Pick<Operations, 'rename'> {
-  const { nfs, nodes, server, attributes, names, proofs, clock, closing } = context;
+  const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
   /** Undefined: a predecessor has moved it already. */
-  async function source(from: At, to: At, request: Request): Promise<There | undefined> {
+  async function source(from: EntryName, to: EntryName, request: Request): Promise<ResolvedName | undefined> {
     const before = proofs.find(request.place);
     if (before?.kind === 'moved') {
       const there = await entries.find(to.parent, to.name, request);
@@ -33,20 +33,27 @@ export function createRenaming(
       return still !== undefined && isSame(still.handle, before.handle) ? still : undefined;
     }
     const { parent, name } = from;
-    const there = (await entries.meant(parent, name, request)) ?? (await entries.find(parent, name, request));
+    const there =
+      (await entries.resolveAsKernelKnows(parent, name, request)) ?? (await entries.find(parent, name, request));
     if (there === undefined) throw new Errno('ENOENT');
     proofs.write(request.place, { kind: 'moved', handle: there.handle });
     return there;
   }
 
   /** `isHidden`: what it replaces may have lost its name already, so it is not given up half-way. */
-  async function move(from: At, to: At, { handle: meant }: There, request: Request, isHidden = false): Promise<void> {
+  async function move(
+    from: EntryName,
+    to: EntryName,
+    { handle: meant }: ResolvedName,
+    request: Request,
+    isHidden = false,
+  ): Promise<void> {
     const send = () =>
       server.onTwo(request, from.parent, to.parent, (one, other, options) =>
         nfs.rename(
           { directory: one, name: from.name },
           { directory: other, name: to.name },
-          { ...(isHidden ? withoutEnd(options) : options), meant },
+          { ...(isHidden ? withoutDeadline(options) : options), meant },
         ),
       );
     // In one directory both tell of the same change.
@@ -56,7 +63,7 @@ export function createRenaming(
   }
 
   /** What the kernel knows under these names, after it was moved. */
-  function remember(from: At, to: At, moved: There, replaced: There | undefined): void {
+  function remember(from: EntryName, to: EntryName, moved: ResolvedName, replaced: ResolvedName | undefined): void {
     const known = { at: clock.elapsed(), since: attributes.now() };
     const id = nodes.find(moved.handle)?.id;
     if (id !== undefined) {
@@ -73,10 +80,10 @@ export function createRenaming(
     rename: async (old, next, flags, request) => {
       if ((flags & impossible) !== 0) throw new Errno('EINVAL');
       // Where something is replaced that is open, it goes on when the request is answered and its memory somebody else's.
-      const [from, to] = [copied(old), copied(next)];
+      const [from, to] = [copyEntryName(old), copyEntryName(next)];
       const moved = await source(from, to, request);
       if (moved === undefined) return;
-      const replaced = await entries.meant(to.parent, to.name, request);
+      const replaced = await entries.resolveAsKernelKnows(to.parent, to.name, request);
       if (replaced !== undefined && isSame(replaced.handle, moved.handle)) {
         // Two names of one file: nothing happens, and both stay.
         await move(from, to, moved, request);
@@ -84,7 +91,7 @@ export function createRenaming(
         names.drop(to.parent, keyOf(to.name));
         return;
       }
-      const take: Taking['take'] = async (isHidden, itself) => {
+      const take: NameRemoval['take'] = async (isHidden, itself) => {
         const replacedId = replaced === undefined || isHidden ? undefined : nodes.find(replaced.handle)?.id;
         const leaves = await charges.leaving(replacedId, itself);
         try {
@@ -96,8 +103,8 @@ export function createRenaming(
         remember(from, to, moved, replaced);
       };
       if (replaced === undefined) return await take(false, request);
-      await closing.gone(replaced.handle, request);
-      await removing.takeName({ at: to, there: replaced, isReplaced: true, take }, request);
+      await releases.waitForHidden(replaced.handle, request);
+      await unlinking.removeName({ at: to, there: replaced, isReplaced: true, take }, request);
     },
   };
 }

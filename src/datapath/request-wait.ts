@@ -7,19 +7,19 @@ import type { Calls } from './calls.ts';
  * Waits for what is done on behalf of somebody else, as long as for the server: whoever is interrupted is let go, and `soft` ends
  * with EIO. The signal tells when nobody wants it any more.
  */
-export type Patience = <R>(request: Request, work: (signal: AbortSignal) => Promise<R>) => Promise<R>;
+export type RequestWait = <R>(request: Request, work: (signal: AbortSignal) => Promise<R>) => Promise<R>;
 
-export interface PatienceParts {
+export interface RequestWaitParts {
   readonly clock: Clock;
   readonly calls: Pick<Calls, 'wait'>;
   /** Infinity is `hard`. */
-  readonly patienceMs: number;
+  readonly timeoutMs: number;
 }
 
-export function createPatience({ clock, calls, patienceMs }: PatienceParts): Patience {
+export function createRequestWait({ clock, calls, timeoutMs }: RequestWaitParts): RequestWait {
   async function within<R>(signal: AbortSignal, work: (signal: AbortSignal) => Promise<R>): Promise<R> {
-    if (patienceMs === Number.POSITIVE_INFINITY) return await work(signal);
-    using limit = clock.deadline(patienceMs, signal);
+    if (timeoutMs === Number.POSITIVE_INFINITY) return await work(signal);
+    using limit = clock.deadline(timeoutMs, signal);
     return await work(limit.signal);
   }
 

@@ -20,13 +20,16 @@ import { Errno } from '#wire/fuse/errno.ts';
 import { lines, mostMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
-import { createSuspicion } from './poison-requests.ts';
+import { createPoisonRequests } from './poison-requests.ts';
 import { serveMount } from './served-mount.ts';
-import { until } from './unless-aborted.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 const run = promisify(execFile);
 
-const trying = (clock: Clock = createFakeClock()) => ({ clock, suspicion: createSuspicion(clock, () => undefined) });
+const trying = (clock: Clock = createFakeClock()) => ({
+  clock,
+  poisonRequests: createPoisonRequests(clock, () => undefined),
+});
 const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
@@ -174,10 +177,13 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     const signals: AbortSignal[] = [];
     const clock = createFakeClock();
     const over: number[] = [];
-    const suspicion = { ...createSuspicion(clock, () => undefined), over: (place: number) => void over.push(place) };
+    const poisonRequests = {
+      ...createPoisonRequests(clock, () => undefined),
+      done: (place: number) => void over.push(place),
+    };
     const ends = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
     const served = await serveMount({
-      ...{ fd, mount: 0, requests, paused: new Set(), clock, suspicion, ...untold, left: [one, other] },
+      ...{ fd, mount: 0, requests, paused: new Set(), clock, poisonRequests, ...untold, left: [one, other] },
       operations: {
         statfs: (_id, { signal }) => {
           signals.push(signal);
@@ -238,7 +244,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
       operations: {
         lookup: async (_parent, name, { signal }) => {
           asked.push(name.toString());
-          await until(thawed.promise, signal).catch(() => {
+          await unlessAborted(thawed.promise, signal).catch(() => {
             throw new Errno('EINTR');
           });
           throw new Errno('ENOENT');

@@ -8,7 +8,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import type { AttributeCache } from './attribute-cache.ts';
 import type { Calls } from './calls.ts';
 import { isStale } from './errors.ts';
-import { access, areSameRights, type Identities, type Rights, type Who } from './identity.ts';
+import { access, areSameRights, type Caller, type Identities, type Rights } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
 import { opener } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
@@ -21,7 +21,7 @@ type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Pr
 export interface Server {
   node(id: number): Node;
   /** `needs`: one of `access`; if left out, what it takes to change the names in a directory. */
-  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Who): Promise<R>;
+  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Caller): Promise<R>;
   /**
    * Through an open file: as whoever opened it, whose right to that the kernel has checked then. It goes by the group that the
    * file has now: when somebody gives it to another, who reads it reads on, and no data are lost that were answered.
@@ -30,14 +30,14 @@ export interface Server {
   /** Of directories. `isChecked` false: the first is a file, and the kernel has not looked whether he may use that. */
   onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>, isChecked?: boolean): Promise<R>;
   /** About something that the kernel does not know: as the caller alone, without anybody's group. */
-  apart<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
+  asCallerOnly<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
   /** Asks for the attributes of a node. */
   look(request: Request, id: number): Promise<Attributes>;
   /** Where a node was seen last; the name with one character for each byte. */
   seen(id: number, parent: number, key: string): void;
   isDirectory(id: number): void;
   /** At most so many, those seen longest ago first. */
-  oldest(most: number): readonly Placed[];
+  oldest(most: number): readonly SeenNode[];
   forget(id: number): void;
 }
 
@@ -58,7 +58,7 @@ interface Seen {
 }
 
 /** A node and where it was seen last. */
-export interface Placed extends Seen {
+export interface SeenNode extends Seen {
   readonly id: number;
   readonly isDirectory: boolean;
 }
@@ -90,7 +90,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     if (place === undefined || known === undefined || depth > deepest) return;
     const name = Buffer.from(place.key, 'latin1');
     const lookup = () => {
-      const credential = identities.credential(request, access.search, attributes.allowing(place.parent));
+      const credential = identities.credential(request, access.search, attributes.kernelRights(place.parent));
       return ask(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
     };
     const found = await lookup().catch(async (cause: unknown) => {
@@ -99,11 +99,11 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       return await lookup();
     });
     const since = attributes.now();
-    const now = found.attributes ?? (await apart(request, (options) => nfs.getattr(found.handle, options)));
+    const now = found.attributes ?? (await asCallerOnly(request, (options) => nfs.getattr(found.handle, options)));
     // Numbers of files that are gone are used again, so more than that must be the same.
     if (now.fileId !== known.fileId || now.type !== known.type || !isUnchanged(now, known)) return;
     nodes.changeHandle(id, found.handle);
-    attributes.saw(id, now, since);
+    attributes.update(id, now, since);
   }
 
   /** The directories on the way may be others, too. */
@@ -118,7 +118,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
   async function learn(request: Request, id: number): Promise<Attributes> {
     const since = attributes.now();
     const found = await getattr(request, id);
-    attributes.saw(id, found, since);
+    attributes.update(id, found, since);
     return found;
   }
 
@@ -129,8 +129,8 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
   async function isNews(request: Request, ids: readonly number[], needs: number, cause: unknown): Promise<boolean> {
     let [hasNews, isOld] = [false, false];
     for (const id of ids) {
-      const before = attributes.allowing(id);
-      const isTold = attributes.told(id).rights !== undefined;
+      const before = attributes.kernelRights(id);
+      const isTold = attributes.kernelView(id).rights !== undefined;
       if (isSameAs(before, await learn(request, id))) continue;
       notify(invalidateInode(id));
       if (isTold) isOld = true;
@@ -168,9 +168,10 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     id: number,
     call: OnOne<R>,
     needs: number = access.change,
-    who: Who = request,
+    who: Caller = request,
   ): Promise<R> {
-    const once = (): Promise<R> => ask(request, identities.credential(who, needs, attributes.allowing(id)), id, call);
+    const once = (): Promise<R> =>
+      ask(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
     return once().catch((cause: unknown) => mended(request, [id], needs, cause, once));
   }
 
@@ -186,14 +187,14 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     });
   }
 
-  const apart: Server['apart'] = (request, call) =>
+  const asCallerOnly: Server['asCallerOnly'] = (request, call) =>
     calls.ask(request, identities.credential(request, access.none), call);
 
   return {
-    ...{ node, on, onOpen, apart },
+    ...{ node, on, onOpen, asCallerOnly },
     onTwo: (request, one, other, call, isChecked = true) => {
-      const first = () => (isChecked ? attributes.allowing(one) : undefined);
-      const credential = () => identities.credential(request, access.change, first(), attributes.allowing(other));
+      const first = () => (isChecked ? attributes.kernelRights(one) : undefined);
+      const credential = () => identities.credential(request, access.change, first(), attributes.kernelRights(other));
       const once = () =>
         calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
       return once().catch((cause: unknown) => mended(request, [one, other], access.change, cause, once));
@@ -203,7 +204,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       const found = await getattr(request, id).catch((cause: unknown) =>
         mended(request, [id], access.none, cause, () => getattr(request, id)),
       );
-      return attributes.saw(id, found, since);
+      return attributes.update(id, found, since);
     },
     seen: (id, parent, key) => {
       places.delete(id);

@@ -3,11 +3,11 @@ import type { FileHandle, SetAttributes } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import { access, type Who } from './identity.ts';
+import { access, type Caller } from './identity.ts';
 import type { Charges } from './quota/charges.ts';
 import type { Writes } from './writes.ts';
 
-export interface Setting {
+export interface SetattrOperation {
   setattr(id: number, set: SetAttr, request: Request): Promise<AttrReply>;
 }
 
@@ -15,20 +15,20 @@ const latest = 0xffff_ffff;
 /** From here on a number of 64 bits is a negative one. */
 const firstNegative = 2 ** 63;
 
-export function createSetting(
+export function createSetattr(
   { nfs, server, attributes }: Context,
   writes: Pick<Writes, 'flushed'>,
   charges: Pick<Charges, 'leaving' | 'resized'>,
   /** The one that everything is shown to belong to, whatever it has on the server. */
   shownGroup?: number,
-): Setting {
+): SetattrOperation {
   async function set(id: number, what: SetAttributes, fh: number | undefined, request: Request): Promise<void> {
     // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
     await writes.flushed(id, request);
     const before = what.size === undefined ? undefined : await charges.leaving(id, request);
     const call = (handle: FileHandle, options: CallOptions) => nfs.setattr(handle, what, options);
     // Whoever gives a file to a group is in that group: the kernel has made sure.
-    const who: Who = what.gid === undefined ? request : { uid: request.uid, gid: request.gid, group: what.gid };
+    const who: Caller = what.gid === undefined ? request : { uid: request.uid, gid: request.gid, group: what.gid };
     const send = () =>
       fh === undefined
         ? server.on(request, id, call, access.write, who)
@@ -43,7 +43,7 @@ export function createSetting(
       // Who copies files with their groups gives them the one that he saw: it is theirs already.
       const gid = rest.gid === shownGroup ? undefined : rest.gid;
       await set(id, { ...rest, gid, atime: time(atime), mtime: time(mtime) }, fh, request);
-      return attributes.tell(id);
+      return attributes.attrReply(id);
     },
   };
 }

@@ -70,13 +70,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     );
     await it.frozen(async () => {
       const since = performance.now();
-      const until = since + silenceMs;
+      const silentUntil = since + silenceMs;
       const failing = deeds(soft).map(([program, ...args]) => run(program, args));
       for (const one of await Promise.allSettled(failing))
         expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
       // To remove something, two things are asked.
       expect(performance.now() - since).toBeLessThan(2 * softMs + slackMs);
-      await sleep(until - performance.now());
+      await sleep(silentUntil - performance.now());
       expect(work.isDone).toBe(false);
       expect(await hard.waiting()).toBeGreaterThan(0);
     });

@@ -6,22 +6,22 @@ import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { changing } from './attribute-cache.ts';
 import type { Context } from './context.ts';
-import type { There } from './entries.ts';
-import { asErrno, isDefinite } from './errors.ts';
-import type { Who } from './identity.ts';
+import type { ResolvedName } from './entries.ts';
+import { asErrno, isDefiniteRefusal } from './errors.ts';
+import type { Caller } from './identity.ts';
 import { keyOf } from './name-cache.ts';
 import type { Hidden } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
-import { until } from './unless-aborted.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 /** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
-export interface Hiding {
+export interface SillyRename {
   /**
    * Has a name taken away from what is there. What is open gets a hidden name before, and keeps its own, or gets it back, if
    * `take` is refused. Nothing else becomes of its names meanwhile.
    */
-  takeName(taking: Taking, request: Request): Promise<void>;
+  removeName(removal: NameRemoval, request: Request): Promise<void>;
   /** A file is being opened: until that has failed, it is open. */
   opening<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
   /** A file was closed for the last time: the name that it was given goes. Undefined: it was given none. */
@@ -30,32 +30,32 @@ export interface Hiding {
   forget(id: number): void;
 }
 
-export interface At {
+export interface EntryName {
   readonly parent: number;
   readonly name: Buffer;
 }
 
-export interface Taking {
-  /** Not in the memory of the request, nor anything that `take` goes by (see `copied`): it may be answered before this ends. */
-  readonly at: At;
-  readonly there: There;
+export interface NameRemoval {
+  /** Not in the memory of the request, nor anything that `take` goes by (see `copyEntryName`): it may be answered before this ends. */
+  readonly at: EntryName;
+  readonly there: ResolvedName;
   /** Something else gets the name: until then it must mean what is there, whatever ends half-way. */
   readonly isReplaced: boolean;
   /** `isHidden`: what is there has a hidden name. If nothing else gets the name, it has lost that already. */
   readonly take: (isHidden: boolean, request: Request) => Promise<void>;
 }
 
-export const copied = ({ parent, name }: At): At => ({ parent, name: Buffer.from(name) });
+export const copyEntryName = ({ parent, name }: EntryName): EntryName => ({ parent, name: Buffer.from(name) });
 
 export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
 
-export interface HidingParts {
+export interface SillyRenameParts {
   readonly charges: Pick<Charges, 'leaving' | 'removed'>;
   /** Gives something to wait for before a hidden name is removed: whoever closes a file cannot be held back before that. */
   readonly ready: () => Promise<void> | undefined;
-  readonly remove: (at: At, request: Request, call: CallOnPlace) => Promise<void>;
+  readonly remove: (at: EntryName, request: Request, call: CallOnPlace) => Promise<void>;
   /** The name means nothing any more. */
-  readonly gone: (at: At) => void;
+  readonly gone: (at: EntryName) => void;
 }
 
 /** As other NFS clients call them: backup programs leave them out. */
@@ -63,18 +63,18 @@ const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
 const never = new AbortController().signal;
 
-export function createHiding(context: Context, { charges, ready, remove, gone }: HidingParts): Hiding {
-  const { nfs, nodes, server, attributes, names, patience } = context;
+export function createSillyRename(context: Context, { charges, ready, remove, gone }: SillyRenameParts): SillyRename {
+  const { nfs, nodes, server, attributes, names, waitFor } = context;
   /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
-  const hiders = new Map<number, Who>();
+  const hiders = new Map<number, Caller>();
   /** OPENs under way, by file. They are counted in the journal when they have succeeded. */
   const openings = new Map<number, number>();
   /** Files that may be about to lose their last name, with what is open of them: nothing. */
   const leaving = new Set<number>();
   /** By file. The server may do first what it was sent last: a name that is removed before it is given stays for ever. */
   const lock = createKeyedLock();
-  const alone = (id: number, request: Request): Promise<Disposable> =>
-    patience(request, (signal) => lock.hold([String(id)], signal));
+  const lockFile = (id: number, request: Request): Promise<Disposable> =>
+    waitFor(request, (signal) => lock.hold([String(id)], signal));
 
   const isOpen = (id: number): boolean => openings.has(id) || (nodes.get(id)?.opens ?? 0) > 0;
 
@@ -82,12 +82,12 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
    * Goes on also when whoever asked for it is let go: the server may do a call that was given up at any time later, and until it
    * has answered nobody can tell what becomes of the name.
    */
-  function lasting(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
+  function runToCompletion(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
     const { uid, gid, pid, resent } = request;
     const end = work({ uid, gid, pid, resent, place: -1, signal: never }).catch((cause: unknown) => {
       throw asErrno(cause);
     });
-    return patience(request, (signal) => until(end, signal));
+    return waitFor(request, (signal) => unlessAborted(end, signal));
   }
 
   async function whileLeaving(id: number, work: () => Promise<void>): Promise<void> {
@@ -102,22 +102,22 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   }
 
   /** The file has no hidden name any more, which was not counted among its links. */
-  function shown(id: number): void {
+  function clearHidden(id: number): void {
     nodes.hide(id, undefined);
-    attributes.hides(id, false);
+    attributes.setHidden(id, false);
     attributes.expire(id);
     hiders.delete(id);
   }
 
   async function move(
-    { parent, name: from }: At,
+    { parent, name: from }: EntryName,
     to: Buffer,
-    { handle: meant }: There,
+    { handle: meant }: ResolvedName,
     request: Request,
   ): Promise<void> {
     const send = () =>
       server.on(request, parent, (directory, options) =>
-        nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutEnd(options), meant }),
+        nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutDeadline(options), meant }),
       );
     await changing(attributes, parent, send, ({ to: change }) => change);
     gone({ parent, name: from });
@@ -125,9 +125,9 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   }
 
   /** Gives it one more name. False: the server cannot do that, or does not want to. */
-  async function addName(id: number, { parent, name }: At, request: Request): Promise<boolean> {
+  async function addName(id: number, { parent, name }: EntryName, request: Request): Promise<boolean> {
     const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
-      nfs.link(file, { directory, name }, withoutEnd(options));
+      nfs.link(file, { directory, name }, withoutDeadline(options));
     const send = () => server.onTwo(request, id, parent, link, false);
     const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
     try {
@@ -141,14 +141,18 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
   }
 
   /** The owner of the directory has the right to remove a hidden name, if it is not known who gave it. */
-  const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Who> =>
-    await server.apart(request, (options) => nfs.getattr(directory, options));
+  const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Caller> =>
+    await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
 
   /** In a directory that the kernel does not know, or that he was not checked for: by which group he might use it is not known. */
-  async function apart<R>(hidden: Hidden, request: Request, call: (options: CallOptions) => Promise<R>): Promise<R> {
-    return await server.apart(request, call).catch(async (cause: unknown) => {
+  async function asCallerOnly<R>(
+    hidden: Hidden,
+    request: Request,
+    call: (options: CallOptions) => Promise<R>,
+  ): Promise<R> {
+    return await server.asCallerOnly(request, call).catch(async (cause: unknown) => {
       if (!isNfsError(cause, 'ACCES')) throw cause;
-      return await server.apart(withIdentity(request, await ownerOf(hidden, request)), call);
+      return await server.asCallerOnly(withIdentity(request, await ownerOf(hidden, request)), call);
     });
   }
 
@@ -156,37 +160,41 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
    * Whether the file has that name: it was hidden before, and nobody has cleared it away. Whoever takes another name from it, in
    * another directory perhaps, need not be allowed to look there.
    */
-  async function isAt(id: number, hidden: Hidden, there: There, request: Request): Promise<boolean> {
+  async function isAt(id: number, hidden: Hidden, there: ResolvedName, request: Request): Promise<boolean> {
     const asker = withIdentity(request, hiders.get(id) ?? request);
     const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
-    const found = await apart(hidden, asker, lookup).catch((cause: unknown) => {
+    const found = await asCallerOnly(hidden, asker, lookup).catch((cause: unknown) => {
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
       return undefined;
     });
     return found !== undefined && isSame(found.handle, there.handle);
   }
 
-  async function clear(id: number, hidden: Hidden, request: Request): Promise<void> {
+  async function removeHidden(id: number, hidden: Hidden, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.leaving(id, request);
     const call: CallOnPlace = ({ directory, name }, options) =>
       nfs.remove(directory, name, { ...options, meant: 'anything' });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
-      else await apart(hidden, request, (options) => call(hidden, options));
+      else await asCallerOnly(hidden, request, (options) => call(hidden, options));
       charges.removed(id, before);
     } catch (cause) {
       // Somebody has cleared it away already.
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
     }
     // The kernel may have forgotten it, if whoever closed it was let go.
-    if (nodes.hidden(id)?.name === hidden.name) shown(id);
+    if (nodes.hidden(id)?.name === hidden.name) clearHidden(id);
   }
 
-  async function hideAndTake(id: number, { at, there, isReplaced, take }: Taking, request: Request): Promise<void> {
+  async function renameAndRemove(
+    id: number,
+    { at, there, isReplaced, take }: NameRemoval,
+    request: Request,
+  ): Promise<void> {
     const hidden: Hidden = { directory: server.node(at.parent).handle, name: hiddenName() };
     const name = Buffer.from(hidden.name);
-    const isNoted = (): boolean => nodes.hidden(id)?.name === hidden.name;
+    const isRecorded = (): boolean => nodes.hidden(id)?.name === hidden.name;
     nodes.hide(id, hidden);
     /** Beside its own. */
     let isAdded = false;
@@ -194,49 +202,50 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
       isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
       if (!isAdded) await move(at, name, there, request);
     } catch (cause) {
-      if (isDefinite(cause) && isNoted()) shown(id);
+      if (isDefiniteRefusal(cause) && isRecorded()) clearHidden(id);
       throw cause;
     }
-    if (isNoted()) {
-      attributes.hides(id, true);
+    if (isRecorded()) {
+      attributes.setHidden(id, true);
       attributes.expire(id);
       hiders.set(id, { uid: request.uid, gid: request.gid });
     }
     let isThere = true;
     const undo = async (): Promise<void> => {
       // If this fails, it goes with the last close.
-      if (isAdded) await clear(id, hidden, request);
+      if (isAdded) await removeHidden(id, hidden, request);
       isThere = false;
-      if (isNoted()) shown(id);
+      if (isRecorded()) clearHidden(id);
       // If this fails, it is better left than removed: whoever asked is told that nothing was done.
       if (!isAdded) await move({ parent: at.parent, name }, at.name, there, request);
     };
     try {
       await take(true, request);
     } catch (cause) {
-      if (isDefinite(cause)) await undo().catch(() => undefined);
+      if (isDefiniteRefusal(cause)) await undo().catch(() => undefined);
       throw cause;
     } finally {
       // It was closed meanwhile, perhaps by somebody who was let go before its hidden name was known to be there.
-      if (isThere && !isOpen(id)) await whileLeaving(id, () => clear(id, hidden, request)).catch(() => undefined);
+      if (isThere && !isOpen(id))
+        await whileLeaving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
     }
   }
 
-  async function clearIfClosed(id: number, request: Request): Promise<void> {
+  async function removeHiddenIfClosed(id: number, request: Request): Promise<void> {
     const first = ready();
-    if (first !== undefined) await patience(request, (signal) => until(first, signal));
-    using _removing = await alone(id, request);
+    if (first !== undefined) await waitFor(request, (signal) => unlessAborted(first, signal));
+    using _removing = await lockFile(id, request);
     const hidden = nodes.hidden(id);
     // It could not be hidden after all; or it was opened meanwhile, and goes when that is closed.
     if (hidden === undefined || isOpen(id)) return;
     await whileLeaving(id, async () => {
       const who = hiders.get(id) ?? (await ownerOf(hidden, request));
-      await clear(id, hidden, withIdentity(request, who));
+      await removeHidden(id, hidden, withIdentity(request, who));
     });
   }
 
-  const closed: Hiding['closed'] = (id, request) =>
-    nodes.hidden(id) === undefined ? undefined : clearIfClosed(id, request);
+  const closed: SillyRename['closed'] = (id, request) =>
+    nodes.hidden(id) === undefined ? undefined : removeHiddenIfClosed(id, request);
 
   function opened(id: number): void {
     const others = (openings.get(id) ?? 0) - 1;
@@ -246,23 +255,23 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
 
   return {
     ...{ closed, forget: (id) => void hiders.delete(id) },
-    takeName: async (taking, request) => {
-      const { there, take } = taking;
+    removeName: async (removal, request) => {
+      const { there, take } = removal;
       const id = nodes.find(there.handle)?.id;
       if (id === undefined) return await take(false, request);
       using held = new DisposableStack();
-      held.use(await alone(id, request));
+      held.use(await lockFile(id, request));
       const takeOnly = () => whileLeaving(id, () => take(false, request));
       if (!isOpen(id)) return await takeOnly();
       const before = nodes.hidden(id);
       if (before !== undefined && (await isAt(id, before, there, request))) return await takeOnly();
       const still = held.move();
-      await lasting(request, (itself) => hideAndTake(id, taking, itself).finally(() => still.dispose()));
+      await runToCompletion(request, (itself) => renameAndRemove(id, removal, itself).finally(() => still.dispose()));
     },
     opening: async (id, request, open) => {
       openings.set(id, (openings.get(id) ?? 0) + 1);
       try {
-        if (leaving.has(id)) (await alone(id, request))[Symbol.dispose]();
+        if (leaving.has(id)) (await lockFile(id, request))[Symbol.dispose]();
         const result = await open();
         opened(id);
         return result;
@@ -270,7 +279,7 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
         opened(id);
         // It may have been hidden only for this, or left by whoever closed it.
         if (!isOpen(id) && nodes.hidden(id) !== undefined)
-          await lasting(request, async (itself) => await closed(id, itself)).catch(() => undefined);
+          await runToCompletion(request, async (itself) => await closed(id, itself)).catch(() => undefined);
         throw cause;
       }
     },
@@ -278,10 +287,13 @@ export function createHiding(context: Context, { charges, ready, remove, gone }:
 }
 
 /** Also on a `soft` mount: only whoever waits for it is let go. */
-export const withoutEnd = (options: CallOptions): CallOptions => ({ ...options, deadlineMs: Number.POSITIVE_INFINITY });
+export const withoutDeadline = (options: CallOptions): CallOptions => ({
+  ...options,
+  deadlineMs: Number.POSITIVE_INFINITY,
+});
 
 /** The same request, by somebody else. Its signal is made when it is asked for. */
-const withIdentity = (request: Request, { uid, gid }: Who): Request => ({
+const withIdentity = (request: Request, { uid, gid }: Caller): Request => ({
   ...{ uid, gid, pid: request.pid, place: request.place, resent: request.resent },
   get signal() {
     return request.signal;

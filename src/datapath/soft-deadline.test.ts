@@ -2,17 +2,17 @@ import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
-import { goingOn } from './soft-deadline.ts';
-import { until } from './unless-aborted.ts';
+import { withSoftDeadline } from './soft-deadline.ts';
+import { unlessAborted } from './unless-aborted.ts';
 
 /** A file system that never answers, but lets go whoever was interrupted. */
 function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
   const clock = createFakeClock();
   const statfs = (_node: number, { signal }: Request): Promise<Statfs> =>
-    until(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
+    unlessAborted(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
       throw new Errno('EINTR', cause);
     });
-  const on = goingOn({ statfs }, { clock, softMs, ages }) as Operations;
+  const on = withSoftDeadline({ statfs }, { clock, softMs, ages }) as Operations;
   const ask = (place: number, { signal }: AbortController = new AbortController()) => {
     const asked = { code: 'waits' };
     const answer = on.statfs(1, { uid: 0, gid: 0, pid: 1, place, resent: false, signal }) as Promise<Statfs>;

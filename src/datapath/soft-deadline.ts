@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 
-export interface GoingOnParts {
+export interface SoftDeadlineParts {
   readonly clock: Clock;
   /** `soft`: EIO after so long. Undefined: `hard`. */
   readonly softMs: number | undefined;
@@ -10,16 +10,19 @@ export interface GoingOnParts {
   readonly ages: ReadonlyMap<number, number>;
 }
 
-type Does = (...args: never[]) => unknown;
+type AnyOperation = (...args: never[]) => unknown;
 
 /**
  * Whoever waits on a `soft` mount does not care which process he waits for: the time he has for it goes on in the successor.
  * When it is over, the request is ended as if he had been interrupted, and he is told EIO.
  */
-export function goingOn(operations: Partial<Operations>, { clock, softMs, ages }: GoingOnParts): Partial<Operations> {
+export function withSoftDeadline(
+  operations: Partial<Operations>,
+  { clock, softMs, ages }: SoftDeadlineParts,
+): Partial<Operations> {
   if (softMs === undefined) return operations;
 
-  async function within(does: Does, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
+  async function within(does: AnyOperation, args: readonly unknown[], request: Request, ms: number): Promise<unknown> {
     using limit = clock.deadline(ms, request.signal);
     const { uid, gid, pid, place, resent } = request;
     const limited: Request = { uid, gid, pid, place, resent, signal: limit.signal };
@@ -32,7 +35,7 @@ export function goingOn(operations: Partial<Operations>, { clock, softMs, ages }
   }
 
   const limited =
-    (does: Does): Does =>
+    (does: AnyOperation): AnyOperation =>
     (...args) => {
       const request = args.at(-1) as unknown as Request;
       const age = ages.get(request.place);
@@ -40,7 +43,7 @@ export function goingOn(operations: Partial<Operations>, { clock, softMs, ages }
     };
   const all = Object.entries(operations).map(([name, does]) => [
     name,
-    name === 'forget' ? does : limited(does as Does),
+    name === 'forget' ? does : limited(does as AnyOperation),
   ]);
   return Object.fromEntries(all) as Partial<Operations>;
 }

@@ -1,5 +1,5 @@
 /** Waits for it, or until the signal is aborted: then throws the reason. */
-export async function until<T>(what: Promise<T>, signal: AbortSignal): Promise<T> {
+export async function unlessAborted<T>(what: Promise<T>, signal: AbortSignal): Promise<T> {
   signal.throwIfAborted();
   const { promise: stopped, reject } = Promise.withResolvers<never>();
   const stop = (): void => reject(signal.reason);

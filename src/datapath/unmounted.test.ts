@@ -12,7 +12,7 @@ import { RpcError } from '#wire/rpc/errors.ts';
 import { createBudget, mostBehind } from './budget.ts';
 import { openFileSystem } from './file-system.ts';
 import { createRequests } from './journal/requests.ts';
-import { whileServed } from './mount-journal.ts';
+import { createMountJournal } from './mount-journal.ts';
 
 describe('a mount that is over while its server is silent', () => {
   /** Every call waits until it is given up. */
@@ -50,7 +50,7 @@ describe('a mount that is over while its server is silent', () => {
       void system.behind.stop();
       system[Symbol.dispose]();
     };
-    const file = nodes.looked(Buffer.from('file')).id;
+    const file = nodes.addLookup(Buffer.from('file')).id;
     const write = (bytes: number) =>
       (system.operations as Operations).write(
         file,
@@ -94,7 +94,7 @@ describe('what a mount has of the journal', () => {
     const over = new AbortController();
     const written: number[] = [];
     const growth = { read: () => ({ epoch: 0, growth: 0 }), write: (epoch: number) => void written.push(epoch) };
-    const own = whileServed({ requests, growth }, over.signal);
+    const own = createMountJournal({ requests, growth }, over.signal);
     const slot = requests.arm(0) ?? expect.fail();
     const take = (): number => (requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail()).place;
     const [first, second] = [take(), take()];

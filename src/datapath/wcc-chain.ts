@@ -1,7 +1,7 @@
 import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
 
 /** What changes of our own, some of them under way at once, have led to. */
-export interface Following {
+export interface WccChain {
   /** Before all of them. */
   readonly attributes: Attributes | undefined;
   /** Where those that ended have led to, and those that do not follow on it yet. */
@@ -26,7 +26,7 @@ export const isNewer = (a: Before, b: Before): boolean =>
  * may have overtaken each other (nfs-ganesha tells none for a WRITE), so what is older than what was reached leads nowhere.
  * Takes those that follow out of `ended`.
  */
-export function follow(known: Following): void {
+export function followChain(known: WccChain): void {
   const { ended } = known;
   for (;;) {
     const from = known.reached ?? known.attributes;
@@ -48,11 +48,11 @@ const noWcc: Wcc = { before: undefined, after: undefined };
 const isSameTime = (a: Before, b: Before): boolean => a.ctime === b.ctime && a.ctimeNs === b.ctimeNs;
 
 /** The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was answered. */
-export const latestSize = ({ attributes, reached, ended }: Following): number | undefined =>
+export const latestSize = ({ attributes, reached, ended }: WccChain): number | undefined =>
   [attributes, reached, ...ended.map(({ after }) => after)]
     .filter((one) => one !== undefined)
     .reduce<Attributes | undefined>((a, b) => (a === undefined || isNewer(b, a) ? b : a), undefined)?.size;
 
 /** While it is written to: also by writes that the server has answered before others that it has not. */
-export const sizeOf = ({ attributes, reached, ended }: Following): number =>
+export const sizeOf = ({ attributes, reached, ended }: WccChain): number =>
   Math.max(attributes?.size ?? 0, reached?.size ?? 0, ...ended.map(({ after }) => after?.size ?? 0));

@@ -315,7 +315,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     on.nfs.restart();
     const { promise, resolve } = Promise.withResolvers<void>();
     on.nfs.disk = promise;
-    on.mount.behind.doubt();
+    on.mount.behind.revalidate();
     // Not from what the kernel has cached.
     const dd = ['iflag=direct', 'bs=204800', 'count=1', `if=${on.path('file')}`];
     const reading = run('dd', dd, { encoding: 'utf8', maxBuffer: 2 ** 20 });

@@ -96,13 +96,13 @@ const step = fc.oneof(
   { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'hurry', 'doubt', 'stable') }) },
 );
-type Step = typeof step extends fc.Arbitrary<infer One> ? One : never;
+type CountStep = typeof step extends fc.Arbitrary<infer One> ? One : never;
 
-function disturb(one: Step, { server, behind, clock }: ReturnType<typeof create>): void {
+function disturb(one: CountStep, { server, behind, clock }: ReturnType<typeof create>): void {
   if (one.do === 'answer') server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
   else if (one.do === 'restart') server.restart();
-  else if (one.do === 'hurry') behind.hurry();
-  else if (one.do === 'doubt') behind.doubt();
+  else if (one.do === 'hurry') behind.commitSoon();
+  else if (one.do === 'doubt') behind.revalidate();
   else if (one.do === 'stable') server.answersStable = !server.answersStable;
   else clock.advance(30);
 }
@@ -113,9 +113,9 @@ describe('writing behind', () => {
     expect(behind.write('f', piece(0, 'small'), never)).toBe(5);
     expect(server.log).toEqual([]);
     expect(kept.size).toBe(1);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.log).toEqual(['write 0+5 stable']);
     expect(kept.size).toBe(0);
     expect(behind.files).toBe(0);
@@ -126,9 +126,9 @@ describe('writing behind', () => {
       const made = create();
       const { server, behind, piece } = made;
       void behind.write('a', piece(0, 'one'), never);
-      const closing = behind.flush('a');
+      const releases = behind.flush('a');
       await server.serve();
-      await closing;
+      await releases;
       server.log.length = 0;
       return made;
     }
@@ -138,9 +138,9 @@ describe('writing behind', () => {
       for (const file of ['b', 'c']) {
         void behind.write(file, piece(0, 'small'), never);
         expect(server.log.splice(0)).toEqual(['write 0+5 stable']);
-        const closing = behind.flush(file);
+        const releases = behind.flush(file);
         await server.serve();
-        await closing;
+        await releases;
         expect(server.log).toEqual([]);
       }
       expect([kept.size, behind.files]).toEqual([0, 0]);
@@ -186,9 +186,9 @@ describe('writing behind', () => {
     void behind.write('f', piece(10, 'two'), never);
     await server.serve();
     server.restart();
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 3)).toBe('one');
     expect(server.disk.toString('latin1', 10, 13)).toBe('two');
     expect(server.log.filter((what) => what === 'write 0+3')).toHaveLength(2);
@@ -205,9 +205,9 @@ describe('writing behind', () => {
     server.calls.shift()?.answer();
     await new Promise(setImmediate);
     expect(server.log).toEqual(['write 0+4', 'write 100+4', 'write 2+4']);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 6)).toBe('aabbdd');
   });
 
@@ -258,10 +258,10 @@ describe('writing behind', () => {
     await server.serve();
     expect(lost).toEqual(['f ENOSPC']);
     expect(kept.size).toBe(1);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await new Promise(setImmediate);
     server.calls.shift()?.refuse(new Error('anything'));
-    await closing;
+    await releases;
     expect(lost).toEqual(['f ENOSPC', 'f EIO']);
     expect(kept.size).toBe(0);
     expect(behind.files).toBe(0);
@@ -284,7 +284,7 @@ describe('writing behind', () => {
     void behind.write('f', piece(10, 'two'), never);
     await server.serve();
     server.restart();
-    behind.doubt();
+    behind.revalidate();
     const settling = behind.settled('f', { offset: 0, length: 1 });
     expect(settling).toBeDefined();
     await server.serve();
@@ -297,7 +297,7 @@ describe('writing behind', () => {
     const { server, behind, piece, kept } = create();
     void behind.write('f', piece(0, 'one'), never);
     void behind.write('f', piece(10, 'two'), never);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     for (let round = 0; round < 3; round++) {
       for (const call of server.calls.splice(0)) call.answer();
       await new Promise(setImmediate);
@@ -308,7 +308,7 @@ describe('writing behind', () => {
     }
     expect(server.calls.map(({ what }) => what)).toEqual(['write 0+3 stable', 'write 10+3 stable']);
     await server.serve();
-    await closing;
+    await releases;
     expect(kept.size).toBe(0);
   });
 
@@ -322,9 +322,9 @@ describe('writing behind', () => {
     await server.serve();
     expect(kept.size).toBe(3);
     server.restart();
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 5)).toBe('newer');
     expect(kept.size).toBe(0);
   });
@@ -412,7 +412,7 @@ describe('writing behind', () => {
         expect(server.calls.map(({ what }) => what)).toEqual(['write 8+8', 'commit']);
         await answer(server, 'write 8+8');
         server.restart();
-        behind.doubt();
+        behind.revalidate();
       });
       expect(isTaken).toBe(true);
     });
@@ -435,9 +435,9 @@ describe('writing behind', () => {
     for (const { place } of [one, two]) kept.add(place);
     behind.restore('f', one);
     behind.restore('f', two);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 7)).toBe('old new');
     expect(kept.size).toBe(0);
   });

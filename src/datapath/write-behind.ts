@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Errno } from '#wire/fuse/errno.ts';
 import type { Budget } from './budget.ts';
-import { createFileWrites, type FileWrites, type Habit } from './file-writes.ts';
+import { createFileWrites, type FileWrites, type WritePattern } from './file-writes.ts';
 import type { Piece, Range, Sent } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
@@ -38,24 +38,24 @@ export interface WriteBehind<F, W> {
   /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
   end(file: F): number | undefined;
   /** Puts on the disk what there is, without being asked: somebody waits for the room. */
-  hurry(): void;
+  commitSoon(): void;
   /** The server may have started anew. */
-  doubt(): void;
+  revalidate(): void;
   /** Files with something left. */
   readonly files: number;
 }
 
 export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBehind<F, W> {
   const { clock, budgets, keyOf, cost = (bytes) => bytes } = parts;
-  const works = new Map<number, FileWrites<W>>();
-  const habit: Habit = { isAlone: false };
+  const files = new Map<number, FileWrites<W>>();
+  const pattern: WritePattern = { isSingleSmallWrite: false };
 
-  function workOf(file: F): FileWrites<W> {
+  function writesOf(file: F): FileWrites<W> {
     const key = keyOf(file);
-    const known = works.get(key);
+    const known = files.get(key);
     if (known !== undefined) return known;
     const made = createFileWrites<W>({
-      ...{ clock, habit },
+      ...{ clock, pattern },
       send: (piece, how) => parts.send(file, piece, how),
       commit: (who) => parts.commit(file, who),
       free: ({ place, data }) => {
@@ -64,41 +64,41 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
       },
       onLost: (cause, lost) => parts.onLost(file, cause, lost),
       onIdle: () => {
-        if (works.get(key) === made) works.delete(key);
+        if (files.get(key) === made) files.delete(key);
       },
     });
-    works.set(key, made);
+    files.set(key, made);
     return made;
   }
 
-  const hurry = (): void => {
-    for (const work of works.values()) work.hurry();
+  const commitSoon = (): void => {
+    for (const work of files.values()) work.commitSoon();
   };
 
   /** What the servers of other mounts keep waiting must not keep a mount from its first. */
   const isFirst = (): boolean => budgets.some(({ used }) => used === 0);
-  const lacking = (amount: number): Budget | undefined =>
+  const exhaustedBudget = (amount: number): Budget | undefined =>
     isFirst() ? undefined : budgets.find((budget) => !budget.has(amount));
 
   function accept(file: F, piece: Piece<W>): number {
     const { length } = piece.data;
     for (const budget of budgets) budget.take(cost(length));
     parts.keep(piece.place);
-    workOf(file).add(piece, true);
-    if (budgets.some((budget) => budget.isHalfUsed)) hurry();
+    writesOf(file).add(piece, true);
+    if (budgets.some((budget) => budget.isHalfUsed)) commitSoon();
     return length;
   }
 
   async function acceptLater(file: F, piece: Piece<W>, signal: AbortSignal): Promise<number> {
     for (;;) {
-      const budget = lacking(cost(piece.data.length));
+      const budget = exhaustedBudget(cost(piece.data.length));
       if (budget === undefined) return accept(file, piece);
-      hurry();
+      commitSoon();
       await budget.given(signal);
     }
   }
 
-  const hasRoom = (bytes: number): boolean => lacking(cost(bytes)) === undefined;
+  const hasRoom = (bytes: number): boolean => exhaustedBudget(cost(bytes)) === undefined;
 
   return {
     hasRoom,
@@ -106,20 +106,20 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
       hasRoom(piece.data.length) ? accept(file, piece) : acceptLater(file, piece, signal),
     restore: (file, piece) => {
       for (const budget of budgets) budget.take(cost(piece.data.length));
-      workOf(file).add(piece, false);
+      writesOf(file).add(piece, false);
     },
-    settled: (file, range) => works.get(keyOf(file))?.settled(range),
-    flush: (file) => works.get(keyOf(file))?.flush(),
+    settled: (file, range) => files.get(keyOf(file))?.settled(range),
+    flush: (file) => files.get(keyOf(file))?.flush(),
     flushAll: async () => {
-      await Promise.all(works.values().map((work) => work.flush()));
+      await Promise.all(files.values().map((work) => work.flush()));
     },
-    end: (file) => works.get(keyOf(file))?.end(),
-    hurry,
-    doubt: () => {
-      for (const work of works.values()) work.doubt();
+    end: (file) => files.get(keyOf(file))?.end(),
+    commitSoon,
+    revalidate: () => {
+      for (const work of files.values()) work.revalidate();
     },
     get files() {
-      return works.size;
+      return files.size;
     },
   };
 }

@@ -1,16 +1,16 @@
 import type { Hidden } from '../ports.ts';
-import { hiding, longestName, record } from './layout.ts';
+import { hiddenNameOwner, longestName, record } from './layout.ts';
 import type { NodeRecords } from './node-records.ts';
 
 /** Where files are that were removed while open: each in a record of its own, which says whose it is. */
-export interface HiddenPlaces {
+export interface HiddenNames {
   /** Gives the number of its record. */
   put(file: number, hidden: Hidden): number;
   at(id: number): Hidden;
   isPointedTo(id: number): boolean;
 }
 
-export function createHiddenPlaces(records: NodeRecords, take: () => number): HiddenPlaces {
+export function createHiddenNames(records: NodeRecords, take: () => number): HiddenNames {
   const { isThere, get, set, own, view, handleOf, putHandle } = records;
   return {
     put: (file, { directory, name }) => {
@@ -21,7 +21,7 @@ export function createHiddenPlaces(records: NodeRecords, take: () => number): Hi
       set(id, record.opens, file);
       const written = view(id, record.name + 4, longestName).write(name);
       set(id, record.name, written);
-      own(id, hiding);
+      own(id, hiddenNameOwner);
       return id;
     },
     at: (id) => ({

@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { createSteps } from './idempotent-counts.ts';
+import { createIdempotentCounts } from './idempotent-counts.ts';
 import { line, lineWord, mostListed, record } from './layout.ts';
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createNodeTable, type NodeTable } from './nodes.ts';
@@ -59,18 +59,18 @@ describe('what a request counts is counted once, however often it comes', () => 
     const { next } = journal();
     const first = next();
     const place = first.take();
-    const { id } = first.nodes.looked(handle('a'), place);
+    const { id } = first.nodes.addLookup(handle('a'), place);
     // Another request, which was answered.
     const other = first.take();
-    first.nodes.looked(handle('a'), other);
+    first.nodes.addLookup(handle('a'), other);
     first.requests.free(other);
 
     const second = next();
-    expect(second.nodes.looked(handle('a'), place).id).toBe(id);
+    expect(second.nodes.addLookup(handle('a'), place).id).toBe(id);
     second.requests.free(place);
     // The same place, for another request.
     expect(second.take()).toBe(place);
-    second.nodes.looked(handle('a'), place);
+    second.nodes.addLookup(handle('a'), place);
     second.nodes.forget(id, 2);
     expect(second.nodes.get(id)).toBeDefined();
     second.nodes.forget(id, 1);
@@ -81,9 +81,9 @@ describe('what a request counts is counted once, however often it comes', () => 
     const { next } = journal();
     const first = next();
     const place = first.take();
-    const one = first.nodes.looked(handle('a'), place).id;
+    const one = first.nodes.addLookup(handle('a'), place).id;
     const second = next();
-    const other = second.nodes.looked(handle('b'), place).id;
+    const other = second.nodes.addLookup(handle('b'), place).id;
     expect([second.nodes.get(one), second.nodes.get(other)]).toEqual([expect.anything(), expect.anything()]);
   });
 
@@ -91,10 +91,10 @@ describe('what a request counts is counted once, however often it comes', () => 
     const { next } = journal();
     const first = next();
     const place = first.take();
-    const { id } = first.nodes.looked(handle('a'), place);
-    first.nodes.unlooked(id, place);
+    const { id } = first.nodes.addLookup(handle('a'), place);
+    first.nodes.removeLookup(id, place);
     expect(first.nodes.get(id)).toBeUndefined();
-    const again = next().nodes.looked(handle('a'), place).id;
+    const again = next().nodes.addLookup(handle('a'), place).id;
     const third = next();
     third.nodes.forget(again, 1);
     expect(third.table.size).toBe(0);
@@ -103,7 +103,7 @@ describe('what a request counts is counted once, however often it comes', () => 
   test('open and close', () => {
     const { next } = journal();
     const first = next();
-    const { id } = first.nodes.looked(handle('a'));
+    const { id } = first.nodes.addLookup(handle('a'));
     const [one, other, close] = [first.take(), first.take(), first.take()];
     first.nodes.opened(id, one);
     first.nodes.opened(id, other);
@@ -124,9 +124,9 @@ describe('what a request counts is counted once, however often it comes', () => 
     const first = next();
     const place = first.take();
     const names = ['a', 'b', 'b', 'c'];
-    const list = ({ nodes }: Process) => names.map((name) => nodes.listed(handle(name), place).id);
+    const list = ({ nodes }: Process) => names.map((name) => nodes.addListed(handle(name), place).id);
     const ids = list(first);
-    first.nodes.unlooked(ids[3] ?? 0, place);
+    first.nodes.removeLookup(ids[3] ?? 0, place);
     expect(first.table.size).toBe(2);
 
     const second = next();
@@ -148,9 +148,9 @@ describe('what a request counts is counted once, however often it comes', () => 
     const first = next();
     const place = first.take();
     const names = Array.from({ length: mostListed + 10 }, (_, i) => `file-${i}`);
-    for (const name of names) first.nodes.listed(handle(name), place);
+    for (const name of names) first.nodes.addListed(handle(name), place);
     const second = next();
-    for (const name of names) second.nodes.listed(handle(name), place);
+    for (const name of names) second.nodes.addListed(handle(name), place);
     const left = names.filter((name) => {
       const { id } = second.nodes.find(handle(name)) ?? expect.fail();
       second.nodes.forget(id, 1);
@@ -167,18 +167,18 @@ describe('what a request counts is counted once, however often it comes', () => 
       throw new Error('killed');
     };
     const about = { place, what: 'opened', node: 7 } as const;
-    expect(() => createSteps(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
+    expect(() => createIdempotentCounts(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
     const counts: number[] = [];
     // It was counted, or not: that cannot be seen.
-    createSteps(open()).end(({ node, what, becomes }) => void counts.push(node, becomes, what.length));
-    createSteps(open()).once({ ...about, becomes: 4 }, (count) => void counts.push(count));
+    createIdempotentCounts(open()).end(({ node, what, becomes }) => void counts.push(node, becomes, what.length));
+    createIdempotentCounts(open()).once({ ...about, becomes: 4 }, (count) => void counts.push(count));
     expect(counts).toEqual([7, 3, 'opened'.length]);
   });
 
   test('killed in the middle of it: who counts before it comes again is not forgotten', () => {
     const { next, open } = journal();
     const first = next();
-    const { id } = first.nodes.looked(handle('a'));
+    const { id } = first.nodes.addLookup(handle('a'));
     const place = first.take();
     first.nodes.opened(id, place);
     beganOnly(open(), lineWord(place, line.opened), id);
@@ -192,14 +192,14 @@ describe('what a request counts is counted once, however often it comes', () => 
     const { next, open } = journal();
     const first = next();
     const place = first.take();
-    const { id } = first.nodes.looked(handle('a'), place);
+    const { id } = first.nodes.addLookup(handle('a'), place);
     // As it was a moment before.
     const memory = open();
     memory.chunks[0]?.setUint32((id - 2) * record.size + record.owner, 0, true);
     beganOnly(memory, lineWord(place, line.looked), id);
     const second = next();
-    const other = second.nodes.looked(handle('b')).id;
-    expect(second.nodes.looked(handle('a'), place).id).toBe(id);
+    const other = second.nodes.addLookup(handle('b')).id;
+    expect(second.nodes.addLookup(handle('a'), place).id).toBe(id);
     for (const one of [id, other]) second.nodes.forget(one, 1);
     expect(second.table.size).toBe(0);
   });

@@ -6,9 +6,9 @@ import type { JournalMemory } from './memory.ts';
  * count becomes, never that it is one more. A process does one such step at a time: at most one was cut off in the middle. It is
  * ended by the successor before anything else counts.
  */
-export interface Steps {
+export interface IdempotentCounts {
   /** Left out as a place: for no request that could come again. */
-  once(step: Step, put: (count: number) => void): void;
+  once(step: CountStep, put: (count: number) => void): void;
   /** Ends what was cut off. To be called first: later the count may be another. */
   end(put: (step: Ended) => void): void;
   /** Whether the same listing has counted the node before a crash; true as often as it did. */
@@ -19,7 +19,7 @@ export interface Steps {
   takeBack(place: number, node: number): void;
 }
 
-export interface Step {
+export interface CountStep {
   readonly place: number | undefined;
   readonly what: 'looked' | 'opened';
   readonly node: number;
@@ -27,7 +27,7 @@ export interface Step {
   readonly becomes: number;
 }
 
-export interface Ended extends Omit<Step, 'place'> {
+export interface Ended extends Omit<CountStep, 'place'> {
   readonly mount: number;
 }
 
@@ -36,7 +36,7 @@ const ended = 0x2000_0000;
 /** In a listing: a node that was taken back. */
 const nobody = -1;
 
-export function createSteps({ words }: JournalMemory): Steps {
+export function createIdempotentCounts({ words }: JournalMemory): IdempotentCounts {
   const at = (place: number, field: number): number => (linesAt + place * line.size + field) / 4;
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
   const lengthOf = (place: number): number => words[at(place, line.listed)] ?? 0;
@@ -46,7 +46,7 @@ export function createSteps({ words }: JournalMemory): Steps {
   for (let place = 0; place < lines; place++)
     if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
 
-  function endOne(place: number, mount: number, what: Step['what'], put: (step: Ended) => void): void {
+  function endOne(place: number, mount: number, what: CountStep['what'], put: (step: Ended) => void): void {
     const step = at(place, line[what]);
     const known = words[step] ?? 0;
     if ((known & began) === 0) return;

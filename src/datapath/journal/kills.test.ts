@@ -173,19 +173,19 @@ describe('nodes', () => {
 
   /** Requests, one after the other: what each of them does however often it is begun. */
   const steps: readonly ((process: Process, place: number) => void)[] = [
-    ({ nodes }, place) => void nodes.looked(handle('a'), place),
-    ({ nodes }, place) => nodes.opened(nodes.looked(handle('a'), place).id, place),
+    ({ nodes }, place) => void nodes.addLookup(handle('a'), place),
+    ({ nodes }, place) => nodes.opened(nodes.addLookup(handle('a'), place).id, place),
     ({ nodes }, place) => nodes.opened(nodes.find(handle('a'))?.id ?? expect.fail(), place),
-    ({ nodes }, place) => nodes.unlooked(nodes.looked(handle('b'), place).id, place),
+    ({ nodes }, place) => nodes.removeLookup(nodes.addLookup(handle('b'), place).id, place),
     ({ nodes }, place) => nodes.closed(nodes.find(handle('a'))?.id ?? expect.fail(), place),
     ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'one' }),
     ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'two' }),
     // The second has two names.
     ({ nodes }, place) => {
-      const { id } = nodes.listed(handle('x'), place);
-      nodes.listed(handle('y'), place);
-      nodes.unlooked(id, place);
-      nodes.listed(handle('y'), place);
+      const { id } = nodes.addListed(handle('x'), place);
+      nodes.addListed(handle('y'), place);
+      nodes.removeLookup(id, place);
+      nodes.addListed(handle('y'), place);
     },
   ];
 
@@ -231,13 +231,13 @@ describe('nodes', () => {
     using kept = journal();
     const first = start(kept.next());
     const place = takeOne(first, { step: 0, read: -1 });
-    const { id } = first.nodes.looked(handle('a'), place);
+    const { id } = first.nodes.addLookup(handle('a'), place);
     // Killed when it had answered; the kernel forgets the node before the next one comes to ask the server.
     const next = start(kept.next());
     expect(next.left).toEqual([place]);
     next.nodes.forget(id, 1);
     expect(next.nodes.get(id)).toBeUndefined();
-    expect(next.nodes.looked(handle('b'), place).id).toBe(id);
+    expect(next.nodes.addLookup(handle('b'), place).id).toBe(id);
     expect(next.nodes.get(id)?.handle).toEqual(handle('b'));
     expect(start(kept.next()).nodes.find(handle('b'))?.id).toBe(id);
   });

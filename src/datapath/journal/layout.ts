@@ -117,7 +117,7 @@ export const record = {
   size: 128,
 } as const;
 /** Owner of a record that says where a removed file is. */
-export const hiding = 0xffff_ffff;
+export const hiddenNameOwner = 0xffff_ffff;
 /** Beside that error: somebody knows. */
 export const lossTold = 0x8000_0000;
 export const longestHandle = record.name - record.handle;

@@ -15,7 +15,7 @@ test('what a killed process wrote is there for the next', async () => {
     import { createNodeTable } from ${JSON.stringify(import.meta.resolve('./nodes.ts'))};
     const nodes = createNodeTable(openJournal(3)).of(0, Buffer.from('root'));
     for (let i = 0; ; i++) {
-      nodes.looked(Buffer.from('file ' + i));
+      nodes.addLookup(Buffer.from('file ' + i));
       if (i === 20000) process.kill(process.pid, 'SIGKILL');
     }`;
   const child = spawn(process.execPath, ['--input-type=module', '-e', script], {

@@ -11,19 +11,19 @@ export interface NodeLimits {
 export const usualLimits: NodeLimits = { many: 256 * 1024, most: mostChunks * recordsPerChunk - 4096 };
 
 /** How many nodes there are, and what is done about it when there are too many. */
-export interface Crowding {
+export interface NodePressure {
   readonly size: number;
   grown(by?: number): void;
   shrunk(): void;
   /** Whether there may be another. If not, room is asked for. */
   hasRoom(): boolean;
   /** The mount gives back about so many when it is asked to. */
-  onMany(mount: number, give: (count: number) => void): void;
+  onPressure(mount: number, shrink: (count: number) => void): void;
   drop(mount: number): void;
 }
 
-export function createCrowding({ many, most }: NodeLimits, sizeOf: (mount: number) => number): Crowding {
-  const givers = new Map<number, (count: number) => void>();
+export function createNodePressure({ many, most }: NodeLimits, sizeOf: (mount: number) => number): NodePressure {
+  const shrinkers = new Map<number, (count: number) => void>();
   const step = Math.ceil(many / 64);
   let askAt = many;
   let size = 0;
@@ -31,8 +31,8 @@ export function createCrowding({ many, most }: NodeLimits, sizeOf: (mount: numbe
   /** The mount that has most. */
   function ask(): void {
     askAt = size + step;
-    const [largest] = [...givers.keys()].toSorted((one, other) => sizeOf(other) - sizeOf(one));
-    if (largest !== undefined) givers.get(largest)?.(size - many + step);
+    const [largest] = [...shrinkers.keys()].toSorted((one, other) => sizeOf(other) - sizeOf(one));
+    if (largest !== undefined) shrinkers.get(largest)?.(size - many + step);
   }
 
   return {
@@ -51,11 +51,11 @@ export function createCrowding({ many, most }: NodeLimits, sizeOf: (mount: numbe
       if (size >= most) ask();
       return size < most;
     },
-    onMany: (mount, give) => {
-      givers.set(mount, give);
+    onPressure: (mount, shrink) => {
+      shrinkers.set(mount, shrink);
     },
     drop: (mount) => {
-      givers.delete(mount);
+      shrinkers.delete(mount);
     },
   };
 }

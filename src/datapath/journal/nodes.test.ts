@@ -13,7 +13,11 @@ describe('nodes', () => {
   test('a handle has one node for as long as the kernel knows it, and a successor finds it', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const [one, again, other] = [nodes.looked(handle('a')), nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    const [one, again, other] = [
+      nodes.addLookup(handle('a')),
+      nodes.addLookup(handle('a')),
+      nodes.addLookup(handle('b')),
+    ];
     expect(again.id).toBe(one.id);
     expect(other.id).not.toBe(one.id);
     nodes.opened(one.id);
@@ -31,15 +35,15 @@ describe('nodes', () => {
     expect(next.get(one.id)).toBeUndefined();
     expect(next.find(handle('a'))).toBeUndefined();
     // Its number comes back with another generation.
-    const later = next.looked(handle('c'));
-    const reused = [later, next.looked(handle('d'))].find(({ id }) => id === one.id);
+    const later = next.addLookup(handle('c'));
+    const reused = [later, next.addLookup(handle('d'))].find(({ id }) => id === one.id);
     expect(reused?.generation).toBe(one.generation + 1);
   });
 
   test('that data of a file got lost is known to a successor, and not of what has its number later', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const [{ id }, other] = [nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
     nodes.setLost(id, 'ENOSPC');
     const next = createNodeTable(kept.open()).of(0, root);
     expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
@@ -53,7 +57,7 @@ describe('nodes', () => {
     next.setLost(other.id, undefined);
     next.forget(id, 1);
     expect(next.lost(id)).toBeUndefined();
-    expect(next.looked(handle('c')).id).toBe(id);
+    expect(next.addLookup(handle('c')).id).toBe(id);
     expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
   });
 
@@ -61,7 +65,7 @@ describe('nodes', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, handle('r0')), table.of(1, handle('r1'))];
-    expect(one.looked(handle('r0')).id).toBe(1);
+    expect(one.addLookup(handle('r0')).id).toBe(1);
     expect(other.get(1)?.handle).toEqual(handle('r1'));
     one.forget(1, 1000);
     expect(one.get(1)).toBeDefined();
@@ -72,7 +76,7 @@ describe('nodes', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const nodes = createNodeTable(memory).of(0, root);
-    const { id } = nodes.looked(handle('a'));
+    const { id } = nodes.addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
     // What such a program leaves of a record that said where a file is hidden.
@@ -82,7 +86,7 @@ describe('nodes', () => {
     });
     const next = createNodeTable(kept.open()).of(0, root);
     expect(next.find(handle('a'))?.id).toBe(id);
-    expect(next.looked(handle('a')).id).toBe(id);
+    expect(next.addLookup(handle('a')).id).toBe(id);
     next.forget(id, 2);
     expect(next.find(handle('a'))).toBeUndefined();
   });
@@ -90,7 +94,7 @@ describe('nodes', () => {
   test('and where it did so in the place of one that has a hash', () => {
     using kept = keepJournal();
     const memory = kept.open();
-    const { id } = createNodeTable(memory).of(0, root).looked(handle('a'));
+    const { id } = createNodeTable(memory).of(0, root).addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
     chunk?.setUint32(field(record.generation), 2, true);
@@ -106,26 +110,26 @@ describe('nodes', () => {
     const before = table.of(0, root);
     const slot = requests.arm(0) ?? expect.fail();
     const { place } = requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail();
-    before.looked(handle('a'), place);
+    before.addLookup(handle('a'), place);
     requests.freeAll(0);
     table.drop(0);
 
     const next = table.of(0, root);
     const again = requests.arm(0) ?? expect.fail();
     expect(requests.take(0, again, putRequest(again, 4, 60))?.place).toBe(place);
-    const { id } = next.looked(handle('b'), place);
-    for (const late of [() => before.looked(handle('c'), place), () => before.listed(handle('b'), place)])
+    const { id } = next.addLookup(handle('b'), place);
+    for (const late of [() => before.addLookup(handle('c'), place), () => before.addListed(handle('b'), place)])
       expect(late).toThrow('ESTALE');
     before.opened(id, place);
     before.closed(id, place);
-    before.unlooked(id, place);
+    before.removeLookup(id, place);
     before.forget(id, 1);
     before.hide(id, { directory: handle('dir'), name: '.nfs0123' });
     before.setLost(id, 'EIO');
     expect(before.get(id)).toBeUndefined();
     expect([next.hidden(id), next.lost(id), table.size]).toEqual([undefined, undefined, 1]);
     // However often that request comes.
-    next.looked(handle('b'), place);
+    next.addLookup(handle('b'), place);
     next.forget(id, 1);
     expect(next.get(id)).toBeUndefined();
   });
@@ -134,7 +138,7 @@ describe('nodes', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, root), table.of(1, root)];
-    const [mine, theirs] = [one.looked(handle('same')), other.looked(handle('same'))];
+    const [mine, theirs] = [one.addLookup(handle('same')), other.addLookup(handle('same'))];
     expect(mine.id).not.toBe(theirs.id);
     expect(one.get(theirs.id)).toBeUndefined();
     one.forget(theirs.id, 5);
@@ -147,7 +151,7 @@ describe('nodes', () => {
   test('a stale handle is exchanged', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const { id } = nodes.looked(handle('old'));
+    const { id } = nodes.addLookup(handle('old'));
     nodes.changeHandle(id, handle('new'));
     expect(nodes.find(handle('old'))).toBeUndefined();
     expect(nodes.find(handle('new'))?.id).toBe(id);
@@ -156,7 +160,7 @@ describe('nodes', () => {
   test('numbers that the kernel should not know are nothing', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    nodes.looked(handle('a'));
+    nodes.addLookup(handle('a'));
     for (const id of [0, 3, 100_000, 2 ** 40, -1, Number.NaN]) {
       expect(nodes.get(id)).toBeUndefined();
       nodes.forget(id, 1);
@@ -171,7 +175,7 @@ describe('nodes', () => {
     const table = createNodeTable(memory);
     const nodes = table.of(0, root);
     const many = (chunkSize / record.size) * 2 + 10;
-    for (let i = 0; i < many; i++) nodes.looked(handle(`file ${i}`));
+    for (let i = 0; i < many; i++) nodes.addLookup(handle(`file ${i}`));
     expect(memory.chunks).toHaveLength(3);
     const { id } = nodes.find(handle('file 5')) ?? expect.fail();
     nodes.hide(id, { directory: root, name: 'x' });
@@ -201,7 +205,7 @@ describe('nodes', () => {
         for (const one of steps) {
           if (one.do === 'restart') nodes = createNodeTable(kept.open()).of(0, root);
           else if (one.do === 'look') {
-            const { id } = nodes.looked(handle(`h${one.key}`));
+            const { id } = nodes.addLookup(handle(`h${one.key}`));
             const known = model.get(one.key);
             if (known !== undefined) expect(id).toBe(known.id);
             model.set(one.key, { id, lookups: (known?.lookups ?? 0) + 1 });

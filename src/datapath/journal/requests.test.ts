@@ -283,12 +283,12 @@ describe('requests', () => {
     requests.arm(1);
     const next = createRequests(kept.open());
     expect(next.left()).toHaveLength(lines / 2);
-    expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
-    expect(next.stuck(1)).toBeUndefined();
+    expect(next.unplaced(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
+    expect(next.unplaced(1)).toBeUndefined();
     expect(next.held.slots).toBe(1);
     next.free(5);
-    expect(next.take(0, (next.stuck(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
-    expect(next.stuck(0)).toBeUndefined();
+    expect(next.take(0, (next.unplaced(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
+    expect(next.unplaced(0)).toBeUndefined();
     expect(next.held.slots).toBe(0);
   });
 

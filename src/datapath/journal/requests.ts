@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import type { Proofs } from '../ports.ts';
-import { type Blame, createBlame } from './crash-suspects.ts';
+import { type CrashSuspects, createCrashSuspects } from './crash-suspects.ts';
 import { createShares, usualShare } from './fair-shares.ts';
 import {
   lineAt as at,
@@ -22,13 +22,13 @@ import { createProofs, noProof } from './proofs.ts';
 import { createSlots } from './slots.ts';
 
 /** A request that was read. */
-export interface Taken {
+export interface JournaledRequest {
   readonly place: number;
   readonly message: Message;
 }
 
 /** One that a predecessor read and did not finish. */
-export interface Left extends Taken {
+export interface UnfinishedRequest extends JournaledRequest {
   readonly mount: number;
   readonly phase: 'taken' | 'sent' | 'behind' | 'done';
   /** Of those that are behind: in which order they were answered. */
@@ -37,22 +37,22 @@ export interface Left extends Taken {
   readonly isInterrupted: boolean;
   /** How long ago it was read, as far as that is known. */
   readonly ageMs: number;
-  /** How many data paths ended while it may have been the cause. `mostByChance`: it shall be tried by itself. */
+  /** How many data paths ended while it may have been the cause. `maxByChance`: it shall be tried by itself. */
   readonly outlived: number;
 }
 
 /** A request that was read and has no line. */
-export interface Stuck {
+export interface UnplacedRequest {
   readonly slot: Slot;
   readonly length: number;
 }
 
 /** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
-export interface Requests extends Proofs, Blame {
+export interface Requests extends Proofs, CrashSuspects {
   /** Memory for the next request of a mount. It is the same for all: one must be taken before the next is read. */
   arm(mount: number): Slot | undefined;
   /** The kernel has put a request there. Undefined: there is no room for it, or for this mount; it stays where it is. */
-  take(mount: number, slot: Slot, length: number, share?: number): Taken | undefined;
+  take(mount: number, slot: Slot, length: number, share?: number): JournaledRequest | undefined;
   /** What the kernel has put there is done, and had no line. */
   empty(slot: Slot): void;
   /** It was answered, and its data must stay until they are on the server's disk. */
@@ -67,9 +67,9 @@ export interface Requests extends Proofs, Blame {
   /** All of a mount's that is unmounted. */
   freeAll(mount: number): void;
   /** To be asked once. What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
-  left(): readonly Left[];
+  left(): readonly UnfinishedRequest[];
   /** After `left`, what lies in the mount's memory since there was no room for it: it is still to be taken. */
-  stuck(mount: number): Stuck | undefined;
+  unplaced(mount: number): UnplacedRequest | undefined;
   /** Lines and slots that are in use. */
   readonly held: { readonly lines: number; readonly slots: number };
 }
@@ -91,7 +91,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     (place) => words[word(place, line.mount)] === 0,
     (place) => words[word(place, line.cell)] ?? 0,
   );
-  const [shares, blame] = [createShares(memory), createBlame(memory)];
+  const [shares, crashSuspects] = [createShares(memory), createCrashSuspects(memory)];
   let order = 0;
   const hasCell = (kind: number): boolean => (idleCells[kind]?.length ?? 0) > 0;
 
@@ -134,7 +134,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     shares.lines.add(mount, 1);
   }
 
-  function take(mount: number, slot: Slot, length: number, share = usualShare): Taken | undefined {
+  function take(mount: number, slot: Slot, length: number, share = usualShare): JournaledRequest | undefined {
     const cell = length <= longestInline ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
     const staysThere = length > longestInline && cell < 0;
     const isWithin =
@@ -164,7 +164,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   /** Those that the requests lie in. */
-  const slotsOf = (taken: readonly Taken[]): readonly number[] =>
+  const slotsOf = (taken: readonly JournaledRequest[]): readonly number[] =>
     taken.map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount).filter((slot) => slot >= 0);
 
   const pieceOf = (place: number): Piece => {
@@ -178,7 +178,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     return readAt > 0 && clock !== undefined ? Math.max(0, clock.elapsed() - readAt) : 0;
   }
 
-  function leftAt(place: number): Left | undefined {
+  function leftAt(place: number): UnfinishedRequest | undefined {
     const mount = (words[word(place, line.mount)] ?? 0) - 1;
     if (mount < 0) return undefined;
     const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
@@ -191,13 +191,13 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
-      outlived: blame.count(place),
+      outlived: crashSuspects.count(place),
       message: { buffer, view: request, end },
     };
   }
 
   /** What lies in memory that is armed. */
-  function armedAt(slot: Slot): (Stuck & { readonly mount: number }) | undefined {
+  function armedAt(slot: Slot): (UnplacedRequest & { readonly mount: number }) | undefined {
     const owner = slots.owner(slot.place);
     const length = slot.view.getUint32(0, true);
     if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
@@ -205,7 +205,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
-  function inArmed(known: ReadonlySet<string>): readonly Left[] {
+  function inArmed(known: ReadonlySet<string>): readonly UnfinishedRequest[] {
     return slots.owned().flatMap((each) => {
       const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
       if (length === 0) return [];
@@ -243,7 +243,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     },
     left: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
-      blame.counted();
+      crashSuspects.counted();
       // First: it may have been killed before it could say so, and nobody must take such memory for free.
       for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
       const late = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
@@ -254,12 +254,12 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       }
       return [...known, ...late];
     },
-    suspect: blame.suspect,
+    suspect: crashSuspects.suspect,
     stopping: () => {
       slots.stop();
-      blame.stopping();
+      crashSuspects.stopping();
     },
-    stuck: (mount) => {
+    unplaced: (mount) => {
       const own = slots.owned().filter(({ place }) => slots.owner(place) === mount + 1);
       return own.map(armedAt).find((found) => found !== undefined);
     },

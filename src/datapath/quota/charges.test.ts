@@ -72,7 +72,7 @@ beforeEach(() => {
       files.set(id, found);
       return found;
     },
-    patience: (asking, work) => work(asking.signal),
+    waitFor: (asking, work) => work(asking.signal),
   });
 });
 

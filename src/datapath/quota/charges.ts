@@ -1,8 +1,8 @@
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
 import type { AttributeCache } from '../attribute-cache.ts';
-import type { Patience } from '../request-wait.ts';
-import { until } from '../unless-aborted.ts';
+import type { RequestWait } from '../request-wait.ts';
+import { unlessAborted } from '../unless-aborted.ts';
 import type { Quota } from './quota.ts';
 
 /**
@@ -40,7 +40,7 @@ export interface ChargesParts {
   readonly attributes: Pick<AttributeCache, 'last' | 'epoch' | 'ageMs'>;
   /** Asks the server, when it has answered all that was written. */
   readonly look: (id: number, request: Request) => Promise<Attributes>;
-  readonly patience: Patience;
+  readonly waitFor: RequestWait;
 }
 
 /** What was charged for a file since it was first written to, or since somebody else has changed it. */
@@ -66,7 +66,7 @@ const roundUp = (bytes: number): number => Math.ceil(bytes / block) * block;
 const freshMs = 1_000;
 const nothing: Pick<Attributes, 'size' | 'used'> = { size: 0, used: 0 };
 
-export function createCharges({ quota, attributes, look, patience }: ChargesParts): Charges {
+export function createCharges({ quota, attributes, look, waitFor }: ChargesParts): Charges {
   const files = new Map<number, Charged>();
   const underWay = new Map<number, { bytes: number; readonly file?: Charged }>();
   const gone = new WeakSet<Request>();
@@ -127,7 +127,7 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
   }
 
   async function leaving(id: number, request: Request): Promise<Leaving | undefined> {
-    const epoch = await patience(request, (signal) => until(quota.freeing(), signal));
+    const epoch = await waitFor(request, (signal) => unlessAborted(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
     return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
   }

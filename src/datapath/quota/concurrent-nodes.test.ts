@@ -70,7 +70,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
       if (found === undefined) throw new Errno('ESTALE');
       return found;
     },
-    patience: (asking, work) => work(asking.signal),
+    waitFor: (asking, work) => work(asking.signal),
   });
 
   async function send(name: string, first: number, count: number, place: number): Promise<void> {
@@ -137,7 +137,7 @@ describe.each(seeds)('several nodes, in the order of seed %d', (seed) => {
       working--;
     };
     const countOn = async (): Promise<void> => {
-      for (const { countAnew } of nodes.values()) await countAnew(unending);
+      for (const { recount } of nodes.values()) await recount(unending);
       if (working > 0) await countOn();
     };
     await folder.run(Promise.all([...nodes.map(work), countOn()]), () => {

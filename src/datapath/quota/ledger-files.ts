@@ -4,7 +4,7 @@ import { listDirectory } from '#wire/nfs3/listing.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, stability } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { until } from '../unless-aborted.ts';
+import { unlessAborted } from '../unless-aborted.ts';
 
 /** The folder that the nodes of one volume share. Each call is one that a server does at once, or not at all. */
 export interface LedgerFiles {
@@ -45,7 +45,7 @@ const mostReplaced = 16;
 export function createLedgerFiles({ nfs, folder, options, scratch, ready }: LedgerFilesParts): LedgerFiles {
   const drained = async (): Promise<void> => {
     const first = ready?.();
-    if (first !== undefined) await until(first, options.signal ?? never);
+    if (first !== undefined) await unlessAborted(first, options.signal ?? never);
   };
 
   const find = async (name: string): Promise<{ handle: FileHandle; attributes: Attributes } | undefined> => {

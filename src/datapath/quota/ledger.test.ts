@@ -21,7 +21,7 @@ import { chunkOf, createLedger, grantName, scratchName, writeBase } from './ledg
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createMountQuota } from './mount-quota.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { createCountAnew } from './recount.ts';
+import { createRecount } from './recount.ts';
 
 const unending = new AbortController().signal;
 const MiB = 1024 * 1024;
@@ -136,7 +136,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const kept = { epoch: 0, growth: 0 };
       return createQuota({
         ledger: createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit }),
-        countAnew: createCountAnew({
+        recount: createRecount({
           files: filesOf(client, `${member}.count`),
           clock,
           count: (signal) => countTree(volume.nfs, volume.root, { signal }),

@@ -4,14 +4,14 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { credential } from '#wire/rpc/message.ts';
-import { isPassing } from '../errors.ts';
+import { isTransient } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
 import type { KeptGrowth } from './account.ts';
 import { countTree } from './count-tree.ts';
 import { createLedger, scratchName } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { createCountAnew } from './recount.ts';
+import { createRecount } from './recount.ts';
 
 export interface MountQuotaParts {
   readonly nfs: NfsClient;
@@ -48,9 +48,10 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const limit = given.bytes;
   const quota = createQuota({
     ledger: createLedger({ files: filesOf(), clock, signal, member, limit }),
-    countAnew: createCountAnew({
+    recount: createRecount({
       ...{ files: filesOf(), clock },
-      count: (until) => countTree(nfs, root, { ...options, signal: AbortSignal.any([until, ending.signal]) }),
+      count: (countSignal) =>
+        countTree(nfs, root, { ...options, signal: AbortSignal.any([countSignal, ending.signal]) }),
     }),
     ...{ kept, clock, limit, signal, failed },
   });
@@ -61,7 +62,7 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
       try {
         return await quota.admit(bytes);
       } catch (cause) {
-        if (!isPassing(cause) || spec.softMs !== undefined) throw cause;
+        if (!isTransient(cause) || spec.softMs !== undefined) throw cause;
         await clock.sleep(retryMs, signal);
       }
     }

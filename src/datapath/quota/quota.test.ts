@@ -4,7 +4,7 @@ import { keptIn, limit, type Node, node, sizeOf, type Tree, unending } from '#te
 import { Errno } from '#wire/fuse/errno.ts';
 import { chunkOf, createLedger, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
-import { createCountAnew } from './recount.ts';
+import { createRecount } from './recount.ts';
 
 const chunk = chunkOf(limit);
 
@@ -122,7 +122,7 @@ describe('one node', () => {
   test('what is under way when a new epoch begins goes along, though nobody uses the mount meanwhile', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit / 2));
-    await run(node(folder, tree, 'b').countAnew(unending));
+    await run(node(folder, tree, 'b').recount(unending));
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
@@ -143,7 +143,7 @@ describe('one node', () => {
       const all = setUp();
       await all.run(all.one.quota.admit(limit / 2));
       all.one.die();
-      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(unending));
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
@@ -156,7 +156,7 @@ describe('one node', () => {
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(unending));
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
@@ -166,7 +166,7 @@ describe('one node', () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
-    await run(node(folder, tree, 'b').countAnew(unending));
+    await run(node(folder, tree, 'b').recount(unending));
     expect(await put('new', 2)).toBe(false);
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
@@ -232,10 +232,10 @@ describe('one node', () => {
     const { clock } = folder;
     const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member: 'a', limit } });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
-    const countAnew = createCountAnew({ files: folder.files(), clock, count });
+    const recount = createRecount({ files: folder.files(), clock, count });
     const told: unknown[] = [];
     const failed = (cause: unknown): void => void told.push(cause);
-    const quota = createQuota({ ledger, countAnew, kept: keptIn(), clock, limit, signal: unending, failed });
+    const quota = createQuota({ ledger, recount, kept: keptIn(), clock, limit, signal: unending, failed });
     const admitted = quota.admit(1);
     await folder.run(
       admitted.catch(() => undefined),

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { type Account, createAccount, type KeptGrowth } from './account.ts';
 import type { Ledger, View } from './ledger.ts';
-import { type CountAnew, freshMs } from './recount.ts';
+import { freshMs, type Recount } from './recount.ts';
 
 /** Holds one mount to its volume's size, together with the mounts of other nodes. */
 export interface Quota {
@@ -33,7 +33,7 @@ export interface Quota {
 
 export interface QuotaParts {
   readonly ledger: Ledger;
-  readonly countAnew: CountAnew;
+  readonly recount: Recount;
   readonly kept: KeptGrowth;
   readonly clock: Clock;
   /** The volume's size when it was mounted. */
@@ -49,7 +49,7 @@ const countEveryMs = 10 * 60_000;
 /** Where there is no room a count may find some; but not at every write. */
 const countFullMs = 30_000;
 /** During a count all that was granted before counts as used: it is waited for before anybody is told that there is no room. */
-const patienceMs = 10_000;
+const recountWaitMs = 10_000;
 const pauseMs = 100;
 const mostRaises = 16;
 
@@ -151,7 +151,7 @@ async function obtain(
     if (account.fits(bytes)) return account.charge(bytes);
     raises++;
     if (await account.obtain(bytes)) continue;
-    if (ledger.view?.counting !== true || clock.elapsed() - since > patienceMs) break;
+    if (ledger.view?.counting !== true || clock.elapsed() - since > recountWaitMs) break;
     raises = 0;
     await clock.sleep(pauseMs, signal);
   }
@@ -168,14 +168,14 @@ interface Counts {
 }
 
 /** When the tree is counted, by whichever node comes first. */
-function createCounts({ countAnew, clock, failed }: QuotaParts): Counts {
+function createCounts({ recount, clock, failed }: QuotaParts): Counts {
   const stopping = new AbortController();
   let running: Promise<boolean> | undefined;
   let epoch = 0;
   let countedAt = Number.NEGATIVE_INFINITY;
 
   const start = (): Promise<boolean> => {
-    running ??= countAnew(stopping.signal).finally(() => {
+    running ??= recount(stopping.signal).finally(() => {
       // Also where another is at it, or it failed: it need not be tried again at once.
       countedAt = clock.elapsed();
       running = undefined;

@@ -4,7 +4,7 @@ import type { Counted } from './count-tree.ts';
 import { type Base, epochOf, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
-export interface CountingParts {
+export interface RecountParts {
   readonly files: LedgerFiles;
   readonly clock: Clock;
   count(signal: AbortSignal): Promise<Counted>;
@@ -25,19 +25,19 @@ const deadMs = 120_000;
  * Counts the tree, and begins a new epoch with it. False: another member is at it. The signal ends a count that is under way;
  * the turn is given back all the same.
  */
-export type CountAnew = (signal: AbortSignal) => Promise<boolean>;
+export type Recount = (signal: AbortSignal) => Promise<boolean>;
 
-export function createCountAnew(parts: CountingParts): CountAnew {
+export function createRecount(parts: RecountParts): Recount {
   const { files, clock } = parts;
   const token = randomUUID();
-  let watched: { readonly looks: string; readonly since: number } | undefined;
+  let watched: { readonly fingerprint: string; readonly since: number } | undefined;
 
   /** By watching it not change: no two clocks are compared. */
   async function takeOver(): Promise<boolean> {
-    const looks = await files.look(turnName);
-    if (looks === undefined) return false;
-    if (watched?.looks !== looks) watched = { looks, since: clock.elapsed() };
-    if (clock.elapsed() - watched.since < deadMs || !(await files.renew(turnName, looks))) return false;
+    const fingerprint = await files.look(turnName);
+    if (fingerprint === undefined) return false;
+    if (watched?.fingerprint !== fingerprint) watched = { fingerprint, since: clock.elapsed() };
+    if (clock.elapsed() - watched.since < deadMs || !(await files.renew(turnName, fingerprint))) return false;
     watched = undefined;
     await files.write(turnName, token);
     return true;
@@ -47,7 +47,7 @@ export function createCountAnew(parts: CountingParts): CountAnew {
 
   return async (signal) => {
     if (!(await files.take(turnName, token)) && !(await takeOver())) return false;
-    using renewing = everySoOften(clock, renewMs, () => void files.renew(turnName).catch(() => undefined));
+    using renewing = repeatEvery(clock, renewMs, () => void files.renew(turnName).catch(() => undefined));
     try {
       const begun = await begin(files);
       if (begun.epoch > 1) await clock.sleep(graceMs, signal);
@@ -56,7 +56,7 @@ export function createCountAnew(parts: CountingParts): CountAnew {
       if (!(await isOurs())) return false;
       const used = counted.complete ? counted.bytes : Math.max(counted.bytes, begun.used);
       await writeBase(files, { epoch: begun.epoch, used, counting: false, countedAt: clock.now() });
-      await tidy(files, begun.epoch);
+      await removeOldGrants(files, begun.epoch);
       return true;
     } finally {
       renewing[Symbol.dispose]();
@@ -87,14 +87,14 @@ async function begin(files: LedgerFiles): Promise<Base> {
  * Grants of epochs that are over: their names tell, so that none of this epoch is hit. And what processes that ended were
  * writing; one that is writing at this moment does it again.
  */
-async function tidy(files: LedgerFiles, epoch: number): Promise<void> {
+async function removeOldGrants(files: LedgerFiles, epoch: number): Promise<void> {
   for (const name of await files.names()) {
     const isOver = (epochOf(name) ?? epoch) < epoch;
     if (isOver || name.startsWith(scratchName(''))) await files.remove(name);
   }
 }
 
-function everySoOften(clock: Clock, ms: number, work: () => void): Disposable {
+function repeatEvery(clock: Clock, ms: number, work: () => void): Disposable {
   let timer: Disposable;
   const next = (): void => {
     timer = clock.after(ms, () => {
