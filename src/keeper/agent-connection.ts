@@ -7,25 +7,25 @@ import { KeeperError, type KeeperState, longestSpec, type Message, type MessageO
 import type { Supervisor } from './supervisor.ts';
 import { unlessAborted } from './unless-aborted.ts';
 
-/** What an agent can ask. */
+/** Requests of an agent. */
 const questions = ['adopt', 'drop', 'flush', 'list', 'status', 'upgrade', 'end', 'copies', 'restore'] as const;
 type Question = MessageOf<(typeof questions)[number]>;
-/** What comes before it asks to have it restored. */
+/** Messages that precede a `restore` request. */
 const transferKinds = ['everything', 'add', 'holding'] as const;
 type Transfer = MessageOf<(typeof transferKinds)[number]>;
 
 export interface AgentConnectionPorts {
   readonly clock: Clock;
   readonly log: Log;
-  /** When this keeper is in charge. Throws while it hands over. */
+  /** Resolves when this keeper is in charge. Throws during a handover. */
   readonly inCharge: () => Promise<{ readonly supervisor: Supervisor; readonly held: HeldDescriptors }>;
   readonly state: () => KeeperState;
   readonly end: (signal: AbortSignal) => Promise<void>;
-  /** Whoever asked for the end has been told. */
+  /** The agent that requested the end has its reply. */
   readonly ended: () => void;
-  /** Sends everything, now and whenever it changes. */
+  /** Sends everything now, and every later change. */
   readonly share: (connection: Connection) => void;
-  /** The estate is not the caller's any more, whatever comes of it. */
+  /** Takes ownership of the descriptors, even if it fails. */
   readonly restore: (everything: HeldDescriptors) => Promise<void>;
   readonly closed: (connection: Connection) => void;
 }
@@ -37,7 +37,7 @@ const timeoutFor = (question: Question): number =>
     : timeoutMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
 const maxListed = 200;
 
-/** Answers one agent. */
+/** Handles the requests of one agent. */
 export function serveAgent(connection: Connection, ports: AgentConnectionPorts): void {
   const { clock, log, inCharge, state, end, ended, share, closed } = ports;
   const gone = new AbortController();
@@ -58,7 +58,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
   async function restore(): Promise<void> {
     const whole = everything;
     everything = undefined;
-    if (whole === undefined) throw new KeeperError('invalid', 'there is nothing that could be restored');
+    if (whole === undefined) throw new KeeperError('invalid', 'nothing was transferred to restore');
     await ports.restore(whole);
   }
 
@@ -102,8 +102,8 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
       if (Buffer.byteLength(JSON.stringify(spec)) > longestSpec)
         throw new KeeperError('invalid', 'the spec is too long');
       const { supervisor, held } = await unlessAborted(inCharge(), signal);
-      if (held.mounts.has(mount)) throw new KeeperError('exists', 'there is a mount of that name already');
-      if (held.mounts.size >= mostMounts) throw new KeeperError('full', 'there are too many mounts');
+      if (held.mounts.has(mount)) throw new KeeperError('exists', 'a mount with this name already exists');
+      if (held.mounts.size >= mostMounts) throw new KeeperError('full', 'too many mounts');
       supervisor.add({ id: mount, spec, fd });
     } catch (cause) {
       closeSync(fd);
@@ -119,7 +119,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
       if (kind === 'end') ended();
     } catch (cause) {
       const { reason, text } = failureOf(cause);
-      log.warn('an agent was refused', { asked: kind, reason });
+      log.warn('a request of an agent failed', { asked: kind, reason });
       connection.send({ kind: 'failed', ask, reason, text });
     }
   }
@@ -130,7 +130,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
       isTransfer(message) ? take(message, descriptors) : void reply(message, descriptors),
     closed: () => {
       discardTransfer();
-      gone.abort(new KeeperError('gone', 'the agent has gone'));
+      gone.abort(new KeeperError('gone', 'the agent is gone'));
       closed(connection);
     },
   });
@@ -145,7 +145,7 @@ function listed({ ask, after }: MessageOf<'list'>, { mounts }: HeldDescriptors):
   return { kind: 'listed', ask, mounts: names.slice(0, maxListed), more: names.length > maxListed };
 }
 
-/** Only what is ours is told: another's message may quote what is secret. */
+/** Only our own messages are sent: other errors may quote secrets. */
 function failureOf(cause: unknown): { readonly reason: string; readonly text: string } {
   if (cause instanceof KeeperError) return { reason: cause.reason, text: cause.message };
   if (cause instanceof DeadlineExceeded) return { reason: 'deadline', text: cause.message };

@@ -6,14 +6,14 @@ import type { KeeperState } from './protocol.ts';
 import { peerCredentials } from './system-calls.ts';
 
 /**
- * alive: the keeper of this container does not hang. ready: it is the one in charge, has everything, and serves it by a data path of its
- * own, so that the container of the keeper before can go.
+ * alive: the keeper in this container does not hang. ready: it is in charge, holds everything and serves with its own
+ * data path, so the previous keeper's container can be removed.
  */
 export type KeeperCheck = 'alive' | 'ready';
 
 const answerMs = 5_000;
 
-/** Why it is not so; undefined if it is. */
+/** Returns the reason for a failed check, undefined if it passes. */
 export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock): Promise<string | undefined> {
   const listens = findListener(path);
   if (listens === 'nobody') return what === 'alive' ? undefined : 'no keeper is in charge';
@@ -26,7 +26,7 @@ export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock)
   }
 }
 
-/** A process of another container has no number here. */
+/** A process in another container has no pid here. */
 function findListener(path: string): 'nobody' | 'another' | 'ours' {
   try {
     const fd = connectTo(path);
@@ -48,6 +48,6 @@ async function askState(path: string, clock: Clock): Promise<KeeperState> {
 }
 
 function unready({ doing, isBorrowed }: KeeperState): string | undefined {
-  if (isBorrowed === true) return 'the data path of the keeper before serves still';
+  if (isBorrowed === true) return 'the data path of the previous keeper still serves';
   return doing === 'idle' || doing === 'serving' ? undefined : `the keeper is ${doing}`;
 }

@@ -18,7 +18,7 @@ import {
 import { encode, type Message } from './protocol.ts';
 
 const clock = systemClock();
-const faulty = 'a message could not be dealt with';
+const faulty = 'a message could not be processed';
 const open = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
@@ -89,7 +89,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     sender.close();
     await eventually(
       () => heard.why,
-      (why) => why === 'the other end has gone',
+      (why) => why === 'the peer is gone',
     );
   });
 
@@ -112,7 +112,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
   });
 
   test.each([
-    ['no JSON', Buffer.from('{'), 'a message is no JSON object'],
+    ['no JSON', Buffer.from('{'), 'a message is not a JSON object'],
     ['another version', Buffer.from('{"v":2,"kind":"stop"}'), 'a message is not of version 1'],
     ['not for this side', encode({ kind: 'yours' }), 'a message (yours) came with 1 descriptors'],
     ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
@@ -142,7 +142,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     peer.send({ kind: 'yours' });
     await eventually(
       () => heard.why,
-      (why) => why === 'a message (yours) is not expected here',
+      (why) => why === 'a message (yours) is unexpected here',
     );
     peer.close();
   });
@@ -165,7 +165,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
       const sent = mounts.map((_, i) => marked(i + 1));
       sendParcel(there, { bytes: encode({ kind: 'add', mounts }), descriptors: sent });
       for (const fd of [...sent, there]) closeSync(fd);
-      expect(await closed.promise).toBe(fault === undefined ? 'the other end has gone' : faulty);
+      expect(await closed.promise).toBe(fault === undefined ? 'the peer is gone' : faulty);
       expect(taken.map(markOf)).toEqual([1]);
       for (const fd of taken) closeSync(fd);
     },

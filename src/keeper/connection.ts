@@ -5,36 +5,36 @@ import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
 import { shutDownAtExit } from './system-calls.ts';
 
-/** What whoever is at this end of a line takes. */
+/** The message kinds that this end accepts, and their handlers. */
 export interface Handlers<K extends Kind> {
-  /** Anything else ends the line. `failed` is always taken: it is told by `closed`. */
+  /** Any other kind closes the connection. `failed` is always accepted and reported through `closed`. */
   readonly accepts: readonly K[];
   /**
-   * Descriptors are taken, in their order, by being removed from the list. What is left when this returns or throws is closed: in
-   * a keeper a forgotten copy of /dev/fuse would keep the kernel from ending a mount that nobody serves.
+   * Handlers take descriptors by removing them from the list, in order. Those that are left when this returns or throws
+   * are closed: a forgotten copy of /dev/fuse in a keeper would stop the kernel from ending a mount that nobody serves.
    */
   message(message: MessageOf<K>, descriptors: number[]): void;
-  /** The last thing that is heard of it: everything that was sent before it ended has been told. */
+  /** Called last, after all messages that the peer sent before it ended. */
   closed(why: string): void;
 }
 
 export interface Connection {
   readonly isOpen: boolean;
-  /** Never waits, and does not fail: whoever does not take messages is told as closed. The descriptors stay the caller's. */
+  /** Never blocks or fails: a peer that accepts no messages is reported as closed. The caller keeps the descriptors. */
   send(message: Message, descriptors?: readonly number[]): void;
-  /** From now on; the first call begins to read. */
+  /** Sets the handlers. The first call starts reading. */
   handle<K extends Kind>(handlers: Handlers<K>): void;
   close(): void;
 }
 
 interface Unsent {
   readonly bytes: Buffer;
-  /** Copies: the originals may be closed by the time there is room. */
+  /** Duplicates: the originals may be closed before the socket has room. */
   readonly descriptors: readonly number[];
 }
 
 const retryMs = 2;
-/** A peer that takes nothing for so long is as good as dead. */
+/** A peer that accepts nothing for this long counts as dead. */
 const stuckMs = 10_000;
 const mostUnsent = 8 * 1024 * 1024;
 
@@ -42,7 +42,7 @@ const closeAll = (descriptors: readonly number[]): void => {
   for (const fd of descriptors) closeSync(fd);
 };
 
-/** Over a socket of its own: it is closed with the line. */
+/** Owns the socket and closes it with the connection. */
 export function createConnection(fd: number, clock: Clock): Connection {
   const registered = shutDownAtExit(fd);
   const unsent: Unsent[] = [];
@@ -50,7 +50,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
   let handlers: Handlers<Kind> | undefined;
   let isOpen = true;
   let isReading = false;
-  let why = 'the other end has gone';
+  let why = 'the peer is gone';
   let retry: Disposable | undefined;
   let movedAt = 0;
 
@@ -60,7 +60,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
     if (because !== undefined) why = because;
     retry?.[Symbol.dispose]();
     for (const each of unsent.splice(0)) closeAll(each.descriptors);
-    // Only then does the thread that waits for a message let go of the descriptor.
+    // The thread that waits for a message releases the descriptor only after a shutdown.
     shutDown(fd);
     if (!isReading) free();
   }
@@ -74,7 +74,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
     if (!isOpen) return;
     const bytes = encode(message);
     if (unsent.length === 0 && sent(bytes, descriptors)) return;
-    if (unsentBytes + bytes.length > mostUnsent) end('the other end takes no messages');
+    if (unsentBytes + bytes.length > mostUnsent) end('the peer accepts no messages');
     else sendLater(bytes, descriptors);
   }
 
@@ -85,14 +85,14 @@ export function createConnection(fd: number, clock: Clock): Connection {
     retryLater();
   }
 
-  /** False: there is no room now. */
+  /** False: the socket has no room. */
   function sent(bytes: Buffer, descriptors: readonly number[]): boolean {
     try {
       sendParcel(fd, { bytes, descriptors });
       return true;
     } catch (cause) {
       if (isCode(cause, 'EAGAIN', 'ENOBUFS', 'ETOOMANYREFS')) return false;
-      // It has gone: what it sent before that is still to be read.
+      // The peer is gone; its last messages are still to be read.
       if (isCode(cause, 'EPIPE', 'ECONNRESET', 'ENOTCONN')) return true;
       throw cause;
     }
@@ -111,20 +111,20 @@ export function createConnection(fd: number, clock: Clock): Connection {
       movedAt = clock.elapsed();
     }
     if (unsent.length === 0) return;
-    if (clock.elapsed() - movedAt > stuckMs) end('the other end takes no messages');
+    if (clock.elapsed() - movedAt > stuckMs) end('the peer accepts no messages');
     else retryLater();
   }
 
   function take(bytes: Buffer, descriptors: number[]): void {
     try {
-      if (!isOpen) throw new ProtocolError('the line is closed');
+      if (!isOpen) throw new ProtocolError('the connection is closed');
       const message = decode(bytes, descriptors.length);
       if (handlers?.accepts.includes(message.kind) === true) handlers.message(message, descriptors);
       else if (message.kind === 'failed') end(message.text);
-      else throw new ProtocolError(`a message (${message.kind}) is not expected here`);
+      else throw new ProtocolError(`a message (${message.kind}) is unexpected here`);
     } catch (cause) {
-      // One line must not end a keeper. What else was thrown may quote what is secret.
-      refuse(cause instanceof ProtocolError ? cause.message : 'a message could not be dealt with');
+      // One connection must not end a keeper. Other errors may quote secrets.
+      refuse(cause instanceof ProtocolError ? cause.message : 'a message could not be processed');
     } finally {
       closeAll(descriptors);
     }
@@ -137,7 +137,8 @@ export function createConnection(fd: number, clock: Clock): Connection {
 
   async function read(): Promise<void> {
     const receive = createReceiver(fd);
-    // A reset is told once, and before what the other end had sent: only after the second end is there nothing more.
+    // recvmsg reports a reset once, before data that the peer had sent. Only a second end means that there is nothing
+    // more.
     for (let ends = 0; ends < 2; ) {
       const parcel = await receive().catch(() => refuse('a message is too long'));
       if (parcel === undefined) ends++;

@@ -2,16 +2,16 @@ import { addMounts, type Collector, createCollector, type HeldDescriptors, holdS
 import type { MessageOf } from './protocol.ts';
 
 /**
- * A second holder of what a keeper holds. The kernel ends a FUSE connection with its last descriptor: as long as these are here,
- * the keeper may be killed together with its data path, and whoever uses a mount waits until the next keeper has been given all
- * of it. For the same reason nothing is kept here that the keeper has dropped.
+ * A second holder of the keeper's descriptors. The kernel ends a FUSE connection when its last descriptor is closed.
+ * With these copies the keeper and its data path may be killed together: applications block until the next keeper gets
+ * everything back. For the same reason, nothing that the keeper dropped stays here.
  */
 export interface DescriptorCopies extends Disposable {
-  /** Undefined: nothing was ever given, or it was dropped. */
+  /** Undefined: nothing was received yet, or it was dropped. */
   readonly held: HeldDescriptors | undefined;
   readonly mounts: readonly string[];
   take(message: CopyMessage, descriptors: number[]): void;
-  /** From now on nothing is held, until everything comes again. */
+  /** Holds nothing until the next full transfer. */
   drop(): void;
 }
 
@@ -31,7 +31,7 @@ export function createDescriptorCopies(): DescriptorCopies {
   function collect(message: MessageOf<'everything' | 'add' | 'holding'>, descriptors: number[]): void {
     const whole = collector?.take(message, descriptors);
     if (whole === undefined) return;
-    // Only now: until the new ones are here, the old ones keep the mounts.
+    // Close the old ones last: they keep the mounts alive until the new ones have arrived.
     held?.[Symbol.dispose]();
     [collector, held] = [undefined, whole];
   }
@@ -48,7 +48,7 @@ export function createDescriptorCopies(): DescriptorCopies {
         collector?.[Symbol.dispose]();
         collector = createCollector();
       }
-      // What is told of something that was dropped here is of no use: its descriptors are closed by the line.
+      // Ignore messages about descriptors dropped here; the connection closes what they carry.
       if (message.kind === 'remove') held?.dropMount(message.mount);
       else if (message.kind === 'letGo') held?.dropSocket(message.socket);
       else if (collector !== undefined) collect(message, descriptors);

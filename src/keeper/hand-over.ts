@@ -12,22 +12,22 @@ interface Charge {
 interface HandOverPorts {
   readonly clock: Clock;
   readonly log: Log;
-  /** Undefined: nothing can be handed over now. */
+  /** Undefined: a handover is not possible now. */
   readonly charge: () => Charge | undefined;
   readonly begun: () => void;
   readonly ended: (given: boolean) => void;
 }
 
 export interface HandOver {
-  /** Something changed: perhaps another data path serves, which is then told instead. */
+  /** Call after every change: if another data path serves by now, it is told to move instead. */
   look(): void;
 }
 
 const longestMs = 15_000;
 
 /**
- * The old keeper's side. It is in charge until it says `yours`, and never afterwards: a data path that dies meanwhile gets
- * its successor from exactly one of the two.
+ * The old keeper's side. It is in charge until it sends `yours`, and never afterwards: if a data path dies meanwhile,
+ * exactly one of the two keepers starts its successor.
  */
 export function handOver(connection: Connection, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
   let current: { readonly supervisor: Supervisor; readonly path: string; isStillSo: () => boolean } | undefined;
@@ -41,13 +41,13 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
       return;
     }
     const { supervisor, held } = found;
-    log.info('another keeper asks for everything', { mounts: held.mounts.size });
+    log.info('handing over to another keeper', { mounts: held.mounts.size });
     current = { supervisor, path, isStillSo };
     clean.use(clock.after(longestMs, cancel));
     begun();
   }
 
-  /** Where no data path lives that could. */
+  /** For the case that no live data path could do the transfer. */
   function give({ supervisor, held }: Charge): () => boolean {
     clean.use(supervisor.freeze());
     sendHeldDescriptors(connection, held, 'everything');
@@ -60,10 +60,10 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
       return;
     }
     current.supervisor.release();
-    // Whatever becomes of the other one.
+    // From here on the other keeper is in charge, even if it dies.
     current = undefined;
     connection.send({ kind: 'yours' });
-    log.info('another keeper is in charge');
+    log.info('handed over: another keeper is in charge');
     ended(true);
   }
 
@@ -73,7 +73,7 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
   function cancel(): void {
     if (current === undefined) return;
     current = undefined;
-    log.warn('everything stays with this keeper');
+    log.warn('the handover failed; this keeper stays in charge');
     refuse();
     ended(false);
     clean[Symbol.dispose]();

@@ -1,13 +1,13 @@
 import { readFileSync, writeFileSync } from 'node:fs';
 import { type ForeignFunction, libc } from '#base/linux/libc.ts';
 
-/** What the system granted. */
+/** The protection that the system granted. */
 export interface Hardening {
-  /** As the kernel counts it: -1000 is never, 1000 is first. */
+  /** The kernel's scale: -1000 is never killed, 1000 first. */
   readonly oomScore: number;
-  /** Code is not dropped when memory is short. */
+  /** The program's code stays in memory under memory pressure. */
   readonly isCodeLocked: boolean;
-  /** No core dumps, and no reading of its memory by others of the same user. */
+  /** No core dumps, and no other process of the same user may read its memory. */
   readonly isClosed: boolean;
 }
 
@@ -16,13 +16,13 @@ const lockedLimit = 8;
 const unlimited = 2n ** 64n - 1n;
 const dumpable = 4;
 const ipcLock = 1n << 14n;
-/** The number of the system call: not every C library has a name for it. */
+/** The system call's number: not every C library has a wrapper. */
 const mlock2 = { x64: 325, arm64: 284 } as const;
 const whenTouched = 1;
 
 /**
- * As far as permitted: not chosen when memory is short, its code kept there, and closed to debuggers. To be called before
- * anything secret is known.
+ * As far as permitted: excluded from the OOM killer, code locked in memory, closed to debuggers. Call it before any
+ * secret is known.
  */
 export function hardenProcess(title: string, oomScore: number): Hardening {
   process.title = title;
@@ -33,7 +33,7 @@ export function hardenProcess(title: string, oomScore: number): Hardening {
   return { oomScore: granted, isCodeLocked, isClosed };
 }
 
-/** Without rights it can be lowered to what it was set to by somebody who had them, and no further. */
+/** An unprivileged process can lower its score only to a value that a privileged one had set. */
 function lowerOomScore(wanted: number): number {
   const file = '/proc/self/oom_score_adj';
   const now = Number(readFileSync(file, 'utf8'));
@@ -42,7 +42,7 @@ function lowerOomScore(wanted: number): number {
       writeFileSync(file, String(score));
       return score;
     } catch {
-      // Not that low.
+      // Not permitted to go that low.
     }
   }
   return now;
@@ -50,7 +50,7 @@ function lowerOomScore(wanted: number): number {
 
 type Func = (prototype: string) => ForeignFunction;
 
-/** Under a limit, a later request for memory would fail: no lock at all is better. */
+/** With a limit, a later allocation could fail: then lock nothing. */
 function mayLock(func: Func): boolean {
   const effective = /^CapEff:\s*([0-9a-f]+)/m.exec(readFileSync('/proc/self/status', 'utf8'))?.[1] ?? '0';
   if ((BigInt(`0x${effective}`) & ipcLock) !== 0n) return true;
@@ -60,8 +60,8 @@ function mayLock(func: Func): boolean {
 }
 
 /**
- * The code itself, page by page as it is used, so that it need not be read from a disk when memory is short. Not the data,
- * and never `mlockall`: V8 gives pages of its heap back with madvise, which the kernel refuses for locked ones, and that
+ * Locks the code, page by page as it is used, so that it need not be read from disk under memory pressure. Not the
+ * data, and never `mlockall`: V8 returns heap pages with madvise, which the kernel refuses for locked pages, and that
  * ends the process.
  */
 function lockCode(func: Func): boolean {

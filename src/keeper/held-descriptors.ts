@@ -2,7 +2,7 @@ import { closeSync } from 'node:fs';
 import type { Connection } from './connection.ts';
 import { longestMessage, type MessageOf, ProtocolError } from './protocol.ts';
 
-/** Everything that must outlive a data path. The descriptors are its own, and closed exactly when they are dropped. */
+/** Everything that must outlive a data path. Owns its descriptors and closes each one exactly when it is dropped. */
 export interface HeldDescriptors extends Disposable {
   readonly journal: number;
   readonly mounts: ReadonlyMap<string, HeldMount>;
@@ -11,11 +11,11 @@ export interface HeldDescriptors extends Disposable {
   dropMount(id: string): boolean;
   addSocket(socket: HeldSocket): void;
   dropSocket(id: string): boolean;
-  /** Who hears of every change, in the words of the protocol. One at a time. */
+  /** Registers the only listener for changes, in the protocol's messages. */
   watch(onChange: ChangeListener): void;
 }
 
-/** The descriptors stay the estate's. */
+/** The listener must not close the descriptors. */
 export type ChangeListener = (
   message: MessageOf<'add' | 'remove' | 'holding' | 'letGo'>,
   descriptors: readonly number[],
@@ -23,7 +23,7 @@ export type ChangeListener = (
 
 export interface HeldMount {
   readonly id: string;
-  /** For the data path alone; may hold secrets. */
+  /** Opaque to the keeper; may contain secrets. */
   readonly spec: unknown;
   readonly fd: number;
 }
@@ -35,7 +35,7 @@ export interface HeldSocket {
   readonly fd: number;
 }
 
-/** As many as the journal has rows and memory for. */
+/** Limited by the rows and memory of the journal. */
 export const mostMounts = 1024;
 const mostSockets = 4096;
 
@@ -88,11 +88,11 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
   };
 }
 
-/** Below what the kernel takes in one message, with room for the rest of it. */
+/** Below the kernel's limits per message, with room for the rest of it. */
 const maxBatchCount = 200;
 const maxBatchBytes = longestMessage - 1024;
 
-/** As many messages as it takes. */
+/** Sends everything in as many messages as needed. */
 export function sendHeldDescriptors(
   connection: Connection,
   held: HeldDescriptors,
@@ -131,9 +131,9 @@ function* batches<T extends { readonly entry: unknown }>(all: readonly T[]): Gen
   if (some.length > 0) yield some;
 }
 
-/** Puts together what `sendHeldDescriptors` sent. */
+/** Assembles the messages of `sendHeldDescriptors`. */
 export interface Collector extends Disposable {
-  /** The estate when it is whole, which is then the caller's. */
+  /** Returns the complete set, which the caller then owns; undefined until it is complete. */
   take(message: HeldDescriptorsMessage, descriptors: number[]): HeldDescriptors | undefined;
 }
 
@@ -144,7 +144,7 @@ export function createCollector(): Collector {
   let expected = { mounts: 0, sockets: 0 };
 
   function started(): HeldDescriptors {
-    if (held === undefined) throw new ProtocolError('mounts came before the journal');
+    if (held === undefined) throw new ProtocolError('received mounts before the journal');
     return held;
   }
 
@@ -152,7 +152,7 @@ export function createCollector(): Collector {
     const { kind } = message;
     if (kind === 'add') addMounts(started(), message, descriptors);
     else if (kind === 'holding') holdSockets(started(), message, descriptors);
-    else if (held !== undefined) throw new ProtocolError('a second journal came');
+    else if (held !== undefined) throw new ProtocolError('received a second journal');
     else {
       held = createHeldDescriptors(descriptors.shift() ?? -1);
       expected = message;

@@ -15,46 +15,49 @@ import { keeperSocket } from './processes.ts';
 import { type MessageOf, ProtocolError } from './protocol.ts';
 import { holdServingLock } from './serving-lock.ts';
 
-/** A data path's side. Descriptors that it is given are its own, to be closed when it has no use for them. */
+/** The data path's side. The data path owns the descriptors it receives and closes them. */
 export interface DataPathHandlers {
-  /** Begin. Everything that the one before did not finish is in the journal. */
+  /** Start serving. The journal has everything that the predecessor did not finish. */
   serve(what: Served): void;
   add(mount: HeldMount): void;
-  /** It is being unmounted: whatever waits for it may be dropped. */
+  /** The mount is being unmounted: drop its pending requests. */
   remove(id: string): void;
-  /** Puts on the server's disk what was written; when that is done, or the time is up, gives how many files are not whole there. */
+  /**
+   * Commits written data on the server. Returns the number of files still incomplete there, when done or when the time
+   * is up.
+   */
   flush(id: string, ms: number): Promise<number>;
-  /** At a boundary between requests, if there is one soon. Once it resolves nothing more is read, and `unneeded` follows. */
+  /** Stops between two requests if possible. After it resolves, nothing more is read, and `unneeded` is called. */
   stop(): Promise<void>;
-  /** Nobody needs this process: to be ended. */
+  /** Nobody needs this process any more: exit. */
   unneeded(): void;
 }
 
 export interface Served {
-  /** successor: another process had the journal before, and may have got no further than to be given it. */
+  /** successor: another process had the journal before. It may have died right after receiving it. */
   readonly as: 'first' | 'successor';
   readonly journal: number;
   readonly mounts: readonly HeldMount[];
-  /** Connections of the one before: to be drained and let go. */
+  /** The predecessor's connections, to be drained and closed. */
   readonly sockets: readonly HeldSocket[];
 }
 
 export interface KeeperLink {
-  /** Every mount is served. */
+  /** All mounts are served. */
   ready(): void;
-  /** Something for people, shown by the agent. Nothing secret. */
+  /** A message for users, shown by the agent. Must not contain secrets. */
   report(text: string): void;
   /**
-   * A connection to a server, before anything is sent on it: when this returns, its copy outlives this process. The other
-   * end sees it closed only after `letGo`, or after a shutdown.
+   * Registers a server connection before its first byte is sent. When this returns, the keeper's copy outlives this
+   * process. The server sees the connection closed only after `letGo` or a shutdown.
    */
   hold(fd: number, about: string): string;
   letGo(socket: string): void;
-  /** The kernel has no use for a mount any more: `remove` follows. */
+  /** The kernel has ended the mount: `remove` follows. */
   ended(mount: string): void;
-  /** This process cannot serve it. `remove` follows, unless somebody else is to try. */
+  /** This process cannot serve the mount. `remove` follows, unless another program is to try. */
   unserved(mount: string): void;
-  /** Before the process ends by itself. */
+  /** Call before exiting voluntarily. */
   close(): void;
 }
 
@@ -63,7 +66,7 @@ interface DataPathOptions {
   readonly log: Log;
   readonly version: string;
   readonly handlers: DataPathHandlers;
-  /** Of the process. */
+  /** Aborts when the process stops. */
   readonly signal: AbortSignal;
   readonly socket?: number;
 }
@@ -71,7 +74,7 @@ interface DataPathOptions {
 const accepts = ['serve', 'add', 'holding', 'remove', 'flush', 'stop', 'moveTo', 'welcome', 'refused'] as const;
 type Order = MessageOf<(typeof accepts)[number]>;
 
-/** For a process that a keeper started. It says hello: everything must be loaded by then. */
+/** For a process started by a keeper. Sends hello, so everything must be loaded before. */
 export function joinKeeper({ clock, log, version, handlers, signal, socket }: DataPathOptions): KeeperLink {
   const collector = createCollector();
   const clean = new DisposableStack();
@@ -101,7 +104,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
   }
 
   function add(served: HeldDescriptors, order: MessageOf<'serve' | 'add' | 'holding'>, descriptors: number[]): void {
-    if (order.kind !== 'add') throw new ProtocolError(`a message (${order.kind}) came after everything`);
+    if (order.kind !== 'add') throw new ProtocolError(`a message (${order.kind}) came after a complete transfer`);
     addMounts(served, order, descriptors);
     for (const { mount, spec } of order.mounts)
       handlers.add({ id: mount, spec, fd: duplicate(served.mounts.get(mount)?.fd ?? -1) });
@@ -109,7 +112,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
 
   function endMount(mount: string, unserved: boolean): void {
     if (!keepers.isDisconnected) keepers.broadcast({ kind: 'ended', mount, unserved });
-    // The next keeper shall not be given what is no more.
+    // Drop it here, so that the next keeper does not get it.
     else if (held?.dropMount(mount) === true) handlers.remove(mount);
   }
 
@@ -119,13 +122,13 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     clean[Symbol.dispose]();
     held = undefined;
     connection.send({ kind: 'stopped' });
-    // Now: it cannot do what its successor does not know of.
+    // Exit now, so that it cannot do anything its successor does not know of.
     handlers.unneeded();
   }
 
   async function flush(connection: Connection, { ask, mount, ms }: MessageOf<'flush'>): Promise<void> {
     const files = await handlers.flush(mount, ms);
-    // Who has given up everything does not know: a successor is asked.
+    // A stopped data path cannot tell; the keeper asks its successor.
     if (!isOver) connection.send({ kind: 'flushed', ask, files });
   }
 
@@ -153,7 +156,7 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
         keepers.welcomed(connection);
         break;
       case 'refused':
-        log.warn('a keeper has no use for this data path', { reason: order.reason });
+        log.warn('a keeper rejected this data path', { reason: order.reason });
         break;
       default:
         order satisfies never;

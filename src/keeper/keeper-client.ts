@@ -9,46 +9,49 @@ import { KeeperError, type KeeperState, type Message, type MessageOf } from './p
 import { killProcess, openPeerPidfd, peerCredentials } from './system-calls.ts';
 import { within } from './unless-aborted.ts';
 
-/** An agent's side. Every call throws KeeperError, what the signal says, or DeadlineExceeded. */
+/** The agent's side. Every call throws KeeperError, the signal's reason or DeadlineExceeded. */
 export interface KeeperClient extends Disposable {
-  /** The descriptor stays the caller's. `exists`: it was adopted before, perhaps by a call whose answer got lost. */
+  /** The caller keeps the descriptor. Reason `exists`: adopted before, perhaps by a call whose reply was lost. */
   adopt(mount: string, spec: unknown, fd: number, signal: AbortSignal): Promise<void>;
-  /** Absent is success. */
+  /** Idempotent: succeeds if the mount is absent. */
   drop(mount: string, signal: AbortSignal): Promise<void>;
   /**
-   * Has all that was written put on the server's disk, as far as that is possible within the time. Gives how many files are not
-   * whole there: unmounted now, they would lose what was written last. One where nobody answers: there may be some. A mount that
-   * is not there has none.
+   * Commits written data on the server within the time, as far as possible. Returns the number of files that are still
+   * incomplete there: unmounting now would lose their last writes. Returns 1 if nobody answers, because there may be
+   * some, and 0 for a mount that does not exist.
    */
   flush(mount: string, ms: number, signal: AbortSignal): Promise<number>;
   list(signal: AbortSignal): Promise<readonly string[]>;
   status(signal: AbortSignal): Promise<KeeperState>;
-  /** Resolves when the program at this path serves. Throws where it cannot, and the one before does. */
+  /** Resolves when the program at this path serves. Throws if it cannot; the previous program then keeps serving. */
   upgrade(program: string, signal: AbortSignal): Promise<void>;
-  /** Ends data path and keeper. Mounts that are still there answer ENOTCONN afterwards. */
+  /** Stops the data path and the keeper. Remaining mounts then return ENOTCONN. */
   end(signal: AbortSignal): Promise<void>;
-  /** From now on what it holds is held here, too, in the `copies` that it was connected with. Only of one whose state says `shares`. */
+  /**
+   * Starts copying everything the keeper holds into the `copies` given at connect. Only for a keeper whose state has
+   * `shares`.
+   */
   share(signal: AbortSignal): Promise<void>;
   /**
-   * Gives everything to one that has nothing; what is given stays the caller's as well. `occupied`: it has something. `served`: a data path
-   * lives that has these mounts.
+   * Restores everything into a keeper that holds nothing. The caller keeps its own descriptors. Reason `occupied`: the
+   * keeper holds something; `served`: a live data path already serves these mounts.
    */
   restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void>;
-  /** For one that does not answer any more. False: it runs where this process cannot end it. */
+  /** For a keeper that no longer answers. False: it runs where this process may not kill it. */
   kill(): boolean;
 }
 
 interface ClientOptions {
   readonly path: string;
-  /** The user that the keeper runs as: nobody else is given anything. */
+  /** The user the keeper runs as. Descriptors are sent to no other user. */
   readonly user: number;
   readonly clock: Clock;
   readonly version: string;
-  /** As it is now, and whenever that changes. */
+  /** Called with the current state and after every change. */
   readonly changed: (state: KeeperState) => void;
-  /** The keeper has gone, or was replaced by another: to be connected to again. */
+  /** The keeper is gone or was replaced: reconnect. */
   readonly closed: (why: string) => void;
-  /** Where what it holds is held, too. They outlive this connection. */
+  /** Second copies of the keeper's descriptors. They outlive this connection. */
   readonly copies?: DescriptorCopies | undefined;
 }
 
@@ -68,20 +71,20 @@ const answerMsOf = (question: Question): number =>
     ? answerMs.usual + question.ms
     : answerMs[question.kind === 'upgrade' ? 'upgrade' : 'usual'];
 
-/** Throws what the system says (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
+/** Throws the system's error (ENOENT, ECONNREFUSED: no keeper; EAGAIN: it does not answer). */
 export function connectKeeper({ path, user, clock, version, changed, closed, copies }: ClientOptions): KeeperClient {
   const fd = connectTo(path);
   const { uid } = peerCredentials(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);
-    throw new KeeperError('denied', 'who listens there is neither root nor the user of the keeper');
+    throw new KeeperError('denied', 'the process that listens there belongs to neither root nor the keeper’s user');
   }
   const behind = processAt(fd);
   const connection = createConnection(fd, clock);
   const waiting = new Map<number, PromiseWithResolvers<Answer>>();
   let asked = 0;
 
-  /** Of the same moment for both: what is held meanwhile changes nothing of what is given. */
+  /** Sends a snapshot: changes made while it is sent do not affect it. */
   async function restore(everything: HeldDescriptors, signal: AbortSignal): Promise<void> {
     if (!connection.isOpen) throw gone();
     sendHeldDescriptors(connection, everything, 'everything');
@@ -154,8 +157,8 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
 }
 
 /**
- * Opened with the line: as long as that is open the keeper has not ended, so nobody else can have had its number in between.
- * Undefined: it cannot be seen from here.
+ * Opened with the connection. While the connection is open the keeper has not exited, so its pid cannot have been
+ * reused. Undefined: the process is not visible from here.
  */
 function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   try {
@@ -167,7 +170,7 @@ function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
           killProcess(pidfd);
           return true;
         } catch {
-          // Another user's, of another container, or a kernel or profile that has no such call.
+          // Another user's process, another container, or a kernel or seccomp profile without this call.
           return false;
         }
       },
@@ -178,5 +181,5 @@ function processAt(fd: number): (Disposable & { kill(): boolean }) | undefined {
   }
 }
 
-const gone = (): KeeperError => new KeeperError('gone', 'the keeper has gone');
-const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper answered something else');
+const gone = (): KeeperError => new KeeperError('gone', 'the keeper is gone');
+const misunderstood = (): KeeperError => new KeeperError('protocol', 'the keeper sent an unexpected reply');

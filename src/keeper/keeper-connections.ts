@@ -8,19 +8,19 @@ import type { Message } from './protocol.ts';
 import { isTrusted, openPidfd, peerCredentials } from './system-calls.ts';
 
 /**
- * A data path's keepers: usually one, two during a handover, none after its keeper died. Then it goes on serving, and looks
- * for a new one.
+ * A data path's connections to keepers: usually one, two during a handover, none after its keeper died. Without a
+ * keeper it keeps serving and looks for a new one.
  */
 export interface KeeperConnections {
-  /** With the one that started this process. */
+  /** Starts with the keeper that started this process. */
   begin(connection: Connection): void;
-  /** To each. */
+  /** Sends to every keeper. */
   broadcast(message: Message, descriptors?: readonly number[]): void;
   report(text: string): void;
-  /** Gives everything to a further keeper. */
+  /** Transfers everything to another keeper. */
   transferTo(path: string): void;
   welcomed(connection: Connection): void;
-  /** There is no keeper at the moment. */
+  /** No keeper is connected. */
   readonly isDisconnected: boolean;
   close(): void;
 }
@@ -30,18 +30,18 @@ interface KeeperConnectionsOptions {
   readonly log: Log;
   readonly version: string;
   readonly signal: AbortSignal;
-  /** Where a keeper is found. */
+  /** The path of the keeper's socket. */
   readonly path: () => string;
-  /** Undefined: nothing is served, and no keeper is looked for. */
+  /** Undefined: nothing is served, so no keeper is looked for. */
   readonly held: () => HeldDescriptors | undefined;
   readonly handleMessages: (connection: Connection, closed: (why: string) => void) => void;
-  /** The keeper is gone, and nothing is served. */
+  /** The keeper is gone and nothing is served. */
   readonly abandoned: () => void;
 }
 
 const answerMs = 5_000;
 const pause = { shortest: 50, longest: 500 } as const;
-/** For one that has nothing to serve: whoever ended its keeper may be about to start another. */
+/** For a data path without mounts: its keeper may be about to be restarted. */
 const idleMs = 60_000;
 
 export function createKeeperConnections(options: KeeperConnectionsOptions): KeeperConnections {
@@ -69,7 +69,7 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
     }
   }
 
-  /** Until somebody takes us in. */
+  /** Retries until a keeper accepts the transfer. */
   async function reconnect(): Promise<void> {
     if (isReconnecting) return;
     isReconnecting = true;
@@ -108,7 +108,7 @@ export function createKeeperConnections(options: KeeperConnectionsOptions): Keep
       if (isTrusted(peerCredentials(fd))) return createConnection(fd, clock);
       closeSync(fd);
     } catch {
-      // Nobody there, as yet.
+      // No keeper is listening yet.
     }
     return undefined;
   }

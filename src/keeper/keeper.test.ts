@@ -516,7 +516,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     expect(readFileSync(join(ground.folder, 'out'), 'utf8')).toBe('undefined');
     await eventually(
       () => ground.log(),
-      (log) => log.includes('somebody was turned away'),
+      (log) => log.includes('refused a connection'),
     );
   });
 });

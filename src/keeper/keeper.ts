@@ -13,33 +13,33 @@ import type { ProcessHandle } from './worker.ts';
 export interface KeeperOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Where keepers are found, now or as soon as this one is in charge. */
+  /** The path where clients find the keeper, once this one is in charge. */
   readonly path: string;
-  /** The program of a data path. */
+  /** The data path's program. */
   readonly program: string;
   readonly start: (program: string) => ProcessHandle;
   readonly createJournal: () => number;
-  /** The process behind a descriptor that it sent itself. */
+  /** The process of a pidfd that the process itself sent. */
   readonly processOf: (pidfd: number) => Omit<ProcessHandle, 'connection'>;
-  /** Whether a data path lives that had another keeper, and will look for this one. */
+  /** Whether a live data path of another keeper exists, which will look for this one. */
   readonly isServed: () => boolean;
-  /** A data path that another keeper started is replaced by one of its own: it ends with the container of that keeper. */
+  /** Replaces a data path that another keeper started: it would end with that keeper's container. */
   readonly replacesForeignDataPath: boolean;
-  /** The keeper that is to hand everything over. */
+  /** The keeper to take over from. */
   readonly predecessor: Predecessor | undefined;
-  /** It is in charge now: makes it the one that is found at `path`. */
+  /** Publishes this keeper's socket at `path` once it is in charge. */
   readonly publishSocket: () => void;
-  /** Lets nobody in any more. */
+  /** Stops accepting connections. */
   readonly stopListening: () => void;
-  /** Ends every wait. */
+  /** Aborts everything that waits. */
   readonly signal: AbortSignal;
 }
 
 export interface Keeper {
   readonly state: KeeperState;
-  /** Somebody connected whose user may. */
+  /** A peer of a permitted user connected. */
   connected(connection: Connection): void;
-  /** The process may end: nothing that somebody needs ends with it. */
+  /** Resolves when the process may exit: nothing that somebody needs ends with it. */
   readonly outcome: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 
@@ -59,7 +59,7 @@ interface Charge {
 export function createKeeper(options: KeeperOptions): Keeper {
   const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
   const agents = new Set<Connection>();
-  /** Those who hold everything, too. */
+  /** Agents that hold copies of everything. */
   const holders = new Set<Connection>();
   const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
   const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
@@ -106,7 +106,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
   async function replaceForeignDataPath(supervisor: Supervisor): Promise<void> {
     while (charge?.supervisor === supervisor && supervisor.state.isBorrowed === true && !signal.aborted) {
       await supervisor.upgrade(program, signal).catch(async (cause: unknown) => {
-        log.warn('the data path of the keeper before could not be replaced', { cause: String(cause) });
+        log.warn('failed to replace the data path of the previous keeper', { cause: String(cause) });
         await clock.sleep(replaceRetryMs, signal).catch(() => undefined);
       });
     }
@@ -116,13 +116,13 @@ export function createKeeper(options: KeeperOptions): Keeper {
     if (charge === undefined) takeCharge(createHeldDescriptors(createJournal()), false, undefined);
   };
 
-  /** A data path that lives is given the time to find us. */
+  /** Gives a live data path time to find this keeper. */
   function waitForDataPath(): void {
     publishSocket();
     clock.after(dataPathWaitMs, begin);
   }
 
-  /** A data path has given everything that it serves. */
+  /** A data path has transferred everything that it serves. */
   async function offered(transferred: TransferredDataPath): Promise<void> {
     if (charge !== undefined) {
       if (charge.held.mounts.size > 0 || isMoving) return transferred.refuse('occupied');
@@ -132,7 +132,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     takeCharge(transferred.held, true, transferred.serving);
   }
 
-  /** Of nothing: another estate takes its place. */
+  /** Drops an empty set of descriptors, to be replaced by another one. */
   async function giveUp({ supervisor, held }: Charge): Promise<void> {
     charge = undefined;
     await supervisor.end(signal);
@@ -140,20 +140,20 @@ export function createKeeper(options: KeeperOptions): Keeper {
   }
 
   /**
-   * An agent gives what the keeper before held, which was killed together with its data path. Were that one alive, two would serve the
-   * same mounts: it keeps its file locked until its end.
+   * An agent restores what the previous keeper held, which was killed together with its data path. If that data path
+   * were alive, two would serve the same mounts; it keeps the serving lock until it exits.
    */
   async function restore(everything: HeldDescriptors): Promise<void> {
     try {
       const before = await inCharge();
-      if (before.held.mounts.size > 0) throw new KeeperError('occupied', 'the keeper has mounts already');
-      if (options.isServed()) throw new KeeperError('served', 'a data path lives that has these mounts');
+      if (before.held.mounts.size > 0) throw new KeeperError('occupied', 'the keeper already has mounts');
+      if (options.isServed()) throw new KeeperError('served', 'a live data path serves these mounts');
       await giveUp(before);
     } catch (cause) {
       everything[Symbol.dispose]();
       throw cause;
     }
-    log.info('an agent has given everything back', { mounts: everything.mounts.size });
+    log.info('restored the mounts that an agent held', { mounts: everything.mounts.size });
     takeCharge(everything, true, undefined);
   }
 
@@ -173,7 +173,7 @@ export function createKeeper(options: KeeperOptions): Keeper {
     const { supervisor, held } = await inCharge();
     await supervisor.end(until);
     held[Symbol.dispose]();
-    // Before it is told: who connects then must not take a keeper that has ended for one that goes on.
+    // Stop listening before replying: a client that connects then must not take an ended keeper for a live one.
     options.stopListening();
   }
 

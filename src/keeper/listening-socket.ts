@@ -6,16 +6,16 @@ import type { Log } from '#base/log.ts';
 import { type Connection, createConnection } from './connection.ts';
 import { isTrusted, peerCredentials, shutDownAtExit } from './system-calls.ts';
 
-/** Each keeps a thread: whoever starts a keeper gives it a few more (UV_THREADPOOL_SIZE). */
+/** Each connection occupies a thread, so keepers are started with a larger pool (UV_THREADPOOL_SIZE). */
 const maxConnections = 12;
 export const threadsOfKeeper = 24;
 
-/** Throws unless the folder is there, or can be made, for nobody but this user. */
+/** Throws unless the folder exists or can be created, accessible to this user only. */
 export function ownFolder(path: string): void {
   mkdirSync(path, { recursive: true, mode: 0o700 });
   const { mode, uid } = lstatSync(path);
   if (!lstatSync(path).isDirectory() || uid !== process.getuid?.() || (mode & 0o077) !== 0)
-    throw new Error(`${path} must be a folder that belongs to this user and that nobody else may enter`);
+    throw new Error(`${path} must be a directory that belongs to this user and is closed to all others`);
 }
 
 interface ListenOptions {
@@ -25,7 +25,7 @@ interface ListenOptions {
   readonly connected: (connection: Connection) => void;
 }
 
-/** Lets those in who may. Throws when it cannot listen. */
+/** Accepts connections of permitted users. Throws if it cannot listen. */
 export function listenForPeers({ path, clock, log, connected }: ListenOptions): Disposable {
   ownFolder(dirname(path));
   const listening = listenAt(path);
@@ -41,7 +41,7 @@ export function listenForPeers({ path, clock, log, connected }: ListenOptions): 
       connections.add(connection);
       connected(connection);
     } else {
-      log.warn('somebody was turned away', { ...peer, connections: connections.size });
+      log.warn('refused a connection', { ...peer, connections: connections.size });
       closeSync(fd);
     }
   }
@@ -55,7 +55,7 @@ export function listenForPeers({ path, clock, log, connected }: ListenOptions): 
 
   return {
     [Symbol.dispose]: () => {
-      // Its number may be another's by the second time.
+      // The descriptor number may have been reused by a second call.
       if (isOpen) shutDown(listening);
       isOpen = false;
     },

@@ -1,10 +1,10 @@
 /**
  * The keeper's program:
  *
- *   keeper --socket PATH --program PATH [--log FILE] [--pod UID] [-- FLAGS FOR THE DATA PATH'S NODE]
+ * keeper --socket PATH --program PATH [--log FILE] [--pod UID] [-- FLAGS FOR THE DATA PATH'S NODE]
  *
- * Where a keeper listens at PATH already, this one takes everything over from it. Ends with 1 if that cannot be,
- * with 2 if that one lives, says nothing, and cannot be ended from here. In a pod, see `pod.ts`.
+ * Takes over from a keeper that already listens at PATH. Exit status 1: the takeover failed. 2: the other keeper is
+ * alive, does not respond and cannot be killed from here. For keepers in a pod, see `pod.ts`.
  */
 
 import { randomBytes } from 'node:crypto';
@@ -30,7 +30,7 @@ import { isTrusted, peerCredentials } from './system-calls.ts';
 import type { Predecessor } from './take-over.ts';
 
 const version = '1';
-/** Data paths make it as large as they need. */
+/** Data paths grow it as needed. */
 const journalBytes = 4096;
 
 const { values, positionals: flags } = parseArgs({
@@ -40,30 +40,30 @@ const { values, positionals: flags } = parseArgs({
   },
   allowPositionals: true,
 });
-if (values.socket === undefined || values.program === undefined) throw new Error('--socket and --program are needed');
+if (values.socket === undefined || values.program === undefined) throw new Error('--socket and --program are required');
 const path = values.socket;
 const clock = systemClock();
 const stopped = new AbortController();
 if (values.pod !== undefined) await waitForFolder(dirname(path), clock, stopped.signal);
 const { log: logAll, fd: logFile } = createKeeperLog(values.log, clock);
 const log = logAll.with({ keeper: process.pid });
-// A keeper's standard error is /dev/null: without this nobody learns why it failed.
-process.once('uncaughtExceptionMonitor', (cause) => log.error('a keeper fails', { cause: cause.stack }));
+// A keeper's stderr is /dev/null: without this, nobody learns why it failed.
+process.once('uncaughtExceptionMonitor', (cause) => log.error('the keeper failed', { cause: cause.stack }));
 const pod =
   values.pod === undefined ? undefined : createPodKeeper({ pod: values.pod, folder: dirname(path), path, clock, log });
 const hardening = hardenProcess('stowage keeper', -1000);
-log.info('a keeper starts', { ...hardening });
+log.info('the keeper starts', { ...hardening });
 
 ownFolder(dirname(path));
 await pod?.waitForTurn(stopped.signal);
-// By no number of a process: in another container it may be somebody else's.
+// Not the pid: another container may have the same one.
 const temporaryPath = `${path}.${randomBytes(3).toString('hex')}`;
 
 const retryMs = 1_000;
 const busyMs = { longest: 5_000, look: 50 } as const;
 const nameMs = { longest: 5_000, look: 10 } as const;
 
-/** One that has many at its door just now lets us in soon. */
+/** EAGAIN: a keeper with many pending connections will accept ours soon. */
 async function connectWithRetry(): Promise<number> {
   const began = clock.elapsed();
   for (let tries = 0; ; tries++)
@@ -72,29 +72,29 @@ async function connectWithRetry(): Promise<number> {
     } catch (cause) {
       const isBusy = cause instanceof Error && 'code' in cause && cause.code === 'EAGAIN';
       if (!isBusy || clock.elapsed() - began > busyMs.longest) throw cause;
-      if (tries === 0) log.info('the keeper that is there is busy');
+      if (tries === 0) log.info('the running keeper is busy');
       await clock.sleep(busyMs.look, stopped.signal);
     }
 }
 
-/** Undefined: nobody listens there. */
+/** Undefined: nothing listens there. */
 async function findPredecessor(): Promise<Predecessor | undefined> {
   try {
     const fd = await connectWithRetry();
     const peer = peerCredentials(fd);
-    if (!isTrusted(peer)) throw new Error('who listens there is neither root nor this user');
+    if (!isTrusted(peer)) throw new Error('the process that listens there belongs to neither root nor this user');
     const end = createPeerTerminator(fd, path, clock);
     return { connection: createConnection(fd, clock), end, temporaryPath, self: { pid: process.pid, version } };
   } catch (cause) {
     if (cause instanceof Error && 'code' in cause && (cause.code === 'ENOENT' || cause.code === 'ECONNREFUSED'))
       return undefined;
-    log.warn('the keeper that is there cannot be followed', { cause: String(cause) });
+    log.warn('cannot take over from the running keeper', { cause: String(cause) });
     throw cause;
   }
 }
 
 let isPublished = false;
-/** The next one takes it in one step, unless it is killed before. */
+/** The next keeper replaces the socket in one step, unless it is killed first. */
 async function waitUntilReplaced(): Promise<void> {
   const began = clock.elapsed();
   while (lstatSync(path, { throwIfNoEntry: false })?.ino === ownInode && clock.elapsed() - began < nameMs.longest)
@@ -115,11 +115,13 @@ const keeper = createKeeper({
   createJournal: () => createMemory('stowage-journal', journalBytes),
   processOf: (pidfd) =>
     processByPidfd(pidfd, clock, () =>
-      log.error('a data path of another container does not end, and cannot be ended from here: restart that container'),
+      log.error(
+        'a data path in another container does not stop and cannot be killed from here: restart that container',
+      ),
     ),
   isServed: () => isServed(path),
   replacesForeignDataPath: pod !== undefined,
-  // In one step, and over what a keeper left behind that was killed.
+  // rename(2) also replaces the socket that a killed keeper left behind.
   publishSocket: () => {
     if (!isPublished) renameSync(temporaryPath, path);
     isPublished = true;
@@ -130,13 +132,14 @@ const keeper = createKeeper({
 
 pod?.endWhenIdle(() => keeper.state.mounts);
 const end = await keeper.outcome;
-log.info('a keeper ends', { end });
-// Who looks for a keeper meanwhile is told to wait. If it found nobody, it would take for dead what the next one has.
+log.info('the keeper exits', { end });
+// Keep listening meanwhile, so that a client waits. If it found nothing, it would take the next keeper's mounts for
+// dead.
 if (end === 'handed over') await waitUntilReplaced();
 listening[Symbol.dispose]();
 if (!isPublished) rmSync(temporaryPath, { force: true });
-// Whoever was told to take over is asked at once; whoever does not hand over is asked again later.
+// Restart at once after a handover; retry later if the other keeper did not hand over.
 if (end !== 'ended') await pod?.restart(end === 'handed over' ? 0 : retryMs);
-// Nobody else is to be told anything; what was sent lies with those it is for.
+// Nothing is left to send; sent messages are with their receivers.
 const statuses = { ended: 0, 'handed over': 0, refused: 1, 'out of reach': outOfReachStatus } as const;
 endProcess(statuses[end]);

@@ -8,8 +8,8 @@ const reachMs = 5_000;
 const lookMs = 50;
 
 /**
- * Makes sure that the keeper at the other end of this connection, which listens at this path, is gone. It may run in another
- * container, whose processes cannot be killed from here: then it is given a while to end by itself. False: it lives.
+ * Terminates the keeper at the other end of this connection, which listens at this path. If it runs in another
+ * container, where it cannot be killed from here, waits a while for it to exit. False: it is still alive.
  */
 export function createPeerTerminator(fd: number, path: string, clock: Clock): () => Promise<boolean> {
   const pidfd = openPeerPidfd(fd);
@@ -20,7 +20,7 @@ export function createPeerTerminator(fd: number, path: string, clock: Clock): ()
       return true;
     };
   }
-  // Nobody but the process itself listens there, and it does so until its end.
+  // Only that process listens there, until it exits.
   const isGone = (): boolean => (pidfd === undefined ? !isListening(path) : hasEnded(pidfd));
   return async () => {
     const began = clock.elapsed();

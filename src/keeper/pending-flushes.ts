@@ -2,11 +2,11 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { MessageOf } from './protocol.ts';
 import { within } from './unless-aborted.ts';
 
-/** Questions to the data path whether all that was written is on the servers' disks, until whoever serves by then answers. */
+/** Flush requests to the data path. Each stays pending until a data path answers it, also a successor. */
 export interface PendingFlushes {
-  /** How many files are not; when the time is up without an answer, one, because some may not be. */
+  /** Returns the number of incomplete files. Returns 1 if nobody answered in time, because there may be some. */
   ask(mount: string, ms: number, signal: AbortSignal): Promise<number>;
-  /** Another data path serves: it is asked what its predecessor did not answer. */
+  /** Another data path serves: sends it the requests that its predecessor did not answer. */
   resend(): void;
   answered(answer: MessageOf<'flushed'>): void;
 }
@@ -17,12 +17,12 @@ interface PendingFlush {
   readonly answer: PromiseWithResolvers<number>;
 }
 
-/** Longer than this nobody waits. */
+/** Upper limit of a flush. */
 export const longestFlushMs = 600_000;
-/** The data path counts what is left when the time is up; it has so long to say so. */
+/** The data path counts the incomplete files when the time is up, and has this long to report them. */
 const graceMs = 1_000;
 
-/** `send` does nothing where nobody serves. */
+/** `send` does nothing if no data path serves. */
 export function createPendingFlushes(clock: Clock, send: (question: MessageOf<'flush'>) => void): PendingFlushes {
   const pending = new Map<number, PendingFlush>();
   let last = 0;

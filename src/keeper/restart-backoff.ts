@@ -1,16 +1,16 @@
 import type { Clock } from '#base/clock.ts';
 
-/** How soon another data path may be started. */
+/** Limits how often data paths are started. */
 export interface RestartBackoff {
-  /** Milliseconds from now. */
+  /** Milliseconds until the next start. */
   delayMs(): number;
   started(): void;
-  /** One died before it was of any use. */
+  /** A data path died before it was useful. */
   failed(): void;
   succeeded(): void;
 }
 
-/** So many at once, then one after each pause: a process that starts costs a quarter of a second of a processor. */
+/** A burst, then one start per pause: starting a process costs a quarter of a second of CPU time. */
 const burst = 10;
 const pauseMs = 1_000;
 const longestMs = 10_000;

@@ -3,19 +3,19 @@ import type { Clock } from '#base/clock.ts';
 import { tryLock } from './system-calls.ts';
 
 /**
- * Whether a data path lives that found its keeper at this path: it keeps a file beside it locked. A new keeper then waits
- * for it to come, instead of making a second one. Process numbers would mean nothing in another container.
+ * A data path keeps a file beside its keeper's socket locked while it serves. A new keeper that finds it locked waits
+ * for that data path instead of starting a second one. Pids would mean nothing in another container.
  */
 
 const fileOf = (path: string): string => `${path}.serving`;
 
 const retryMs = 100;
 
-/** Held until it is disposed of, or the process ends. */
+/** Held until disposed or until the process exits. */
 export function holdServingLock(path: string, clock: Clock): Disposable {
   const fd = openSync(fileOf(path), 'a', 0o600);
   let retry: Disposable | undefined;
-  // A predecessor that was killed and has not quite ended has it still, and somebody who looks may have it for a moment.
+  // A killed predecessor may still hold the lock, and a check holds it for a moment.
   const lock = (): void => {
     retry = tryLock(fd) ? undefined : clock.after(retryMs, lock);
   };
@@ -29,8 +29,8 @@ export function holdServingLock(path: string, clock: Clock): Disposable {
 }
 
 /**
- * Makes no file: one that belongs to whoever looks could not be opened by a data path. Who looks may be root, and the folder is
- * the keeper's: whatever else was put there is not followed, nor waited for.
+ * Does not create the file: a data path could not open one owned by another user. The caller may be root and the folder
+ * is the keeper's, so symbolic links are not followed and FIFOs do not block.
  */
 export function isServed(path: string): boolean {
   const fd = opened(fileOf(path));

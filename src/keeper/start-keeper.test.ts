@@ -61,10 +61,10 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     await using ground = createKeeperGround();
     mkdirSync(dirname(ground.socket), { mode: 0o755 });
     await expect(ground.startKeeper()).rejects.toThrow(
-      `the keeper ended at once (exit status 1): see ${ground.folder}/log`,
+      `the keeper exited while starting (exit status 1): see ${ground.folder}/log`,
     );
     expect(ground.log()).toContain(
-      `${dirname(ground.socket)} must be a folder that belongs to this user and that nobody else may enter`,
+      `${dirname(ground.socket)} must be a directory that belongs to this user and is closed to all others`,
     );
   });
 
@@ -72,7 +72,7 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     await using ground = createKeeperGround();
     const enter = ['sh', '-c', 'kill -SEGV $$'];
     await expect(ground.startKeeper({ enter })).rejects.toThrow(
-      `the keeper ended at once (SIGSEGV): see ${ground.folder}/log`,
+      `the keeper exited while starting (SIGSEGV): see ${ground.folder}/log`,
     );
   });
 });

@@ -10,39 +10,39 @@ import { peerCredentials } from './system-calls.ts';
 
 export interface StartOptions {
   readonly clock: Clock;
-  /** The command that runs another one by exec(2), with fewer rights or in another network. */
+  /** A command prefix that runs its arguments by exec(2), with fewer rights or in another network namespace. */
   readonly enter: readonly string[];
-  /** In a folder of its own, which belongs to the keeper's user. */
+  /** In its own folder, which belongs to the keeper's user. */
   readonly socket: string;
-  /** Of a data path. */
+  /** The data path's program. */
   readonly program: string;
   readonly log: string;
-  /** For the data path's Node. */
+  /** Node flags of the data path. */
   readonly flags: readonly string[];
-  /** Data paths get it, too. */
+  /** Environment of the keeper and its data paths. */
   readonly env: Readonly<Record<string, string>>;
-  /** Left out: as a process beside this one. */
+  /** Default: as a process beside this one. */
   readonly launch?: Launch;
 }
 
 export interface StartedKeeper {
-  /** 0: in a container of its own. */
+  /** 0: it runs in its own container. */
   readonly pid: number;
-  /** Not told of one in a container of its own. */
+  /** Never resolves for a keeper in its own container. */
   readonly ended: Promise<KeeperEnd>;
 }
 
-/** Longer than a keeper waits at the door of the one before and that one takes to hand over, together. */
+/** Longer than a keeper waits to connect to its predecessor and the handover takes, together. */
 const startMs = 30_000;
 const lookMs = 10;
 
-/** Beside this file, in the sources as in the bundle. */
+/** The program lies beside this file, in the sources and in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
 const program = join(import.meta.dirname, isSource ? 'main.ts' : 'keeper.mjs');
 
 /**
- * Starts a keeper that outlives this process, and waits until it is the one that is found at its socket. A keeper that was
- * there before has handed everything over by then. Throws if it ends instead: what there was goes on.
+ * Starts a keeper that outlives this process, and waits until it is the one at the socket. A previous keeper has handed
+ * everything over by then. Throws if the new one exits instead; the previous one then continues.
  */
 export async function startKeeper(options: StartOptions, signal: AbortSignal): Promise<StartedKeeper> {
   const { clock, socket, log, launch = launchProcess } = options;
@@ -55,11 +55,11 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   void ended.then((by) => {
     over = { by };
   });
-  /** One that cannot be seen is known by the name: nobody but whoever is in charge takes it. */
+  /** A process that is not visible is recognized by the socket: only the keeper in charge publishes it. */
   const isOurKeeper = (peer: number | undefined): boolean => peer !== undefined && (pid === undefined || peer === pid);
   try {
     for (;;) {
-      // Whoever has the name now is asked once: it has little room for those who knock, and its successor is one of them.
+      // Connect once per published socket: a keeper has few connections to spare, and its successor needs one.
       const there = fileAt(socket);
       const peer = there === known ? undefined : listenerPid(socket);
       if (isOurKeeper(peer)) return { pid: pid ?? 0, ended };
@@ -68,7 +68,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
       await clock.sleep(lookMs, limit.signal);
     }
   } catch (cause) {
-    // One that was put in charge since the last look stays: the one before has gone.
+    // A keeper that took charge since the last check stays: the previous one is gone.
     if (fileAt(socket) !== known && isOurKeeper(listenerPid(socket))) return { pid: pid ?? 0, ended };
     await launched.kill();
     throw cause;
@@ -77,7 +77,7 @@ export async function startKeeper(options: StartOptions, signal: AbortSignal): P
   }
 }
 
-/** `pod`: see `pod.ts`. */
+/** `pod`: the pod's UID, see `pod.ts`. */
 export function keeperCommand(
   { enter, socket, program: served, log, flags, env }: Omit<StartOptions, 'clock' | 'launch'>,
   pod?: string,
@@ -91,7 +91,10 @@ export function keeperCommand(
   };
 }
 
-/** Node takes four times as long to compile the sources as to read them from its cache. For the bundle it makes no difference. */
+/**
+ * Node compiles the sources four times as slowly as it reads them from its cache. For the bundle it makes no
+ * difference.
+ */
 function compileCache(): Readonly<Record<string, string>> {
   const folder = process.env['NODE_COMPILE_CACHE'];
   return isSource && folder !== undefined ? { NODE_COMPILE_CACHE: folder } : {};
@@ -100,16 +103,18 @@ function compileCache(): Readonly<Record<string, string>> {
 function notStarted(by: KeeperEnd, log: string): KeeperError {
   if (by === outOfReachStatus) return outOfReach('the keeper does not hand over');
   const how = typeof by === 'number' ? `exit status ${by}` : (by ?? 'exit status unknown');
-  return new KeeperError('not-started', `the keeper ended at once (${how}): see ${log}`);
+  return new KeeperError('not-started', `the keeper exited while starting (${how}): see ${log}`);
 }
 
-/** Each keeper that takes the name brings a file of its own. */
+/** Each keeper publishes a new file, so this identifies the keeper at the path. */
 function fileAt(path: string): string {
   const found = statSync(path, { bigint: true, throwIfNoEntry: false });
   return found === undefined ? '' : `${found.ino} ${found.ctimeNs}`;
 }
 
-/** Undefined: nobody, or it does not answer just now. 0: somebody in a process namespace that cannot be seen from here. */
+/**
+ * Undefined: nothing listens, or it does not answer now. 0: a process in a pid namespace that is not visible from here.
+ */
 function listenerPid(path: string): number | undefined {
   try {
     const fd = connectTo(path);

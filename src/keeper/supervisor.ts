@@ -12,44 +12,47 @@ import { createWorker, type ProcessHandle, type ProcessInfo, type Worker } from 
 export interface SupervisorOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Starts the program of a data path, which then waits for what it is to serve. */
+  /** Starts a data path's program, which then waits for `serve`. */
   readonly start: (program: string) => ProcessHandle;
   readonly program: string;
-  /** Where data paths find a keeper when this one is gone. */
+  /** Where data paths find the next keeper when this one is gone. */
   readonly path: string;
-  /** Dropped at the end by whoever made it. */
+  /** The creator disposes of it at the end. */
   readonly held: HeldDescriptors;
-  /** A data path has had the journal already. */
+  /** A data path already had the journal. */
   readonly wasServed: boolean;
-  /** One that still serves it. */
+  /** A data path that already serves. */
   readonly serving: { readonly child: ProcessHandle; readonly about: ProcessInfo } | undefined;
   readonly changed: () => void;
 }
 
-/** Keeps one data path serving, and another one loaded and waiting. */
+/** Keeps one data path serving and another one loaded as standby. */
 export interface Supervisor {
   readonly state: Omit<KeeperState, 'doing' | 'shares'> & {
     readonly doing: 'idle' | 'serving' | 'taking over' | 'failing';
   };
-  /** None serves, or is about to be ended. */
+  /** No data path serves or is being stopped. */
   readonly isEmpty: boolean;
   add(mount: HeldMount): void;
   remove(id: string): void;
-  /** Has what was written put on the server's disk within the time; gives how many files are not whole there. */
+  /** Commits written data on the server within the time. Returns the number of files that are still incomplete. */
   flush(id: string, ms: number, signal: AbortSignal): Promise<number>;
-  /** Resolves when the new program serves. If it cannot, the old one goes on. */
+  /** Resolves when the new program serves. If it cannot, the old one continues. */
   upgrade(program: string, signal: AbortSignal): Promise<void>;
-  /** Tells the data path to make itself known to another keeper. Undefined: it cannot. Else whether it still lives. */
+  /**
+   * Tells the data path to transfer everything to another keeper. Undefined: there is none. Else a function that tells
+   * whether that data path still lives.
+   */
   move(path: string): (() => boolean) | undefined;
-  /** Nobody takes over until it is disposed of. */
+  /** Suspends takeovers until disposed. */
   freeze(): Disposable;
-  /** Gives up everything without ending what serves. */
+  /** Gives up everything without stopping the serving data path. */
   release(): void;
-  /** Ends everything. */
+  /** Stops all data paths. */
   end(signal: AbortSignal): Promise<void>;
 }
 
-/** The successor shall have the processor to itself, as long as it is not ready. */
+/** Delays the next standby, so that a successor has the CPU to itself until it is ready. */
 const standbyDelayMs = 1_000;
 const failing = { deaths: 5, ms: 60_000 } as const;
 const exitTimeoutMs = 2_000;
@@ -70,7 +73,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   let isOver = false;
   let later: Disposable | undefined;
 
-  /** Does whatever is to be done now. Called after everything that may have changed that. */
+  /** Starts, promotes or schedules data paths as needed. Call after every change. */
   function reconcile(): void {
     if (isOver || isFrozen) return;
     if (workers.active === undefined && held.mounts.size > 0 && workers.standby?.about !== undefined)
@@ -87,7 +90,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     sendHeldDescriptors(worker.connection, held, { kind: 'serve', as: wasServed ? 'successor' : 'first', path });
     wasServed = true;
     flushes.resend();
-    log.info('a data path has everything', { pid: worker.about?.pid, mounts: held.mounts.size, takeovers });
+    log.info('a data path starts serving', { pid: worker.about?.pid, mounts: held.mounts.size, takeovers });
   }
 
   function startStandby(): void {
@@ -112,7 +115,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
         events: { changed: workerChanged, stopped: workerStopped, said: workerSaid, lost: workerLost },
       });
     } catch (cause) {
-      log.error('a data path could not be started', { cause });
+      log.error('failed to start a data path', { cause });
       backoff.failed();
       reconcileLater(backoff.delayMs());
       return undefined;
@@ -125,12 +128,12 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   }
 
   /**
-   * It does nothing more for the mounts, but what it had begun besides might still reach the journal: the next one begins when it is
-   * gone. One that cannot be seen to go (its process is out of reach) is believed after a while.
+   * A stopped data path does no more work, but a call that it had started could still reach the journal, so the next
+   * one starts only when it is gone. If its exit cannot be observed (out of reach), wait a fixed time.
    */
   function workerStopped(worker: Worker): void {
     void within(retire(worker), exitTimeoutMs, clock, neverAborted)
-      .catch(() => log.warn('a data path has stopped, and does not end', { pid: worker.about?.pid }))
+      .catch(() => log.warn('a data path has stopped but does not exit', { pid: worker.about?.pid }))
       .then(() => {
         if (worker === workers.active) workers.active = undefined;
         reconcile();
@@ -139,7 +142,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
 
   type WorkerMessage = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
   function workerSaid(worker: Worker, message: WorkerMessage, descriptors: number[]): void {
-    // One that has given up may have said more than we had heard by then.
+    // A retired data path may have sent more messages.
     if (worker !== workers.active) return;
     if (message.kind === 'holding') holdSockets(held, message, descriptors);
     else if (message.kind === 'letGo') held.dropSocket(message.socket);
@@ -160,7 +163,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     deaths = [...recentDeaths(), clock.elapsed()];
     if (worker === workers.active ? !worker.isReady : worker.about === undefined) backoff.failed();
     if (worker === workers.standby) workers.standby = undefined;
-    // Two that serve the same mounts would destroy data: only when it is certainly gone may the next one begin.
+    // Two data paths on the same mounts would destroy data: promote the next one only when this one is certainly gone.
     void worker.end().then(() => {
       if (worker === workers.active) workers.active = undefined;
       if (workers.active === undefined && held.mounts.size === 0)
@@ -177,7 +180,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     changed();
   }
 
-  /** Ends one whose end is no surprise. */
+  /** Ends a worker on purpose, so that its end does not count as a death. */
   function retire(worker: Worker): Promise<void> {
     retired.add(worker);
     return worker.end();

@@ -1,14 +1,14 @@
 import { shutDown } from '#base/linux/descriptors.ts';
 import { checked, foreign, libc, SystemError } from '#base/linux/libc.ts';
 
-/** Calls that Node does not offer, about descriptors, sockets and other processes. */
+/** System calls for descriptors, sockets and processes that Node does not offer. */
 
 const calls = foreign({
   option: 'int getsockopt(int fd, int level, int name, void *value, void *length)',
   poll: 'int poll(void *which, uint64_t count, int ms)',
   lock: 'int flock(int fd, int how)',
   wait: 'int waitpid(int pid, void *status, int options)',
-  // The C library of Ubuntu 22.04 has no names for these yet.
+  // The C library of Ubuntu 22.04 has no wrappers for these.
   system: 'int64_t syscall(int64_t number, int64_t a, int64_t b, int64_t c, int64_t d)',
 });
 
@@ -23,12 +23,12 @@ const dontWait = 1;
 const readable = 1;
 
 export interface Peer {
-  /** As this process sees it; 0 if it is in a process namespace that cannot be seen from here. */
+  /** The pid in this process's namespace; 0 if its pid namespace is not visible from here. */
   readonly pid: number;
   readonly uid: number;
 }
 
-/** Who connected, or who listens: told by the kernel. */
+/** The peer's credentials, from the kernel. */
 export function peerCredentials(fd: number): Peer {
   const value = Buffer.alloc(12);
   const length = Buffer.alloc(4);
@@ -37,15 +37,15 @@ export function peerCredentials(fd: number): Peer {
   return { pid: value.readInt32LE(0), uid: value.readUInt32LE(4) };
 }
 
-/** Root and our own user; everybody else has no business here. */
+/** Root and our own user; no other user is accepted. */
 export const isTrusted = ({ uid }: Peer): boolean => uid === 0 || uid === process.getuid?.();
 
-/** A descriptor that means this process and no other, even when its number is used again. */
+/** A pidfd. It refers to this process even if its pid is reused. */
 export const openPidfd = (pid: number): number => checked('pidfd_open', calls().system(number.pidfdOpen, pid, 0, 0, 0));
 
 /**
- * A descriptor of who connected, or who listens, wherever it runs. Undefined: in a process namespace that cannot be seen from
- * here, and the kernel (before 6.5) has nothing but its number to give.
+ * A pidfd of the peer, in any namespace. Undefined: its pid namespace is not visible from here, and the kernel (before
+ * 6.5) offers only the pid.
  */
 export function openPeerPidfd(fd: number): number | undefined {
   const value = Buffer.alloc(4);
@@ -56,17 +56,17 @@ export function openPeerPidfd(fd: number): number | undefined {
   return pid === 0 ? undefined : openPidfd(pid);
 }
 
-/** False: it lives, and is another user's or in a process namespace that is not below this one. */
+/** False: it is alive, and belongs to another user or to a pid namespace that is not below this one. */
 export const canKill = (pidfd: number): boolean =>
   Number(calls().system(number.pidfdSendSignal, pidfd, nothing, 0, 0)) === 0 || hasEnded(pidfd);
 
-/** Nothing happens to one that has ended. */
+/** Idempotent: succeeds if the process has ended. */
 export function killProcess(pidfd: number): void {
   const sent = Number(calls().system(number.pidfdSendSignal, pidfd, sigkill, 0, 0));
   if (sent < 0 && !hasEnded(pidfd)) throw new SystemError('pidfd_send_signal', libc().koffi.errno());
 }
 
-/** All its threads are gone, and its descriptors closed. */
+/** True when all threads are gone and all descriptors closed. */
 export function hasEnded(pidfd: number): boolean {
   const which = Buffer.alloc(8);
   which.writeInt32LE(pidfd, 0);
@@ -74,7 +74,10 @@ export function hasEnded(pidfd: number): boolean {
   return checked('poll', calls().poll(which, 1, 0)) > 0;
 }
 
-/** Whether a process lives that this one started, before an execve(2) too. Node hears no more of those that have ended. */
+/**
+ * Whether a child is alive, including one started before an execve(2). Reaps ended children, so Node does not see them
+ * exit.
+ */
 export function hasChildren(): boolean {
   const status = Buffer.alloc(4);
   let found: number;
@@ -83,7 +86,7 @@ export function hasChildren(): boolean {
   return found === 0;
 }
 
-/** False: somebody else has it. It is given back when the last copy of the descriptor is closed. */
+/** False: another process holds the lock. It is released when the last copy of the descriptor is closed. */
 export function tryLock(fd: number): boolean {
   if (Number(calls().lock(fd, 2 | 4)) === 0) return true;
   const failure = new SystemError('flock', libc().koffi.errno());
@@ -94,8 +97,8 @@ export function tryLock(fd: number): boolean {
 const socketsWithThreads = new Set<number>();
 
 /**
- * A thread waits on this socket. Node waits for its threads before it ends, even in `process.exit`: so the wait is ended
- * then. To be disposed of before the descriptor is closed.
+ * Shuts the socket down at exit, because a thread waits on it and Node waits for its threads even in `process.exit`.
+ * Dispose before closing the descriptor.
  */
 export function shutDownAtExit(fd: number): Disposable {
   if (socketsWithThreads.size === 0) process.on('exit', endWaits);

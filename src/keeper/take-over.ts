@@ -5,12 +5,12 @@ import type { MessageOf } from './protocol.ts';
 import type { TransferredDataPath } from './transferred-data-path.ts';
 import type { ProcessInfo } from './worker.ts';
 
-/** The keeper that is in charge until now. */
+/** The keeper that is in charge so far. */
 export interface Predecessor {
   readonly connection: Connection;
-  /** Makes sure that it is gone. False: it lives, where this process cannot end it. */
+  /** Terminates it. False: it is alive, where this process cannot kill it. */
   end(): Promise<boolean>;
-  /** Where this keeper can be reached meanwhile. */
+  /** This keeper's socket until it is in charge. */
   readonly temporaryPath: string;
   readonly self: ProcessInfo;
 }
@@ -22,10 +22,10 @@ interface TakeOverPorts {
     wasServed: boolean,
     serving: TransferredDataPath['serving'] | undefined,
   ) => void;
-  /** The predecessor is gone and had given nothing: a data path may still come. */
+  /** The predecessor is gone and has transferred nothing: a data path may still come. */
   readonly waitForDataPath: () => void;
   readonly refused: () => void;
-  /** The predecessor does not hand over, and cannot be ended. */
+  /** The predecessor does not hand over and cannot be killed. */
   readonly outOfReach: () => void;
 }
 
@@ -61,7 +61,7 @@ export function takeOver(
     if (isOver) return;
     isOver = true;
     if (message.kind === 'yours' && pending !== undefined) return void accept(pending);
-    log.warn('the keeper before does not hand over', { why: message.kind === 'failed' ? message.text : '' });
+    log.warn('the previous keeper does not hand over', { why: message.kind === 'failed' ? message.text : '' });
     returnPending();
     refused();
   }
@@ -75,10 +75,10 @@ export function takeOver(
     collector[Symbol.dispose]();
     if (isOver) return;
     isOver = true;
-    log.warn('the keeper before is gone', { why });
-    // It may live, and only one can be in charge.
+    log.warn('the previous keeper is gone', { why });
+    // It may be alive, and only one keeper may be in charge.
     if (!(await end())) {
-      log.error('the keeper before lives where it cannot be ended from here: restart its container');
+      log.error('the previous keeper is alive and cannot be killed from here: restart its container');
       returnPending();
       outOfReach();
     } else if (pending === undefined) waitForDataPath();

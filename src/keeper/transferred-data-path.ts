@@ -4,14 +4,14 @@ import type { MessageOf } from './protocol.ts';
 import { ProtocolError } from './protocol.ts';
 import type { ProcessHandle, ProcessInfo } from './worker.ts';
 
-/** A data path that serves, had another keeper, and has given everything to this one. */
+/** A serving data path that had another keeper and has transferred everything to this one. */
 export interface TransferredDataPath {
   readonly held: HeldDescriptors;
   readonly serving: { readonly child: ProcessHandle; readonly about: ProcessInfo };
-  /** It is gone again; what it gave is still there. */
+  /** The data path is gone again. Its descriptors are still held here. */
   readonly isLost: boolean;
   welcome(): void;
-  /** It goes on serving, and tries elsewhere or again. */
+  /** The data path keeps serving and retries, here or at another keeper. */
   refuse(reason: string): void;
 }
 
@@ -25,7 +25,7 @@ interface TransferOptions {
 const accepts = ['everything', 'add', 'holding', 'letGo', 'ended', 'ready', 'report'] as const;
 const transferTimeoutMs = 5_000;
 
-/** Until it is handed on to a supervisor. */
+/** Handles the data path until a supervisor takes it over. */
 export function receiveTransfer({ child, about, clock, offered }: TransferOptions): void {
   const { connection } = child;
   const collector = createCollector();
@@ -38,14 +38,17 @@ export function receiveTransfer({ child, about, clock, offered }: TransferOption
     if (held !== undefined && message.kind === 'ended') endMount(held, message.mount);
     else if (held !== undefined) update(held, message, descriptors);
     else if (message.kind === 'letGo' || message.kind === 'ended')
-      throw new ProtocolError(`something is over (${message.kind}) that never came`);
+      throw new ProtocolError(`a message (${message.kind}) came before the transfer was complete`);
     else {
       held = collector.take(message, descriptors);
       if (held !== undefined) offer(held);
     }
   }
 
-  /** Every keeper is told so, also the one before: which of the two hears it in charge is not known, so each has it removed. */
+  /**
+   * The data path reports this to every keeper, also the previous one. Either may be in charge, so each tells it to
+   * remove the mount.
+   */
   function endMount(whole: HeldDescriptors, mount: string): void {
     if (whole.dropMount(mount)) connection.send({ kind: 'remove', mount });
   }
@@ -83,5 +86,5 @@ export function receiveTransfer({ child, about, clock, offered }: TransferOption
 function update(held: HeldDescriptors, message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
   if (message.kind === 'holding') holdSockets(held, message, descriptors);
   else if (message.kind === 'letGo') held.dropSocket(message.socket);
-  else throw new ProtocolError(`a message (${message.kind}) came after everything`);
+  else throw new ProtocolError(`a message (${message.kind}) came after a complete transfer`);
 }

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 
-/** Ends with the signal at the latest, throwing its reason. */
+/** Waits for the work until the signal aborts, then throws its reason. */
 export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): Promise<T> {
   signal.throwIfAborted();
   const { promise: stopped, reject } = Promise.withResolvers<never>();
@@ -13,7 +13,7 @@ export async function unlessAborted<T>(work: Promise<T>, signal: AbortSignal): P
   }
 }
 
-/** As above, and after `ms` at the latest. */
+/** The same, with a deadline of `ms`. */
 export async function within<T>(work: Promise<T>, ms: number, clock: Clock, signal: AbortSignal): Promise<T> {
   using limit = clock.deadline(ms, signal);
   return await unlessAborted(work, limit.signal);

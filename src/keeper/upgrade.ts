@@ -5,10 +5,10 @@ import { KeeperError, outOfReach } from './protocol.ts';
 import { within } from './unless-aborted.ts';
 import type { Worker } from './worker.ts';
 
-/** The processes of one keeper, and what is started next. */
+/** A keeper's data paths, and the program to start next. */
 export interface Workers {
   program: string;
-  /** Has everything. Stays until it is certain that it is gone. */
+  /** The data path that has everything. Stays set until that process is certainly gone. */
   active: Worker | undefined;
   standby: Worker | undefined;
 }
@@ -21,7 +21,7 @@ interface UpgradePorts {
   readonly launch: (program: string) => Worker | undefined;
   readonly reconcile: () => void;
   readonly retire: (worker: Worker) => Promise<void>;
-  /** Others decide now. */
+  /** The supervisor is stopped or frozen. */
   readonly isOver: () => boolean;
 }
 
@@ -29,10 +29,10 @@ const startMs = 30_000;
 const stopMs = 2_000;
 const endMs = 10_000;
 
-/** Another program under live mounts: it is loaded first, and the old one gives up only then. */
+/** Replaces the program under live mounts: loads the new one first, then stops the old one. */
 export function createUpgrades({ workers, held, clock, log, launch, reconcile, retire, isOver }: UpgradePorts): {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
-  /** It cannot serve all mounts. True: it was on trial, and is ended; the program before serves again. */
+  /** The worker cannot serve all mounts. True: it was on trial; it is ended, and the previous program serves again. */
   refused(worker: Worker): boolean;
 } {
   let isUpgrading = false;
@@ -69,21 +69,23 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
     if (workers.standby?.program === program) retireStandby();
     reconcile();
     const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
-    throw new KeeperError('not-ready', `the new program ${why}; the one before serves again`);
+    throw new KeeperError('not-ready', `the new program ${why}; the previous program serves again`);
   }
 
-  /** One that cannot be killed is not waited for as long: the new program serves whenever it has ended after all. */
+  /**
+   * For a data path that cannot be killed, do not wait as long: the new program serves whenever the old one has ended.
+   */
   async function stopped(active: Worker, signal: AbortSignal): Promise<void> {
     const stopping = stopWorker(active, clock, log, signal);
     if (!active.isOutOfReach()) return await stopping;
     await within(stopping, stopMs + endMs, clock, signal).catch((cause: unknown) => {
-      throw cause instanceof DeadlineExceeded ? outOfReach('the data path before does not stop') : cause;
+      throw cause instanceof DeadlineExceeded ? outOfReach('the previous data path does not stop') : cause;
     });
   }
 
   return {
     upgrade: async (program, signal) => {
-      if (isUpgrading) throw new KeeperError('busy', 'another upgrade is under way');
+      if (isUpgrading) throw new KeeperError('busy', 'another upgrade is in progress');
       isUpgrading = true;
       try {
         await replace(program, signal);
@@ -95,7 +97,7 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
     refused: (worker) => {
       if (trial?.candidate !== worker || worker.isReady) return false;
       trial.isRefused = true;
-      // Now: nobody else of this program shall be given everything when it is gone.
+      // Reset the program now, so that no other process of it gets everything.
       workers.program = trial.before;
       retireStandby();
       void worker.end();
@@ -104,10 +106,10 @@ export function createUpgrades({ workers, held, clock, log, launch, reconcile, r
   };
 }
 
-/** At a boundary between requests if it can; else it is killed, and what it was doing is found in the journal. */
+/** Stops it between two requests if possible, else kills it; the journal has what it was doing. */
 export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
   worker.connection.send({ kind: 'stop' });
   if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
-  log.warn('a data path did not stop, and is killed', { pid: worker.about?.pid });
+  log.warn('a data path did not stop in time and is killed', { pid: worker.about?.pid });
   await worker.end();
 }

@@ -2,21 +2,21 @@ import type { Clock } from '#base/clock.ts';
 import { heartbeatOf } from './heartbeat.ts';
 
 /**
- * Looked at so often, and may stand still so many times in a row. Looks are counted, not time: if this process, or the
- * whole machine, was stopped for a while, that is one look.
+ * Check interval, and how many checks in a row the heartbeat may stand still. Checks are counted instead of time: if
+ * this process or the whole machine was stopped for a while, that is one check.
  */
 const intervalMs = 500;
 const maxMissedBeats = 10;
 
 export interface Watchdog extends Disposable {
-  /** Somebody else beats from now on. */
+  /** Another data path beats from now on. */
   reset(): void;
 }
 
 export interface WatchdogEvents {
-  /** Asked when the heartbeat stands still: it will not beat again. */
+  /** Called when the heartbeat stands still. True: it will not beat again. */
   isDying(): boolean;
-  /** Hears of each look whether the heartbeat has stood still for too long. */
+  /** Called after each check. */
   checked(hangs: boolean): void;
 }
 

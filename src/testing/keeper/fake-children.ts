@@ -11,11 +11,11 @@ export interface FakeChild {
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
-  /** Somebody killed it; a thread of it hangs, and so its line is open. */
+  /** Somebody killed it; a thread of it hangs, and so its connection is open. */
   wasKilled(): void;
-  /** Its line is closed, and it lives. */
+  /** Its connection is closed, and it lives. */
   breaks(): void;
-  /** Its line is closed. If it was told to end, or is told later, it has. */
+  /** Its connection is closed. If it was told to end, or is told later, it has. */
   dies(): Promise<void>;
 }
 
