@@ -9,46 +9,49 @@ import { createKernelRights } from './kernel-rights.ts';
 import { followChain, isNewer, isSameContent, isUnchanged, latestSize, sizeOf, type WccChain } from './wcc-chain.ts';
 
 /**
- * What is known of the attributes of each node, from every reply that brings some. Replies may overtake each other: what
- * was asked before a change of our own had ended is not believed against what that change brought.
+ * Attributes of each node, updated by every reply that carries some. Replies may overtake each other: a reply requested
+ * before one of our own changes ended is not believed against that change.
  */
 export interface AttributeCache extends Disposable {
-  /** To be taken before a call, and given with what it brings. */
+  /** Take this before a call and pass it as `since` with the call's result. */
   now(): number;
-  /** The last that were seen, however old. */
+  /** The last attributes seen, however old. */
   last(id: number): Attributes | undefined;
   /** The size in the newest reply, even while our own changes are in flight. */
   size(id: number): number | undefined;
-  /** For how many ms they can still be relied on. */
+  /** Remaining ms that the attributes are fresh. */
   freshMs(id: number): number;
-  /** Infinity: they cannot be right. */
+  /** Infinity: the attributes are known to be wrong. */
   ageMs(id: number): number;
-  /** How long what is learned now, of the node or of names in it, may be relied on: the longer it has not changed, the longer. */
+  /** How long new knowledge about the node or names in it may be cached; longer if it has not changed for long. */
   relyMs(id: number): number;
   /**
-   * A reply brought these. `at`: when it came, if not just now. Gives the best that is known: where a change of our own came
-   * in between, that is not always what came.
+   * Records attributes from a reply. `at`: when it arrived, if not now. Returns the best known attributes, which differ
+   * from the reply's if a change of our own came in between.
    */
   update(id: number, attributes: Attributes, since: number, at?: number): Attributes;
-  /** A change of our own begins. Its end must be told, with what the server said about it. */
+  /** Starts a change of our own. Its `ended` must be called with what the server said about it. */
   change(id: number): Change;
-  /** Our own call has changed its links, or the time of its last change, and did not tell how. */
+  /** A call of ours changed its links or ctime without returning new attributes. */
   expire(id: number): void;
-  /** Becomes another each time somebody else has changed the node: what was cached of its content is of no use. */
+  /** Changes whenever another client changed the node: its cached content is then invalid. */
   epoch(id: number): number;
-  /** The kernel is told what is known. */
+  /** Builds the reply to the kernel and records what the kernel knows from it. */
   attrReply(id: number): AttrReply;
-  /** What the kernel has of it, undefined where a predecessor told it; and whether it knows of all changes by others. */
+  /**
+   * What the kernel has cached; undefined if a predecessor sent it. `isAll`: the kernel knows of all changes by other
+   * clients.
+   */
   kernelView(id: number): {
     readonly size: number | undefined;
     readonly rights: Rights | undefined;
     readonly isAll: boolean;
   };
-  /** What the kernel goes by when it allows something; the last that was seen, if that is not known. */
+  /** The rights by which the kernel permits access; if unknown, those last seen. */
   kernelRights(id: number): Rights | undefined;
-  /** The kernel knows by itself that the file is now at least that long. */
+  /** The kernel knows by itself (from its own write) that the file is at least this long. */
   grew(id: number, size: number): void;
-  /** It has a name that is not shown, and which the server counts. */
+  /** Sets whether one of its links is a hidden name, which is not shown. */
   setHidden(id: number, isHidden: boolean): void;
   forget(id: number): void;
 }
@@ -59,18 +62,18 @@ export interface Change {
 
 interface Known extends WccChain {
   attributes: Attributes | undefined;
-  /** When they came. -Infinity: not to be relied on. */
+  /** When they arrived. -Infinity: not to be relied on. */
   at: number;
-  /** For how long from then on. */
+  /** How long they are fresh from then on. */
   relyMs: number;
-  /** When, in the order of events, anything was learned last. */
+  /** Event number of the last update. */
   order: number;
   epoch: number;
-  /** Changes of our own that are under way. */
+  /** Own changes in flight. */
   changing: number;
   isTorn: boolean;
   isTouched: boolean;
-  /** By ourselves. */
+  /** Changed by us. */
   isChanged: boolean;
   toldSize: number | undefined;
   toldRights: Rights | undefined;
@@ -80,21 +83,21 @@ interface Known extends WccChain {
 
 export interface AttributeCacheOptions {
   readonly clock: Clock;
-  /** How long they are relied on at least. 0: not at all. */
+  /** Minimum time that attributes are cached. 0: not at all. */
   readonly ttlMs: number;
-  /** Whether a node that is met for the first time has a name that is hidden. */
+  /** Whether a new node has a hidden name. */
   readonly isHidden: (id: number) => boolean;
   readonly limit: CacheLimit;
-  /** The group that the kernel is told of everything. Left out: the one that it has. */
+  /** The group shown for every object. Default: its own. */
   readonly group?: number | undefined;
-  /** Where a file ends at least, by what the server has not been told yet. Undefined: it was told everything. */
+  /** The minimum size of a file by writes that the server has not answered. Undefined: it has answered all. */
   readonly end?: (id: number) => number | undefined;
 }
 
 const never = Number.NEGATIVE_INFINITY;
-/** Of what there is, so much goes at once when room is made. */
+/** The part of the cache that is dropped at once to make room. */
 const droppedPart = 0.1;
-/** Changes that overlap are put in order by what they say about before and after; of more than these nobody can. */
+/** Overlapping changes are ordered by their before and after attributes; more than this many are not. */
 const mostOverlapping = 64;
 
 export function createAttributeCache({
@@ -106,13 +109,13 @@ export function createAttributeCache({
   end = () => undefined,
 }: AttributeCacheOptions): AttributeCache {
   const nodes = new Map<number, Known>();
-  /** Of nodes that are not among them. */
+  /** Rights of nodes that were dropped from the cache. */
   const told = createKernelRights();
   const share = limit.join(dropOldest);
   let order = 0;
-  /** Never the same for two states of a node, also not when it was forgotten in between. */
+  /** Unique per state of a node, also across dropping it from the cache. */
   let epochs = 0;
-  /** Of nodes that are forgotten: when, in the order of events, one of them was changed by ourselves last. */
+  /** For dropped nodes: event number of the last own change to any of them. */
   let changedBefore = 0;
   const relyMs = createAttributeTtl(clock, ttlMs);
   const rightsOf = createRightsOf();
@@ -171,13 +174,13 @@ export function createAttributeCache({
     const known = of(id);
     const before = known.attributes;
     if (before === undefined) {
-      // From a listing, it may be: of before a change that nothing else is known of any more.
+      // May come from a listing made before a change that is no longer remembered.
       const isSure = known.changing === 0 && since >= changedBefore;
       return learn(known, attributes, isSure ? at : never);
     }
     if (known.changing > 0 || since < known.order) {
       if (!isNewer(attributes, before)) return before;
-      // Who may use it counts from now on, whatever else becomes of it.
+      // The new rights count from now on, whatever becomes of the rest.
       if (!areSameRights(before, attributes)) known.attributes = { ...before, ...rightsOf(attributes) };
       return attributes;
     }
@@ -186,14 +189,14 @@ export function createAttributeCache({
       known.isTouched = false;
       return learn(known, attributes, at);
     }
-    // The time of the last access may be another.
+    // atime may differ.
     known.attributes = attributes;
     known.at = at;
     known.relyMs = relyMs(attributes);
     return attributes;
   }
 
-  /** None of our own is under way: what do they say together? */
+  /** No own change is in flight: combine what they reported. */
   function settle(known: Known): void {
     const isChain = known.ended.length === 0 && !known.isTorn;
     const afters = [known.reached, ...known.ended.map(({ after }) => after)].filter((one) => one !== undefined);
@@ -219,7 +222,7 @@ export function createAttributeCache({
       ended: (wcc) => {
         known.changing--;
         known.order = ++order;
-        // Nothing is known of what it did. What is seen next tells, and looks like somebody else's doing.
+        // The effect is unknown. The next attributes seen will look like another client's change.
         if (wcc?.after === undefined) {
           known.at = never;
           known.isTied = true;
@@ -263,7 +266,7 @@ export function createAttributeCache({
       known.toldSize = size;
       known.toldRights = rightsOf(known.attributes);
       known.toldEpoch = known.epoch;
-      // When it was changed is known when the server has answered.
+      // mtime is known only when the server has answered.
       const attr = attrOf(known.attributes, size, known.isHidden, group);
       return { attr, attrMs: ahead === undefined ? freshMs(id) : 0 };
     },
@@ -286,7 +289,7 @@ export function createAttributeCache({
   };
 }
 
-/** A call that changes a node: what the server says of before and after is taken in, however it ends. */
+/** Runs a call that changes a node and records the server's before and after attributes, however the call ends. */
 export async function changing<R>(
   attributes: Pick<AttributeCache, 'change'>,
   id: number,

@@ -8,26 +8,26 @@ import { asErrno } from './errors.ts';
 import { access } from './identity.ts';
 import type { Piece, Sent } from './pieces.ts';
 
-/** Whoever wrote: through which open file, and as whom. */
+/** The writer: the open file and the identity. */
 export interface Writer {
   readonly fh: number;
   readonly uid: number;
   readonly gid: number;
 }
 
-/** Calls that bring to the server what was written behind; nobody waits for them. They throw an Errno. */
+/** Calls that send buffered writes; no request waits for them. They throw an Errno. */
 export interface BackgroundWrites {
   send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<Sent>;
   commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
-  /** From now on nothing is sent, and no answer is taken; resolves when no call is under way. */
+  /** Stops sending and ignores further answers; resolves when no call is in flight. */
   stop(): Promise<void>;
 }
 
 export interface BackgroundWritesOptions {
   readonly maxWrite: number;
-  /** `hard`: only what the server itself refuses is given up. */
+  /** `hard`: data are given up only if the server itself refuses them. */
   readonly isHard: boolean;
-  /** Something to be waited for before anything is sent. */
+  /** Resolves when data may be sent. Undefined: now. */
   readonly ready: () => Promise<void> | undefined;
 }
 
@@ -61,7 +61,7 @@ export function createBackgroundWrites(
     }
   }
 
-  /** It was promised to somebody: that the server cannot be spoken to is no reason to give it up. */
+  /** The write was acknowledged: an unreachable server is no reason to give it up. */
   async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
     for (let pause = firstPauseMs; ; pause = Math.min(pause * 2, longestPauseMs)) {
       try {
@@ -84,7 +84,7 @@ export function createBackgroundWrites(
     return changing(attributes, id, call, ({ change }) => change);
   };
 
-  /** Undefined: the server started anew between two parts of it. */
+  /** Undefined: the server restarted between two parts. */
   async function sendOnce(id: number, { offset, data, who }: Piece<Writer>, stable: number): Promise<Sent | undefined> {
     let sent: Sent | undefined;
     let hasMixedVerifiers = false;

@@ -1,10 +1,10 @@
-/** How much the caches of all mounts may hold together. */
+/** A common limit for the caches of all mounts. */
 export interface CacheLimit {
-  /** `dropSome`: gives back a part of what the cache holds, what was not used for longest first. */
+  /** `dropSome`: drops part of the cache, least recently used first. */
   join(dropSome: () => void): CacheShare;
 }
 
-/** What one of them holds. Disposed of with its cache. */
+/** The entries of one cache. Dispose it with the cache. */
 export interface CacheShare extends Disposable {
   readonly size: number;
   add(count: number): void;
@@ -15,13 +15,13 @@ interface Member {
   readonly dropSome: () => void;
 }
 
-/** More than `most` for no longer than a turn of the event loop: then whoever has most gives some back. */
+/** The total exceeds `most` for at most one turn of the event loop; then the largest cache drops some entries. */
 export function createCacheLimit(most: number): CacheLimit {
   const members = new Set<Member>();
   let total = 0;
   let isAsked = false;
 
-  /** Not at once: what a call has just brought is used by whoever waits for it before anything is dropped. */
+  /** Deferred, so that a caller can use the entries it just fetched. */
   function makeRoom(): void {
     isAsked = false;
     while (total > most) {
@@ -32,7 +32,7 @@ export function createCacheLimit(most: number): CacheLimit {
   }
 
   function add(member: Member, count: number): void {
-    // What is under way when a mount goes comes to its end all the same.
+    // Calls in flight may still finish after their mount is gone.
     if (!members.has(member)) return;
     member.size += count;
     total += count;

@@ -8,23 +8,23 @@ import { createRpcClient, type RpcClient } from '#wire/rpc/client.ts';
 import { createPrivilegedPorts } from '#wire/rpc/privileged-ports.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-/** Keeps copies of connections, so that whoever comes after a crash can end them in order. */
+/** Keeps copies of sockets, so that a successor can close them in order after a crash. */
 export interface SocketHolder {
   hold(fd: number, about: string): string;
   letGo(id: string): void;
 }
 
-/** Connections to servers, shared by the mounts that want the same. */
+/** Server connections, shared by mounts with the same parameters. */
 export interface Connections {
-  /** To be given back when the mount is gone. */
+  /** Dispose the lease when the mount is gone. */
   acquire(spec: MountSpec): ServerLease;
 }
 
 export interface ServerLease extends Disposable {
   readonly nfs: NfsClient;
-  /** Which server and how, for people and to know it by. */
+  /** Identifies the server, also for users. */
   readonly about: string;
-  /** Tells of each connection that is made, before anything is sent on it. */
+  /** Called for each new connection, before anything is sent on it. */
   onConnected(tell: () => void): void;
 }
 
@@ -35,14 +35,14 @@ interface SharedConnection {
   readonly listeners: Set<() => void>;
 }
 
-/** For a call whose request says nothing else; each has its own. */
+/** Default deadline; each call has its own. */
 const usualDeadlineMs = 30_000;
-/** Reading and writing of several requests at once, of all mounts. */
+/** For parallel reads and writes of several requests of all mounts. */
 const mostInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: SocketHolder): Connections {
   const shared = new Map<string, SharedConnection>();
-  // One for all: a port that was just lost is not given to another connection until all others were.
+  // Shared by all: a port is reused only after all others were.
   const privilegedPort = createPrivilegedPorts();
 
   function onOpened(about: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {

@@ -9,7 +9,7 @@ import type { RequestSequence } from './request-sequence.ts';
 import type { RequestWait } from './request-wait.ts';
 import type { Server } from './server.ts';
 
-/** What the parts of one mount's file system share. */
+/** Shared by the parts of one mount's file system. */
 export interface Context {
   readonly nfs: NfsClient;
   readonly nodes: Nodes;
@@ -22,8 +22,8 @@ export interface Context {
   readonly sequence: RequestSequence;
   readonly releases: PendingReleases;
   readonly waitFor: RequestWait;
-  /** How long names are relied on at least. */
+  /** Minimum time that names are cached. */
   readonly ttlMs: number;
-  /** Tells the kernel something unasked. */
+  /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
 }

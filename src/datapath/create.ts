@@ -13,7 +13,7 @@ import type { Entries, ResolvedName } from './entries.ts';
 import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
-/** Makes something in a directory, with a time that it is known by. */
+/** Creates an object with a time by which it is recognized. */
 type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<New>;
 
 interface NewObject {
@@ -22,9 +22,9 @@ interface NewObject {
   /** One of `fileType`. */
   readonly type: number;
   readonly make: Make;
-  /** The same where the time may not be kept, or where it may have been done before. */
+  /** Used if the server may not keep the time, or if the object may already have been created. */
   readonly exclusively?: Make | undefined;
-  /** Of a link: servers keep no time of ours for it, but who reads the same in it cannot tell it from ours. */
+  /** For a symbolic link: servers do not keep our time for it, so it is recognized by its target. */
   readonly target?: Buffer;
 }
 
@@ -34,7 +34,7 @@ export type CreateOperations = Pick<Operations, 'mkdir' | 'mknod' | 'symlink' | 
 
 export function createCreateOperations(context: Context, entries: Entries): CreateOperations {
   const { nfs, nodes, server, attributes, names, marks, proofs, clock } = context;
-  /** As far as is known. */
+  /** False once the server has refused EXCLUSIVE. */
   let hasExclusive = true;
 
   function remember(parent: number, name: Buffer, there: ResolvedName): void {
@@ -42,7 +42,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     names.set(parent, keyOf(name), { meant: { handle, attributes: there.attributes }, at: clock.elapsed(), since });
   }
 
-  /** What a predecessor made for the same request before it crashed. */
+  /** The object that a predecessor created for the same request before it crashed. */
   async function findMadeByPredecessor(
     what: NewObject,
     mark: Time,
@@ -60,8 +60,8 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
   }
 
   /**
-   * The server may tell what it remembers from the moment between making it and setting its time (nfs-ganesha, for up to a
-   * minute). A call that could have changed something, and does not, makes it look at its disk.
+   * The server may return attributes cached between the creation and the setting of its time (nfs-ganesha, for up to a
+   * minute). A call that could have changed something, but does not, makes it read its disk.
    */
   async function rereadAttributes(
     handle: FileHandle,
@@ -78,7 +78,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       );
       return change?.after;
     } catch (cause) {
-      // Whoever made it may do this.
+      // The creator is permitted to do this; a refusal means it is not ours.
       if (cause instanceof NfsError) return undefined;
       throw cause;
     }
@@ -92,7 +92,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
   async function make(what: NewObject, request: Request): Promise<ResolvedName> {
     const { parent } = what;
     const before = proofs.find(request.place);
-    // Before anything is made that the kernel could not be told of.
+    // Check before creating an object that the kernel could not be told of.
     if (before === undefined && !nodes.hasRoom()) throw new Errno('ENOMEM');
     const { seconds, nanoseconds } = before?.kind === 'made' ? before : marks.next();
     const mark = marks.at({ seconds, nanoseconds });
@@ -110,7 +110,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       if (what.type === fileType.regular) marks.made(mark, found);
       return { handle, attributes: found, since };
     } catch (cause) {
-      // It was sent twice, over two connections, and the first may have made it.
+      // The call was sent on two connections, and the first may have created it.
       const isDoubtful = isNfsError(cause, 'EXIST') && cause.resent;
       const made = isDoubtful ? await findMadeByPredecessor(what, mark.time, request) : undefined;
       if (made === undefined) throw cause;
@@ -125,8 +125,8 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
   }
 
   /**
-   * Somebody made it between the kernel's look and ours. It looks once more when it hears this, finds out whether it may be
-   * opened, and cuts it if it is to be cut.
+   * Another client created it between the kernel's lookup and ours. On ESTALE the kernel looks it up again, checks
+   * permissions and truncates it if asked to.
    */
   function staleName(parent: number, name: Buffer, cause: unknown): Errno {
     names.drop(parent, keyOf(name));
@@ -137,7 +137,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     const mode = bits & 0o7777;
     const make: Make = (directory, { set }, options) =>
       nfs.create(directory, name, { mode: 'guarded', set: { ...set, mode } }, options);
-    /** The server itself knows what was made by the same call before, until the file is given its time. */
+    /** With EXCLUSIVE, the server recognizes a repeated call until the file's times are set. */
     const exclusively: Make = async (directory, mark, options) => {
       if (!hasExclusive) return await make(directory, mark, options);
       try {
@@ -167,7 +167,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     mkdir: async (parent, name, mode, request) => {
       const make: Make = (directory, { set }, options) => nfs.mkdir(directory, name, { ...set, mode }, options);
       const entry = await made({ parent, name, type: fileType.directory, make }, request);
-      // There is nothing in it.
+      // A new directory is empty.
       names.complete(entry.node, names.changes(entry.node));
       return entry;
     },

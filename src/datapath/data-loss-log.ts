@@ -2,11 +2,11 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { ErrnoName } from '#wire/fuse/errno.ts';
 
-/** Data of a file that were answered, and did not get to the server's disk. */
+/** Acknowledged data of a file that did not reach the server's disk. */
 export interface DataLoss {
-  /** Of the node. */
+  /** The node's id. */
   readonly id: number;
-  /** As the server calls the file (`ls -i`), if that is known. */
+  /** The server's file id (`ls -i`), if known. */
   readonly fileId: bigint | undefined;
   readonly code: ErrnoName;
   readonly bytes: number;
@@ -16,15 +16,15 @@ export interface DataLossLogParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly mount: string;
-  /** For people, who may not read the log. */
+  /** For users, who may not read the log. */
   readonly report: (text: string) => void;
 }
 
-/** So many files are named in so long; of the rest there is one line. */
+/** Files named per window; the rest is summarized in one line. */
 const mostNamed = 20;
 const windowMs = 60_000;
 
-/** Whoever wrote them may be gone before anybody could be told: then it is known only by this. */
+/** The writer may be gone before it could be told: then the log is the only report. */
 export function createDataLossLog({ clock, log, mount, report }: DataLossLogParts): (loss: DataLoss) => void {
   const named = new Set<number>();
   let [writes, moreBytes] = [0, 0];

@@ -6,26 +6,26 @@ import type { SeenNode, Server } from './server.ts';
 export interface DentryShrinkerParts {
   readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;
   readonly server: Pick<Server, 'oldest' | 'seen' | 'forget'>;
-  /** Tells the kernel something by another thread than the one that answers it. */
+  /** Sends a notification from another thread than the one that answers the kernel. */
   readonly notifyApart: (bytes: Buffer) => Promise<unknown>;
-  /** Left out: nothing is known of what waits for us. */
+  /** Default: pending requests are unknown. */
   readonly lockedDirectories?: Pick<LockedDirectories, 'allows' | 'ended'>;
-  /** Something to be waited for before anything is asked: changes wait for it, too. */
+  /** Resolves when it may start: pending changes wait for the same. */
   readonly ready?: () => Promise<void> | undefined;
 }
 
-/** Of those that were looked at so many times more are looked through. */
+/** How many nodes to scan per node to drop. */
 const scanFactor = 4;
-/** Looked at in one turn. */
+/** Nodes per batch. */
 const batchSize = 16;
 
 /**
- * Makes the kernel let go of about so many names that nobody uses, those seen longest ago first: it then forgets their nodes.
- * Directories stay: somebody may be in them, and with its name a directory loses whatever is mounted on it.
+ * Makes the kernel drop about `count` unused dentries, least recently seen first, so that it forgets their nodes.
+ * Directories stay: a process may be in them, and dropping a directory's dentry detaches mounts on it.
  *
- * The kernel takes the lock of the directory for it, and waits where somebody has it who waits for us, by a thread that cannot be
- * interrupted: a process that is killed meanwhile cannot end (keeper/killed-process.ts). So it is asked for one name at a time, in
- * directories in which nothing is outstanding, and not while the server is slow.
+ * The kernel takes the directory's lock for this. If an application holds that lock while it waits for us, the
+ * notifying thread blocks uninterruptibly, and a process killed meanwhile cannot exit (keeper/killed-process.ts). So
+ * names are dropped one at a time, only in directories without pending requests, and not while the server is slow.
  */
 export function createDentryShrinker(parts: DentryShrinkerParts): (count: number) => void {
   const { nodes, server, notifyApart, lockedDirectories, ready } = parts;
@@ -33,18 +33,18 @@ export function createDentryShrinker(parts: DentryShrinkerParts): (count: number
   let wanted = 0;
   let scansLeft = 0;
 
-  /** Data of it got lost, and nobody knows: whoever opens it next is told, if it is still the same node. */
+  /** The node has an unreported data loss: the next open reports it, if the node still exists. */
   const hasUnreportedLoss = (id: number): boolean => nodes.lost(id) !== undefined && !nodes.isLossTold(id);
   const isUnused = ({ id, isDirectory }: SeenNode): boolean =>
     !isDirectory && nodes.get(id)?.opens === 0 && !hasUnreportedLoss(id);
 
-  /** Not again before the others. It is gone when the kernel says so. */
+  /** Try the others first. The kernel's FORGET removes the node. */
   function moveToEnd({ id, parent, key }: SeenNode): void {
     if (nodes.get(id) === undefined) server.forget(id);
     else server.seen(id, parent, key);
   }
 
-  /** False: of the next few all that could be let go are where something is going on. */
+  /** False: all candidates of this batch are in busy directories. */
   async function shrinkBatch(): Promise<boolean> {
     let asked = 0;
     let refused = 0;
@@ -76,7 +76,7 @@ export function createDentryShrinker(parts: DentryShrinkerParts): (count: number
     scansLeft = count * scanFactor;
     if (isRunning) return;
     isRunning = true;
-    // Where the kernel does not want to hear of one, it is asked for others when there are more.
+    // If the kernel refuses, others are tried at the next call.
     void shrinkAll()
       .catch(() => undefined)
       .finally(() => {

@@ -6,17 +6,17 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import type { Context } from './context.ts';
 
-/** A part of a directory. */
+/** A page of a directory listing. */
 export interface Page {
   readonly entries: readonly EntryPlus[];
   readonly isEnd: boolean;
-  /** When it came, and what was known when it was asked for (see `AttributeCache` and `NameCache`). */
+  /** When it arrived, and the event and change counts when it was requested (see `AttributeCache` and `NameCache`). */
   readonly at: number;
   readonly since: number;
   readonly changes: number;
 }
 
-/** One reading of a directory. Positions are the server's cookies. */
+/** One pass over a directory. Positions are the server's cookies. */
 export interface Pages {
   after(position: bigint, request: Request): Promise<Page>;
 }
@@ -24,23 +24,23 @@ export interface Pages {
 const pageBytes = 64 * 1024;
 const largestPage = 256 * 1024;
 const leastBytes = 4096;
-/** So often a refusal is taken for one of a name that was being removed. */
+/** Retries of errors that may come from an entry being removed. */
 const mostVanished = 5;
-/** So often the server may lose its place before it has given anything new, and so many pages may have nothing new. */
+/** Restarts after lost positions without a new entry, and pages without a new entry. */
 const mostAnew = 5;
 const mostInVain = 10_000;
-/** Names that are remembered, so that a listing can begin anew without giving anything twice. */
+/** Names remembered, so that a restarted listing returns nothing twice. */
 const mostRemembered = 100_000;
 
 export interface PagesOptions {
   readonly remembers: boolean;
-  /** One of `access`: what the kernel has found that whoever asks may do. */
+  /** One of `access`: the right that the kernel has checked for the caller. */
   readonly checked: number;
 }
 
 /**
- * A server may say that it no longer knows where it was. It is then asked from the beginning, and what was given before is
- * left out; unless nothing is remembered of that, where it is not worth the memory.
+ * The server may reject a cookie. The listing then restarts and skips the names already returned, unless the caller
+ * chose not to remember names.
  */
 export function createPages(context: Context, id: number, { remembers, checked }: PagesOptions): Pages {
   const { nfs, server, attributes, names, clock } = context;
@@ -48,7 +48,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
   let verifier = 0n;
   let bytes = pageBytes;
   let hasPlus = true;
-  /** The server takes no more than the least. */
+  /** The server accepts only the minimum size. */
   let isSmall = false;
   let hasBegunAnew = false;
   const circle = createCircleCheck();
@@ -64,8 +64,8 @@ export function createPages(context: Context, id: number, { remembers, checked }
   };
 
   /**
-   * In a size, and in a way, that the server can do. Undefined: it does not know the position. What nfs-ganesha says of a name
-   * that is removed meanwhile, it says of the whole directory.
+   * Lists with a size and procedure that the server supports. Undefined: it rejected the cookie. nfs-ganesha reports an
+   * entry that vanishes as an error of the whole directory.
    */
   async function suited(position: bigint, request: Request) {
     for (let vanished = 0; ; ) {
@@ -120,13 +120,13 @@ export function createPages(context: Context, id: number, { remembers, checked }
 
 interface CircleCheck {
   beginAnew(): void;
-  /** Throws if a position comes again, in a reading that goes straight on. */
+  /** Throws if a position repeats within one pass. */
   goOn(from: bigint, entries: readonly Pick<EntryPlus, 'cookie'>[]): void;
 }
 
 /**
- * Some servers list a directory for ever (nfs-ganesha does, of a tmpfs, after a rename in it). Of all positions one is
- * remembered, another one each time that twice as many have passed: a circle comes by it sooner or later.
+ * Some servers list a directory forever (nfs-ganesha on tmpfs after a rename). One position is remembered, and replaced
+ * after 1, 2, 4 … entries: a loop passes it eventually.
  */
 function createCircleCheck(): CircleCheck {
   let remembered: bigint | undefined;
@@ -139,7 +139,7 @@ function createCircleCheck(): CircleCheck {
   return {
     beginAnew,
     goOn: (from, entries) => {
-      // The kernel may go back.
+      // The kernel may seek back.
       if (from !== last) beginAnew();
       for (const { cookie } of entries) {
         if (cookie === remembered) throw new XdrError('the server lists a directory in a circle');
@@ -152,7 +152,7 @@ function createCircleCheck(): CircleCheck {
   };
 }
 
-/** One character for each byte, as names are known by. */
+/** One character per byte, the key of the name cache. */
 export function keyOfEntry({ name, bytes }: Pick<EntryPlus, 'name' | 'bytes'>): string {
   if (bytes !== undefined) return Buffer.from(bytes).toString('latin1');
   for (let i = 0; i < name.length; i++) if (name.charCodeAt(i) > 127) return Buffer.from(name).toString('latin1');

@@ -3,21 +3,21 @@ import type { Clock } from '#base/clock.ts';
 
 export interface DrainParts {
   readonly clock: Clock;
-  /** Resolves when the server has answered somebody; may be asked again and again. */
+  /** Resolves when the server has answered any call. May be called repeatedly. */
   readonly isAnswering: (signal: AbortSignal) => Promise<void>;
 }
 
-/** A server that answers others has long done whatever lay in its queues. */
+/** By then a server that answers others has processed what was queued. */
 const timeoutMs = 10_000;
 
 /**
- * Ends connections that a predecessor left, and waits until the server has ended them too: what it has not read of them by then
- * will never be done. Else an old call could be done after a new one: remove what was made since, or write over what was
- * written since. A server that does not end them although it answers is hung up on.
+ * Closes a predecessor's connections and waits until the server has closed them too: what it has not read by then will
+ * never run. Otherwise an old call could run after a new one, and remove or overwrite newer data. A server that answers
+ * calls but does not close them gets a reset.
  *
- * What it has read and not done yet is another matter. nfs-ganesha and our own server end a connection when its last call is
- * done. Linux' nfsd ends it at once, while its threads go on with calls they have taken from it, and nothing that a client sees
- * tells when those are done: there an old call can still come late, if it takes longer than all of a takeover.
+ * Calls that the server has read but not finished are different. nfs-ganesha and our own server close a connection
+ * after its last call. Linux nfsd closes it at once while its threads go on, and a client cannot see when they are
+ * done: an old call can still run late if it takes longer than a whole takeover.
  */
 export async function drainConnections(
   descriptors: readonly number[],
@@ -27,7 +27,7 @@ export async function drainConnections(
   const sockets = descriptors.map((fd) => new Socket({ fd, readable: true, writable: true, allowHalfOpen: true }));
   const ended = sockets.map(closed);
   for (const socket of sockets) {
-    // What comes is answers to nobody.
+    // Discard replies; nobody waits for them.
     socket.resume();
     socket.end();
   }

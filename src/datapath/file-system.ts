@@ -37,18 +37,18 @@ import { createWrites, type UncommittedWrites, type Writes } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
-  /** How long names and attributes are relied on. 0: not at all. */
+  /** Minimum time that names and attributes are cached. 0: not at all. */
   readonly cacheMs?: number;
-  /** `soft`: EIO when the server has not answered for so long. Left out: `hard`, it is waited for without end. */
+  /** `soft`: EIO after this time without an answer. Default: `hard`, waits forever. */
   readonly softMs?: number | undefined;
   readonly readOnly?: boolean;
-  /** Writes are answered when they are on the server's disk. Left out: before that, where something outlives this process. */
+  /** Answers writes only when they are on the server's disk. Default: earlier, if the journal outlives this process. */
   readonly sync?: boolean | undefined;
-  /** Who checks what a caller may do. Left out: the kernel. */
+  /** Who checks permissions. Default: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
-  /** The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. */
+  /** The group shown for every object if permissions are checked here. Default: the server's. */
   readonly group?: number | undefined;
-  /** Most bytes of one READ and one WRITE. */
+  /** Maximum size of one READ and one WRITE. */
   readonly maxRead?: number;
   readonly maxWrite?: number;
 }
@@ -58,30 +58,33 @@ export interface FileSystemParts {
   readonly nodes: Nodes;
   readonly proofs: Proofs;
   readonly clock: Clock;
-  /** Tells the kernel something unasked. */
+  /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
-  /** The same by another thread, for what may wait for an answer of ours. Left out: the kernel keeps what it wants. */
+  /**
+   * The same from another thread, for notifications that may block on an answer of ours. Default: the kernel is never
+   * asked to drop entries.
+   */
   readonly notifyApart?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;
-  /** Holds it to the volume's size. Left out: the export's is all there is. */
+  /** Enforces the volume's size. Default: only the export's size limits it. */
   readonly quota?: Quota | undefined;
-  /** With the other mounts of the process. Left out: there are none. */
+  /** Caches shared with the other mounts of the process. Default: none. */
   readonly shared?: Shared;
-  /** The mount is over: nothing more is asked of the server, and what was is given up. */
+  /** Aborts when the mount is gone: all calls are cancelled. */
   readonly ended?: AbortSignal;
-  /** Left out: writes are answered when they are on the server's disk. */
+  /** Default: writes are answered when they are on the server's disk. */
   readonly behind?: {
     readonly kept: JournaledWrites;
-    /** Of all mounts of the process. */
+    /** Shared by all mounts of the process. */
     readonly budget: Budget;
-    /** Something to be waited for before anything is sent. */
+    /** Resolves when data may be sent. Undefined: now. */
     readonly ready: () => Promise<void> | undefined;
-    /** What was answered did not get to the server's disk, and will not. */
+    /** Acknowledged data were lost. */
     readonly onLost?: (loss: DataLoss) => void;
   };
 }
 
-/** Disposed of when the mount is gone. */
+/** Dispose it when the mount is gone. */
 export interface FileSystem extends Disposable {
   readonly operations: Partial<Operations>;
   readonly behind: UncommittedWrites;
@@ -90,8 +93,8 @@ export interface FileSystem extends Disposable {
 export const createFileSystem = (parts: FileSystemParts): Partial<Operations> => openFileSystem(parts).operations;
 
 /**
- * A directory of an NFS server as a FUSE file system. What is not here (locks, extended attributes, fallocate, lseek) the
- * kernel does by itself or refuses: none of it can be had from NFS version 3.
+ * An NFS directory as a FUSE file system. Missing operations (locks, extended attributes, fallocate, lseek) are done by
+ * the kernel or refused: NFSv3 has none of them.
  */
 export function openFileSystem(parts: FileSystemParts): FileSystem {
   const { nfs, nodes, proofs, clock, notify, options, shared = createSharedCaches() } = parts;
@@ -206,7 +209,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   return {
     ...{ operations: bound, behind: writes.behind },
     [Symbol.dispose]: () => {
-      // What is left of it is not sent any more, and has no memory.
+      // Unsent writes are dropped and free their memory.
       parts.behind?.budget.give(own.used);
       attributes[Symbol.dispose]();
       names[Symbol.dispose]();
@@ -214,11 +217,11 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
 }
 
-/** The kernel takes no longer target of a link. */
+/** The kernel's limit for link targets. */
 const longestTarget = 4095;
 const statfsBlock = 4096;
 
-/** The volume's own, not the export's. Files are not counted. */
+/** The size of the volume, not of the export. Inodes are not counted. */
 function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
   const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
   const bfree = Math.max(0, blocks - taken);
@@ -230,7 +233,7 @@ function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: n
   };
 }
 
-/** Nothing is accepted that there is no room for. */
+/** Accepts no write that exceeds the quota. */
 function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait): Writes {
   return {
     ...writes,
@@ -263,7 +266,7 @@ const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
 type AnyOperation = (...args: never[]) => unknown;
 
-/** What went wrong is told in the kernel's words. */
+/** Converts errors to errno. */
 function fail(cause: unknown): never {
   throw asErrno(cause);
 }

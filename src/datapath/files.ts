@@ -15,7 +15,7 @@ import type { UnlinkOperations } from './unlink.ts';
 import type { Writes } from './writes.ts';
 
 export type FileOperations = Pick<Operations, 'open' | 'create' | 'read' | 'write' | 'flush' | 'fsync' | 'release'> & {
-  /** The kernel no longer knows the node. */
+  /** The kernel has forgotten the node. */
   forget(id: number): void;
 };
 
@@ -29,7 +29,7 @@ export interface FileParts {
   readonly maxRead: number;
 }
 
-/** After being sent back to look, the kernel comes again within this. */
+/** After ESTALE the kernel retries within this time. */
 const relookupMs = 1_000;
 const anything = 7;
 
@@ -37,11 +37,11 @@ export function createFiles(parts: FileParts): FileOperations {
   const { context, entries, creating, unlinking, writes, memory, maxRead } = parts;
   const { nfs, nodes, server, attributes, clock, sequence, releases, notify } = context;
   const openFiles = createOpenFiles();
-  /** The epoch of what the kernel has cached of a file. */
+  /** The epoch of the file content that the kernel has cached. */
   const cached = new Map<number, number>();
   const relookups = new Map<number, number>();
 
-  /** When the kernel is told that the handle is stale, it looks the name up once more, of itself, and comes back. */
+  /** On ESTALE the kernel looks the name up again by itself and retries. */
   function forceRelookup(id: number): void {
     const now = clock.elapsed();
     const before = relookups.get(id);
@@ -57,12 +57,13 @@ export function createFiles(parts: FileParts): FileOperations {
     const found = known ?? (await server.look(request, id));
     const { size, rights, isAll } = attributes.kernelView(id);
     const isOld = rights !== undefined && !areSameRights(rights, found);
-    // The kernel relies on attributes that somebody else has changed.
+    // The kernel's attributes are outdated by another client's change.
     if (!isAll || isOld) notify(invalidateInode(id));
-    // By those it has allowed this. What it went by after a crash is not known: by a group that the file had, perhaps.
+    // The kernel permitted this open by outdated rights. After a crash its rights are unknown: it may have permitted
+    // this by an earlier group of the file.
     if (isOld) throw new Errno('ESTALE');
     const isDoubtful = rights === undefined && needsGroup(request, anything, found);
-    // Where to append is decided by the size that the kernel has.
+    // The kernel appends at the size that it knows.
     const isMoved = size !== attributes.size(id);
     if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) forceRelookup(id);
     else if (!isMoved) relookups.delete(id);
@@ -76,14 +77,14 @@ export function createFiles(parts: FileParts): FileOperations {
     cached.set(id, epoch);
     nodes.opened(id, request.place);
     writes.opened(id, fh);
-    // Who only reads need not wait for an answer when he closes the file.
+    // Readers need no FLUSH on close.
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
   }
 
   const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>
     server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
 
-  /** What is missing behind a piece that came: the kernel takes less than it asked for as the end of the file. */
+  /** Reads the rest after a short read: the kernel takes a short answer as end of file. */
   async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {
     let done = 0;
     while (done < into.length) {
@@ -123,7 +124,7 @@ export function createFiles(parts: FileParts): FileOperations {
       const found = await readOnce(id, fh, offset, size, request);
       const isCut = found.length < size && end > offset + found.length;
       if (!isCut && revalidations === writes.revalidations) return found;
-      // The server did not know yet that the file goes on there; the kernel would take it as its end.
+      // The server did not know yet that the file continues there; the kernel would take that as its end.
       await writes.settled(id, request, { offset, length: Number.POSITIVE_INFINITY });
     }
   }
@@ -154,7 +155,7 @@ export function createFiles(parts: FileParts): FileOperations {
         nodes.closed(id, request.place);
         return nodes.get(id)?.opens === 0 ? unlinking.closed(id, request) : undefined;
       };
-      // From memory maps, or by somebody who did not wait for the end: the kernel forgets the file after this.
+      // Data from memory maps, or of a process that did not wait for close: the kernel forgets the file after this.
       const left = writes.closed(id, fh);
       const end = left === undefined ? closed() : left.then(closed);
       if (end !== undefined) releases.add(id, end);

@@ -6,9 +6,9 @@ import { maxTransfer } from './journal/layout.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 /**
- * Not atomicOTrunc: the kernel would have a program cut that is running, and then say that it is busy. Not autoInvalData: it
- * would drop what it has cached of a file each time it hears of another modification time, after our own writes too, and ask
- * for the time before each read. What others changed is dropped when a file is opened.
+ * Not atomicOTrunc: the kernel would truncate a running program before it finds that it is busy. Not autoInvalData: it
+ * would drop a file's cached pages whenever mtime changes, also after our own writes, and ask for the time before each
+ * read. Changes by others are dropped at open instead.
  */
 const always: readonly InitFlag[] = [
   'asyncRead',
@@ -19,9 +19,9 @@ const always: readonly InitFlag[] = [
   'cacheSymlinks',
 ];
 
-/** What is asked of the kernel for a mount. */
+/** The options requested in FUSE_INIT for a mount. */
 export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
-  // Unless a file system wants to hear of locks, the kernel keeps them for all processes of the node.
+  // Without these flags, the kernel handles locks among all processes of the node.
   flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
   ...{ maxWrite: maxTransfer, maxReadahead: maxTransfer, maxBackground: 64, timeGranularity: 1 },
 });
@@ -30,5 +30,5 @@ function refuse(): never {
   throw new Errno('ENOLCK');
 }
 
-/** Better than to pretend: another node would not know of the lock. */
+/** Refuse instead of pretending: another node would not see the lock. */
 export const refuseLocks: Partial<Operations> = { getlk: refuse, setlk: refuse, setlkw: refuse };

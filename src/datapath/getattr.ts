@@ -18,7 +18,7 @@ export function createGetattr(
   return {
     getattr: (id, _fh, request) => {
       const settled = writes.settled(id, request);
-      // Without a promise where it is known: the kernel asks for a directory's after each change of it.
+      // No promise if cached: the kernel asks for a directory's attributes after each change of it.
       return settled === undefined && isKnown(id, request) ? attributes.attrReply(id) : asked(id, settled, request);
     },
   };

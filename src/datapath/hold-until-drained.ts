@@ -7,11 +7,11 @@ import { unlessAborted } from './unless-aborted.ts';
 
 export interface HoldUntilDrainedParts {
   readonly clock: Clock;
-  /** Gives something to wait for before anything is changed. */
+  /** Resolves when changes may start. Undefined: now. */
   readonly ready: () => Promise<void> | undefined;
-  /** `soft`: EIO for whoever has waited for so long. Undefined: `hard`. */
+  /** `soft`: EIO after this time. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  /** The mount is over: nothing is begun any more. */
+  /** Aborts when the mount is gone: nothing is started any more. */
   readonly ended?: AbortSignal;
 }
 
@@ -25,15 +25,14 @@ const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 type AnyOperation = (...args: never[]) => unknown;
 
 /**
- * What changes something waits for as long as `ready` gives something to wait for; what only reads does not. Nor do FLUSH, FSYNC
- * and RELEASE: what was written behind, and the removal of a hidden name, wait by themselves. Whoever waits can be
- * interrupted, as when waiting for the server.
+ * Delays operations that change something until `ready` resolves. Reads are not delayed, nor FLUSH, FSYNC and RELEASE:
+ * buffered writes and the removal of hidden names wait by themselves. A waiting request can be interrupted.
  */
 export function holdUntilDrained(operations: Partial<Operations>, parts: HoldUntilDrainedParts): Partial<Operations> {
   const { clock, ready, softMs: timeoutMs = Number.POSITIVE_INFINITY, ended } = parts;
   const waitFor = createRequestWait({ clock, timeoutMs, calls: createCalls({ clock, timeoutMs, ended }) });
 
-  /** Operations have the request as their last argument. */
+  /** The request is the last argument of each operation. */
   const later =
     (does: AnyOperation, isMeant: AnyOperation = () => true): AnyOperation =>
     (...args) => {

@@ -3,13 +3,13 @@ import { createOutput, putU32 } from '#wire/fuse/encode.ts';
 import { bytes, header, type Message, number, u32 } from '#wire/fuse/message.ts';
 import type { AcknowledgedWrite } from './ports.ts';
 
-/** What a WRITE in the journal says. */
+/** Decodes a WRITE from the journal. */
 export const readJournaledWrite = (place: number, message: Message): AcknowledgedWrite => ({
   ...{ place, node: header.node(message), uid: header.uid(message), gid: header.gid(message) },
   ...{ fh: number(message, 0), offset: number(message, 8), data: bytes(message, 40, u32(message, 16)) },
 });
 
-/** All of it was taken. */
+/** The reply that all bytes were written. */
 export function writeReply({ view }: Message, length: number): Buffer {
   const out = createOutput(outHeaderSize + 8);
   out.view.setUint32(0, outHeaderSize + 8, true);

@@ -1,8 +1,8 @@
 import type { Rights } from './identity.ts';
 
 /**
- * By what rights the kernel allows things, of nodes of which nothing else is kept for lack of room: as long as it has the node it may go
- * by them, whatever they are by now. A few bytes for each: nearly all have the same as many others.
+ * The rights by which the kernel permits access, for nodes dropped from the attribute cache: while the kernel has the
+ * node it may use them, whatever they are by now. A few bytes each: nearly all share the same object.
  */
 export interface KernelRights {
   keep(id: number, rights: Rights): void;

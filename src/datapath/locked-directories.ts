@@ -3,41 +3,41 @@ import type { Clock } from '#base/clock.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 
 /**
- * Requests that have no answer yet, by the directory whose lock whoever waits for them holds. The kernel would have to wait for
- * that lock, and so for our answer, to let go of a name in it.
+ * Directories whose lock an application holds while it waits for our answer. To drop a dentry in such a directory, the
+ * kernel would wait for that lock and so for us.
  */
 export interface LockedDirectories {
-  /** The same operations; from now on it is known which of them are under way. */
+  /** Wraps operations to track which are pending. */
   tracked(operations: Partial<Operations>): Partial<Operations>;
-  /** Whether the kernel may be told of a name in this directory now. */
+  /** Whether the kernel may be asked to drop a name in this directory now. */
   allows(directory: number): boolean;
-  /** Resolves when it is worth asking again: a request was answered. */
+  /** Resolves when it is worth asking again: after a request was answered. */
   ended(): Promise<void>;
 }
 
 type AnyOperation = (...args: never[]) => unknown;
 
-/** Which directories are locked. */
+/** The directories that each operation locks. */
 const locked: { readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[] } = {
   ...{ lookup: one, symlink: one, mknod: one, mkdir: one, create: one, unlink: one, rmdir: one, readdir: one },
   rename: (from, to) => [from.parent, to.parent],
   link: (_, parent) => [parent],
 };
-/** The same, if they are about a directory; of a file they may take long without anything being wrong. */
+/** Operations that lock a directory if the node is one; on a file they may take long without anything being wrong. */
 const lockedIfDirectory = { setattr: one, fsyncdir: one, setxattr: one, removexattr: one } as const;
 
 function one(node: number): readonly number[] {
   return [node];
 }
 
-/** A server that takes longer is slow, or gone. */
+/** A server that takes longer is slow or gone. */
 const slowMs = 100;
-/** In a directory that many use at once there is always something outstanding: after so long that must do. */
+/** A busy directory always has pending requests: after this time it is allowed anyway. */
 const busyMs = 1_000;
 
 export function createLockedDirectories(clock: Clock): LockedDirectories {
   const counts = new Map<number, number>();
-  /** When they began; the oldest is first. */
+  /** Start times, oldest first. */
   const startTimes = new Set<{ readonly at: number }>();
   let refusedSince: number | undefined;
   let next: PromiseWithResolvers<void> | undefined;
@@ -53,7 +53,7 @@ export function createLockedDirectories(clock: Clock): LockedDirectories {
   function track(does: AnyOperation, lockedBy: AnyOperation, tellsSpeed: boolean): AnyOperation {
     return (...args) => {
       const result = does(...args);
-      // What is known is answered before anything else happens.
+      // Synchronous answers need no tracking.
       if (!(result instanceof Promise)) return result;
       const directories = lockedBy(...args) as readonly number[];
       const self = { at: clock.elapsed() };
@@ -98,7 +98,7 @@ export function createLockedDirectories(clock: Clock): LockedDirectories {
         next ??= Promise.withResolvers<void>();
         await next.promise;
       }
-      // The answer is written by whoever hears of the end after us.
+      // The answer is written by a later continuation of the same promise.
       await turn();
     },
   };

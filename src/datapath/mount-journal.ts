@@ -2,15 +2,15 @@ import type { Requests } from './journal/requests.ts';
 import type { JournaledWrites, Proofs } from './ports.ts';
 import type { KeptGrowth } from './quota/account.ts';
 
-/** What a mount has of the journal. */
+/** A mount's part of the journal. */
 export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
   readonly proofs: Proofs;
   readonly growth: KeptGrowth;
 }
 
 /**
- * Of a mount that is gone the places of its requests, and its row, are somebody else's. What was under way for it comes to its end all
- * the same, and must not leave a trace there.
+ * After a mount is gone, its row and the places of its requests belong to others. Work still in flight for it finishes
+ * without writing there.
  */
 export function createMountJournal(
   { requests, growth }: { readonly requests: Requests; readonly growth: KeptGrowth },

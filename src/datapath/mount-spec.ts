@@ -1,56 +1,60 @@
-/** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
+/**
+ * The description of a mount for a data path: plain data, passed through the keeper. May contain a certificate's key.
+ */
 export interface MountSpec {
-  /** 2: the kernel does not check. 3: `sync`. A data path that knows nothing of that must not serve it. */
+  /** 2: permissions are not checked by the kernel. 3: `sync`. An older data path must not serve a newer version. */
   readonly version: 1 | 2 | 3;
-  /** Addresses of one server, in the order they are tried. */
+  /** Addresses of one server, in the order of attempts. */
   readonly addresses: readonly [string, ...string[]];
   readonly port: number;
-  /** The handle of the volume's top directory, in base64. */
+  /** The handle of the volume's root directory, in base64. */
   readonly root: string;
   readonly connections: number;
-  /** Below 1024, as many servers want. */
+  /** Use local ports below 1024, as many servers require. */
   readonly privilegedPorts: boolean;
   readonly tls: TlsSpec | undefined;
   readonly squash: 'none' | 'root' | 'all';
   readonly uid: number;
   readonly gid: number;
-  /** `soft`: EIO after so long without an answer. Undefined: `hard`. */
+  /** `soft`: EIO after this time without an answer. Undefined: `hard`. */
   readonly softMs: number | undefined;
   readonly readOnly: boolean;
-  /** Writes are answered when they are on the server's disk. Left out: before that. */
+  /** Answers writes only when they are on the server's disk. Default: earlier. */
   readonly sync?: boolean | undefined;
   readonly maxRead: number;
   readonly maxWrite: number;
-  /** How long names and attributes are relied on. */
+  /** Minimum time that names and attributes are cached. */
   readonly cacheMs: number;
   /** node: `flock` and the like hold between processes of this node. refused: ENOLCK. */
   readonly locks: 'node' | 'refused';
-  /** Who checks what a caller may do: the kernel, or, where everybody is one user to the server, this server. Left out: the kernel. */
+  /**
+   * Who checks permissions: the kernel, or the data path, if all users are one user to the server. Default: the kernel.
+   */
   readonly checks?: 'kernel' | 'server' | undefined;
   /**
-   * The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. Whoever knows nothing
-   * of it shows that: nobody may more or less by it.
+   * The group shown for every object if the data path checks permissions. Default: the server's. Ignoring this field
+   * changes only what is shown, not any permission.
    */
   readonly group?: number | undefined;
-  /** What the volume is held to. Undefined: nothing. */
+  /** The volume's quota. Undefined: none. */
   readonly quota?: QuotaSpec | undefined;
 }
 
 export interface QuotaSpec {
   readonly bytes: number;
-  /** The handle of the folder in which its nodes record what they use, in base64. */
+  /** The handle of the directory in which nodes record their usage, in base64. */
   readonly ledger: string;
-  /** What this node is called there. */
+  /** This node's name there. */
   readonly host: string;
 }
 
-/** Contents of files, not their names: the data path has no right to read them. */
+/** File contents, not paths: the data path has no right to read the files. */
 export interface TlsSpec {
-  /** Undefined: those that the system trusts. */
+  /** Undefined: the system's CAs. */
   readonly ca: string | undefined;
   readonly certificate: string | undefined;
   readonly key: string | undefined;
-  /** The name in the server's certificate, where addresses are not what it is for. */
+  /** The name in the server's certificate, if it is not issued for the address. */
   readonly serverName: string | undefined;
 }
 
@@ -60,7 +64,7 @@ class BadSpec extends Error {
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** Read by another version of the program than wrote it, when there was an upgrade in between. */
+/** The writer may be another version of the program, after an upgrade. */
 export function readSpec(given: unknown): MountSpec {
   if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
   const fields = given as Fields;
@@ -108,12 +112,12 @@ function readQuota(given: unknown): QuotaSpec {
   if (typeof given !== 'object' || given === null) throw bad('quota');
   const fields = given as Fields;
   const host = text(fields, 'host');
-  // It becomes the name of a file.
+  // It becomes a file name.
   if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw bad('quota');
   return { bytes: whole(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
 }
 
-/** Without the value: it may be a secret. */
+/** The message omits the value, which may be secret. */
 const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is wrong`);
 
 function whole(fields: Fields, name: string, most: number): number {

@@ -6,20 +6,20 @@ import { isSame } from './server.ts';
 import { unlessAborted } from './unless-aborted.ts';
 
 /**
- * Ends of open files that are under way. close(2) does not wait for them: whoever has closed a file that was removed lists its
- * directory, or removes it, while the hidden name of the file is still there.
+ * RELEASE requests in progress. close(2) does not wait for them: after closing a removed file, an application may list
+ * or remove its directory while the file's hidden name is still there.
  */
 export interface PendingReleases {
-  /** The file's, from now until it is over. */
+  /** Registers a release until it ends. */
   add(id: number, end: Promise<void>): void;
-  /** Waits for the hidden names in a directory that are about to go; undefined: there are none. */
+  /** Waits for hidden names in the directory that are about to be removed. Undefined: there are none. */
   waitForHidden(directory: FileHandle, request: Request): Promise<void> | undefined;
 }
 
 export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: RequestWait): PendingReleases {
   const underWay = new Map<Promise<void>, number>();
 
-  /** Now, not when it began: a file may be removed while the end of it waits for what was written. */
+  /** Check now, not at the start: a file may be removed while its release waits for writes. */
   const isHiddenIn = (id: number, directory: FileHandle): boolean => {
     const hidden = nodes.hidden(id);
     return hidden !== undefined && isSame(hidden.directory, directory);
@@ -38,7 +38,7 @@ export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: Req
       if (underWay.size === 0) return undefined;
       const ends = [...underWay].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
       if (ends.length === 0) return undefined;
-      // One that failed has left its name, and nobody will come for it.
+      // A failed release leaves its name, which nobody will remove.
       return waitFor(request, (signal) => unlessAborted(Promise.all(ends), signal)).then(() => undefined);
     },
   };

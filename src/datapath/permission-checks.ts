@@ -5,18 +5,18 @@ import { accessRight } from '#wire/nfs3/procedures.ts';
 import type { Context } from './context.ts';
 import { access, type IdentityOptions, type Rights } from './identity.ts';
 
-/** The bits of a mode for one of owner, group and others, as access(2) has them too. */
+/** Mode bits of one class (owner, group or others); access(2) uses the same. */
 const may = { run: 1, write: 2, read: 4 } as const;
-/** The kernel's own flag of a file that is opened to be run: that takes no right to read it. */
+/** The kernel's flag for a file opened for execution, which needs no read permission. */
 const toRun = 0x20;
 
 type Checked = Required<Pick<Operations, 'access' | 'open' | 'opendir' | 'setattr'>>;
 
 /**
- * For a mount whose users are all one to the server: the kernel does not check what they may do, since it knows them by other
- * numbers. What takes a call to the server is checked there, as that one user; what does not is checked here: to open something,
- * above all, since what is read may be cached, and what is written is answered before the server has it. And NFS lets the
- * owner of a file cut it that he may not write to.
+ * For a mount whose users are all one user to the server. The kernel cannot check permissions there, since it knows the
+ * users by other ids. Operations that call the server are checked by it, as that user. The others are checked here,
+ * above all open: reads may be cached, and writes are answered before the server has them. Also, NFS lets the owner
+ * truncate a file that he may not write to.
  */
 export function withPermissionChecks(
   { nfs, server, attributes }: Context,
@@ -29,7 +29,7 @@ export function withPermissionChecks(
     if (!isGranted(needs, granted)) throw new Errno('EACCES');
   }
 
-  /** Undefined: he may, by what is known. Where that says no, the server may take him for somebody else. */
+  /** Undefined: permitted by known attributes. If they deny it, ask: the server may map the caller to another user. */
   function check(request: Request, id: number, needs: number, known: Rights | undefined): Promise<void> | undefined {
     return known !== undefined && isAllowed(one, known, needs) ? undefined : ask(request, id, needs);
   }
@@ -38,7 +38,7 @@ export function withPermissionChecks(
   return {
     access: (id, mask, request) =>
       check(request, id, mask, attributes.freshMs(id) > 0 ? attributes.last(id) : undefined),
-    // If that has changed meanwhile, it is found out by opening it, and the kernel comes again.
+    // If the attributes changed meanwhile, the open finds out, and the kernel retries.
     open: (id, flags, request) => {
       const asked = check(request, id, neededFor(flags), attributes.last(id));
       return asked === undefined ? open(id, flags, request) : asked.then(() => open(id, flags, request));
@@ -66,7 +66,7 @@ function isAllowed(one: Pick<IdentityOptions, 'uid' | 'gid'>, { uid, gid, mode }
   return ((one.uid === uid ? mode >>> 6 : own) & needs) === needs;
 }
 
-/** RFC 1813 §3.3.4: of what a right does not apply to, it is not granted. */
+/** RFC 1813 §3.3.4: rights that do not apply to an object are not granted. */
 const [writing, running] = [accessRight.modify | accessRight.extend, accessRight.lookup | accessRight.execute];
 
 const rightsFor = (needs: number): number =>

@@ -1,19 +1,19 @@
 import type { Clock } from '#base/clock.ts';
 
 /**
- * Requests that were there each time that data paths ended are begun one by one, and the journal says which: if this one ends too,
- * that one is to blame, and not all who waited meanwhile, on whatever mount.
+ * Requests that were present whenever a data path died are started one by one, and the journal records which: if this
+ * process dies too, that request is to blame, not all that waited on any mount.
  */
 export interface PoisonRequests {
-  /** Begins it in its turn. */
+  /** Queues a request; `begin` starts it in its turn. */
   add(place: number, begin: () => void): void;
-  /** Not begun yet. */
+  /** Not started yet. */
   has(place: number): boolean;
-  /** It was answered, or is not to be begun any more. */
+  /** The request was answered or must not be started any more. */
   done(place: number): void;
 }
 
-/** A request that ends whoever works on it does so soon. One whose server is silent keeps the others waiting no longer. */
+/** A poison request crashes its data path soon. One whose server is silent delays the others no longer than this. */
 const eachMs = 1_000;
 
 export function createPoisonRequests(clock: Clock, mark: (place: number | undefined) => void): PoisonRequests {
@@ -35,7 +35,7 @@ export function createPoisonRequests(clock: Clock, mark: (place: number | undefi
   return {
     add: (place, begin) => {
       waiting.set(place, begin);
-      // Those that are not suspected are begun before, and have their time.
+      // Unsuspected requests are started first and get this time.
       timer ??= clock.after(eachMs, next);
     },
     has: (place) => waiting.has(place),

@@ -5,7 +5,7 @@ import { drainConnections } from './drain-connections.ts';
 
 export interface OldConnection {
   readonly id: string;
-  /** To which server. */
+  /** The server's address. */
   readonly about: string;
   readonly fd: number;
 }
@@ -14,17 +14,17 @@ export interface PredecessorConnectionsParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly letGo: (id: string) => void;
-  /** Of that server. */
+  /** The clients connected to that server. */
   readonly clientsOf: (about: string) => readonly Pick<NfsClient, 'null'>[];
 }
 
 /**
- * What a predecessor sent is either done or will never be, before anything is changed: of each server by itself, so that one
- * that is silent keeps nobody waiting but those who use it.
+ * Before anything is changed, every call of the predecessor must have run or be impossible. Each server is drained
+ * separately, so that a silent one delays only its own users.
  */
 export interface PredecessorConnections {
   begin(signal: AbortSignal): void;
-  /** Something to be waited for before anything is changed on the server. */
+  /** Resolves when changes on that server may start. Undefined: now. */
   ready(about: string): Promise<void> | undefined;
 }
 

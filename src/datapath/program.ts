@@ -28,16 +28,16 @@ export interface ProgramParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly holder: SocketHolder;
-  /** Something for people, shown by the agent. */
+  /** A message for users, shown by the agent. */
   readonly report: (text: string) => void;
-  /** The kernel has no use for it any more. */
+  /** The kernel has ended the mount. */
   readonly ended: (mount: string) => void;
-  /** It cannot be served. What there is of it in the journal stays until it is removed: another program may know more. */
+  /** The mount cannot be served. Its journal entries stay until it is removed: another program may handle it. */
   readonly unserved: (mount: string) => void;
   readonly signal: AbortSignal;
 }
 
-/** A mount as the keeper gives it; the descriptor is ours. */
+/** A mount from the keeper. The callee owns the descriptor. */
 export interface ReceivedMount {
   readonly id: string;
   readonly spec: unknown;
@@ -47,19 +47,19 @@ export interface ReceivedMount {
 export interface ProgramInput {
   readonly journal: number;
   readonly mounts: readonly ReceivedMount[];
-  /** Connections of a predecessor. */
+  /** A predecessor's connections. */
   readonly sockets: readonly OldConnection[];
 }
 
-/** Serves all mounts of a keeper, going on where a predecessor was stopped. */
+/** Serves all mounts of a keeper, continuing where a predecessor stopped. */
 export interface Program {
   add(mount: ReceivedMount): Promise<void>;
   remove(id: string): void;
-  /** Has what was written put on the server's disk; gives how many files are not whole there, after `ms` at the latest. */
+  /** Commits written data; returns the number of files still incomplete after at most `ms`. */
   flush(id: string, ms: number): Promise<number>;
   /**
-   * Reads nothing more; resolves when everything that was read is answered, or after a second: whoever waits for a server that is silent
-   * shall not keep all others waiting. This process is to be ended then, and its successor does the rest, as after a crash.
+   * Stops reading. Resolves when everything read is answered, or after a second: requests to a silent server must not
+   * delay all others. The process must exit then; its successor does the rest, as after a crash.
    */
   stop(): Promise<void>;
 }
@@ -116,7 +116,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready });
     cleanup.use(quota);
     rented.add(server);
-    // It leads to the whole file system.
+    // It references the whole file system.
     cleanup.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
@@ -137,7 +137,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
         },
       }),
     );
-    // It would come too late: whoever mounts it elsewhere must not be written over.
+    // Late writes must not overwrite those of another node that mounts the volume now.
     cleanup.defer(() => void behind.stop());
     server.onConnected(behind.revalidate);
     const unanswered = left.get(row.index) ?? [];
@@ -153,7 +153,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       onUnreleased: known.closed,
       wishes: fuseInitOptions(spec),
       onBehind: behind.restore,
-      // Memory that one mount waits for may be held by another.
+      // Another mount may hold the memory that this one waits for.
       onFull: () => {
         for (const one of running.values()) one.behind.commitSoon();
         behind.commitSoon();
@@ -162,7 +162,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       onFault: (operation, cause) =>
         log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
       onEnd: (code) => {
-        // By us: the keeper knows, and may have been given another one of that name since.
+        // Closed by us: the keeper knows, and may already have another mount with that id.
         if (code === 'closed') return;
         log.info('a mount ended', { mount: id, code });
         parts.ended(id);
@@ -174,7 +174,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     running.set(id, { ...{ index: row.index, served, behind }, [Symbol.dispose]: () => kept.dispose() });
   }
 
-  /** With the connection, which it needs until it has given back what is not used. */
+  /** Also owns the connection, which it needs until unused grants are returned. */
   function quotaOf({ spec, server, ...own }: QuotaRequest): MountedQuota {
     if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
     const gone = new AbortController();
@@ -202,7 +202,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     for (const wake of [...paused]) wake();
   }
 
-  /** By id. One after the other: they share what the journal has of it. */
+  /** By id. One after the other: they share the mount's row in the journal. */
   const pendingAdds = new Map<string, Promise<void>>();
 
   async function add(mount: ReceivedMount): Promise<void> {
@@ -246,7 +246,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   }
 
   for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
-  // One that cannot be served must not keep the others from it.
+  // One bad mount must not stop the others.
   const adding = given.mounts.map((mount) => add(mount).catch(() => undefined));
   predecessorConnections.begin(signal);
   await Promise.all(adding);
@@ -277,11 +277,11 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   };
 }
 
-/** Of a mount that could not be served. */
+/** For a mount that could not be served. */
 const filesBehind = (left: readonly UnfinishedRequest[]): number =>
   new Set(left.filter(({ phase }) => phase === 'behind').map(({ message }) => header.node(message))).size;
 
-/** The kernel counts requests up: what was asked first is done first. */
+/** The kernel numbers requests in order: the oldest comes first. */
 function byUnique(one: UnfinishedRequest, other: UnfinishedRequest): number {
   const unique = ({ message: { view } }: UnfinishedRequest): number =>
     (view.getUint32(12, true) & 0x7fff_ffff) * 0x1_0000_0000 + view.getUint32(8, true);

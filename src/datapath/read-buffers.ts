@@ -1,18 +1,18 @@
-/**
- * Memory that READs are answered from, used again and again: what was used is in the processor's cache, and the system need
- * not clear new pages for it.
- */
+/** Reused buffers for answers to READs: they stay in the CPU's cache, and the system need not clear new pages. */
 export interface ReadBuffers {
-  /** At least so many bytes. */
+  /** At least `size` bytes. */
   take(size: number): Buffer;
-  /** It holds an answer that is written when promises are kept, before any tick. After that it is somebody else's. */
+  /**
+   * Returns the buffer. Its answer must be written in the microtasks of this turn; in the next tick the buffer is
+   * reused.
+   */
   answered(buffer: Buffer): void;
 }
 
-/** Beside what the kernel asks for (powers of two) there is room for the header of the answer. */
+/** Room for the answer's header beside the kernel's sizes (powers of two). */
 const headRoom = 4096;
 const smallest = 16 * 1024;
-/** Of memory that nobody uses; more than this is given back to the system. */
+/** Limit of unused memory; more is freed. */
 const mostKept = 8 * 1024 * 1024;
 
 export function createReadBuffers(): ReadBuffers {

@@ -4,53 +4,54 @@ import { createPages, keyOfEntry, type Pages } from './directory-pages.ts';
 import { access } from './identity.ts';
 
 /**
- * Who looks up one name after the other (`stat` of all files, a build, a backup) mostly goes on so: a part of the directory is
- * then listed, which brings hundreds of names and their attributes for little more than one lookup takes.
+ * A process that looks up one name after the other (`stat` of all files, a build, a backup) usually continues. Then
+ * part of the directory is listed ahead, which brings hundreds of names with attributes for little more than the cost
+ * of one lookup.
  */
 export interface ReaddirAhead {
-  /** The server has to be asked for a name. */
+  /** A lookup had to ask the server. */
   recordMiss(directory: number, request: Request): void;
-  /** A name was known. */
+  /** A lookup was answered from the cache. */
   recordHit(directory: number): void;
   forget(directory: number): void;
 }
 
 interface DirectoryLookups {
-  /** By the clock. */
+  /** Start time of the observation. */
   readonly startedAt: number;
   misses: number;
   used: number;
   listed: number;
-  /** Made when it is worth it. */
+  /** Created when it is worth it. */
   listing: Listing | undefined;
-  /** Nothing more is to be had of it. */
+  /** The listing is complete or failed. */
   isExhausted: boolean;
 }
 
 interface Listing {
   readonly pages: Pages;
-  /** What was known of the directory at the beginning; undefined: nothing. */
+  /** The directory's change count at the start; undefined: unknown. */
   readonly changes: number | undefined;
   position: bigint;
   isUnderWay: boolean;
 }
 
-/** So many within `withinMs`; fewer are not worth a listing. */
+/** Misses within `withinMs` that justify a listing. */
 const minMisses = 16;
-/** The names of a listing are relied on for no longer. */
+/** The names of a listing are used for no longer than this. */
 const withinMs = 1_000;
-/** For each name that was asked for, so many are listed at most: who wants a few out of a million shall not get them all. */
+/** Names listed per miss: a process that wants a few of a million names must not load them all. */
 const maxListedPerMiss = 32;
-/** So many are listed before any of them has to have been of use: servers list in any order. */
+/** Names listed before any must have been used: servers list in any order. */
 const trialNames = 2_048;
-/** Beyond that, at least this part of them. */
+/** Beyond that, this part must have been used. */
 const usedPart = 1 / 16;
-/** Directories that are watched so at once; a search through many more does not stay in any for long. */
+/** Directories observed at once; a search through many more does not stay long in any. */
 const maxDirectories = 64;
 
 export function createReaddirAhead(context: Context): ReaddirAhead {
   const { names, attributes, clock, ttlMs } = context;
-  /** Those begun last are last. */
+  /** In order of their start. */
   const directories = new Map<number, DirectoryLookups>();
 
   function of(id: number): DirectoryLookups {
@@ -81,7 +82,7 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
 
   function begin(id: number): Listing {
     const changes = attributes.last(id) === undefined ? undefined : names.changes(id);
-    // Whoever looks names up need not be allowed to list them: then he gets none by a group that he may not be in.
+    // A caller may look names up without permission to list: then do not use a group that it may not be in.
     const pages = createPages(context, id, { remembers: false, checked: access.search });
     return { pages, changes, position: 0n, isUnderWay: false };
   }
@@ -102,7 +103,7 @@ export function createReaddirAhead(context: Context): ReaddirAhead {
       ahead.isExhausted = page.isEnd;
       if (page.isEnd && listing.changes !== undefined) names.complete(id, listing.changes);
     } catch {
-      // Not allowed to list it, or whatever: whoever looks a name up is told by his own call.
+      // Any failure, such as a missing permission to list: the lookup itself reports errors.
       ahead.isExhausted = true;
     }
     listing.isUnderWay = false;

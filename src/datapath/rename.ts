@@ -11,7 +11,7 @@ import { isSame } from './server.ts';
 import { copyEntryName, type EntryName, type NameRemoval, withoutDeadline } from './silly-rename.ts';
 import type { UnlinkOperations } from './unlink.ts';
 
-/** NFS version 3 can neither exchange two names nor refuse to replace one, not in one step. */
+/** NFSv3 cannot exchange two names or refuse to replace one atomically. */
 const impossible = renameFlag.noReplace | renameFlag.exchange | renameFlag.whiteout;
 
 export function createRename(
@@ -22,13 +22,14 @@ export function createRename(
 ): Pick<Operations, 'rename'> {
   const { nfs, nodes, server, attributes, names, proofs, clock, releases } = context;
 
-  /** Undefined: a predecessor has moved it already. */
+  /** The object to rename. Undefined: a predecessor has already renamed it. */
   async function source(from: EntryName, to: EntryName, request: Request): Promise<ResolvedName | undefined> {
     const before = proofs.find(request.place);
     if (before?.kind === 'moved') {
       const there = await entries.find(to.parent, to.name, request);
       if (there !== undefined && isSame(there.handle, before.handle)) return undefined;
-      // It is neither there nor here any more: it was moved, and somebody went on with it. The old name may be another's now.
+      // It is at neither name: it was renamed, and then changed again by another client. The old name may belong to
+      // another object now.
       const still = await entries.find(from.parent, from.name, request);
       return still !== undefined && isSame(still.handle, before.handle) ? still : undefined;
     }
@@ -40,7 +41,7 @@ export function createRename(
     return there;
   }
 
-  /** `isHidden`: what it replaces may have lost its name already, so it is not given up half-way. */
+  /** `isHidden`: the replaced object may have lost its name already, so the call must not be given up half-way. */
   async function move(
     from: EntryName,
     to: EntryName,
@@ -56,13 +57,13 @@ export function createRename(
           { ...(isHidden ? withoutDeadline(options) : options), meant },
         ),
       );
-    // In one directory both tell of the same change.
+    // Within one directory both report the same change.
     const within = () => changing(attributes, to.parent, send, (renamed) => renamed.to);
     if (from.parent === to.parent) await within();
     else await changing(attributes, from.parent, within, (renamed) => renamed.from);
   }
 
-  /** What the kernel knows under these names, after it was moved. */
+  /** Updates the cached names after the rename. */
   function remember(from: EntryName, to: EntryName, moved: ResolvedName, replaced: ResolvedName | undefined): void {
     const known = { at: clock.elapsed(), since: attributes.now() };
     const id = nodes.find(moved.handle)?.id;
@@ -79,13 +80,13 @@ export function createRename(
   return {
     rename: async (old, next, flags, request) => {
       if ((flags & impossible) !== 0) throw new Errno('EINVAL');
-      // Where something is replaced that is open, it goes on when the request is answered and its memory somebody else's.
+      // If an open file is replaced, the work continues after the request is answered and its memory reused.
       const [from, to] = [copyEntryName(old), copyEntryName(next)];
       const moved = await source(from, to, request);
       if (moved === undefined) return;
       const replaced = await entries.resolveAsKernelKnows(to.parent, to.name, request);
       if (replaced !== undefined && isSame(replaced.handle, moved.handle)) {
-        // Two names of one file: nothing happens, and both stay.
+        // Two links of one file: POSIX says that nothing happens and both stay.
         await move(from, to, moved, request);
         names.drop(from.parent, keyOf(from.name));
         names.drop(to.parent, keyOf(to.name));

@@ -2,15 +2,15 @@ import type { Request } from '#wire/fuse/operations.ts';
 import type { AttributeCache } from './attribute-cache.ts';
 
 /**
- * One call of an application becomes several requests: the kernel looks a name up, and asks for what the answer said already,
- * or opens the file. Which request was the last one tells what belongs together.
+ * One system call becomes several requests: the kernel looks a name up, then asks for attributes that the answer
+ * already had, or opens the file. The order of requests tells which ones belong together.
  */
 export interface RequestSequence {
-  /** A request comes. */
+  /** A new request starts. */
   begin(): void;
-  /** The server was asked what a name means, and said it. */
+  /** A lookup on the server has just returned this node. */
   looked(id: number, request: Request): void;
-  /** Whether it was so in the request just before, by the same thread, and what is known of it is from then. */
+  /** Whether the request just before, by the same thread, looked this node up, and its attributes are from then. */
   wasJustLookedUp(id: number, request: Request): boolean;
 }
 

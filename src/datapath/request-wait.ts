@@ -4,8 +4,8 @@ import type { Request } from '#wire/fuse/operations.ts';
 import type { Calls } from './calls.ts';
 
 /**
- * Waits for what is done on behalf of somebody else, as long as for the server: whoever is interrupted is let go, and `soft` ends
- * with EIO. The signal tells when nobody wants it any more.
+ * Waits for work done for another request, under the same rules as a call to the server: interruptible, and EIO after
+ * the `soft` timeout. The signal aborts when the requester stops waiting.
  */
 export type RequestWait = <R>(request: Request, work: (signal: AbortSignal) => Promise<R>) => Promise<R>;
 

@@ -13,27 +13,27 @@ import type { PoisonRequests } from './poison-requests.ts';
 import type { AcknowledgedWrite } from './ports.ts';
 
 export interface ServedMountOptions {
-  /** /dev/fuse, this process's own copy: it is closed at the end, also if the mount cannot be served. */
+  /** This process's own copy of /dev/fuse. It is closed at the end, also if the mount cannot be served. */
   readonly fd: number;
-  /** Which mount of the journal. */
+  /** The mount's index in the journal. */
   readonly mount: number;
   readonly requests: Requests;
   readonly operations: Partial<Operations>;
   readonly wishes: Wishes;
-  /** Mounts that wait for memory, of this process: whoever frees some wakes them. */
+  /** Mounts of this process that wait for memory, to be woken when some is freed. */
   readonly paused: Set<() => void>;
-  /** What a predecessor left, in the order it came. */
+  /** A predecessor's unfinished requests, in their order. */
   readonly left: readonly UnfinishedRequest[];
   readonly clock: Clock;
-  /** Of all mounts of this process. */
+  /** Shared by all mounts of this process. */
   readonly poisonRequests: PoisonRequests;
-  /** By place: how long ago one of those was read. It is there while that one is begun. */
+  /** By place: the age of such a request. Set only while that request starts. */
   readonly ages?: Map<number, number>;
-  /** A file was closed, and nobody will work on it: it is to be counted. */
+  /** Called for a RELEASE that is given up: the close must still be counted. */
   readonly onUnreleased?: (node: number, place: number) => void;
-  /** Data of a WRITE that was answered before; all of them come before anything else is done. */
+  /** The data of an answered WRITE. All of these come before anything else. */
   readonly onBehind: (written: AcknowledgedWrite) => void;
-  /** Nothing can be read for lack of memory: data that are behind must get to the disk. */
+  /** No memory to read requests: buffered writes must be committed. */
   readonly onFull?: () => void;
   readonly onAgreed: (agreement: Agreement) => void;
   readonly onFault: (operation: string, cause: unknown) => void;
@@ -41,48 +41,50 @@ export interface ServedMountOptions {
 }
 
 export interface ServedMount extends Disposable {
-  /** Tells the kernel something. */
+  /** Sends a notification to the kernel. */
   notify(bytes: Uint8Array): void;
-  /** The same by another thread, for what may wait for an answer of ours. False: the kernel could do nothing with it. */
+  /**
+   * The same from another thread, for notifications that may block on an answer of ours. False: the kernel refused it.
+   */
   notifyApart(bytes: Uint8Array): Promise<boolean>;
-  /** A WRITE that was answered is on the server's disk: its memory is free. */
+  /** An answered WRITE is on the server's disk: frees its memory. */
   committed(place: number): void;
-  /** Reads nothing more; resolves when everything that was read is answered. */
+  /** Stops reading; resolves when everything read is answered. */
   stop(): Promise<void>;
 }
 
 /**
- * A request that ends whoever works on it would do so for ever, and whoever waits for it could not even be killed. If so many
- * have ended over it, most of them while no other was being begun, it is not by chance.
+ * A request that crashes its data path would crash each successor, and its requester could not even be killed. If this
+ * many have died over it, most of them while no other request was being started, it is no coincidence.
  */
 const maxCrashes = 10;
 
-/** What is done at once, without an answer, needs no line: so it is done also where there is none. */
+/** Requests without an answer need no line, so they run even if there is none. */
 const unjournaledOpcodes: ReadonlySet<number> = new Set([opcode.interrupt, opcode.forget, opcode.batchForget]);
 const noLine = -1;
 
 /**
- * A mount that has its share of the lines still reads a request now and then, less and less often: the kernel gives out first who was
- * interrupted, but only to who reads. That may bring it to three quarters of all lines.
+ * A mount that has its share of lines still reads a request now and then, less and less often: the kernel delivers
+ * interrupts first, but only to a reader. That may bring it to three quarters of all lines.
  */
 const lateReads = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
 
-/** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
+/** Serves one mount: reads requests into the journal, dispatches them, and continues where a predecessor stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
   const { fd, mount, requests, paused, clock, poisonRequests, ages } = options;
   let isStopping = false;
-  /** Its lines are, or are about to be, somebody else's: what is still worked on must not touch them. */
+  /** Its lines belong, or will soon belong, to others: requests in progress must not touch them. */
   let isOver = false;
-  /** Whoever waits for everything to be answered. */
+  /** Resolves `stop` when everything is answered. */
   let idle: (() => void) | undefined;
   let lateReadMs: number = lateReads.firstMs;
   let nextLateRead: Disposable | undefined;
-  /** Read, and without a line: there was no room. */
+  /** A request that was read but found no line. */
   let unplaced: UnplacedRequest | undefined = requests.unplaced(mount);
-  /** What is done without a line lies there. */
+  /** The slot of a request without a line. */
   let at: Slot | undefined;
 
-  /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
+  /** Deferred: the caller is still working, and its answer may not be written yet. */
   const free = (place: number): void => {
     if (isOver) return;
     requests.free(place);
@@ -121,7 +123,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     },
   };
   const session = createSession({ ...options, desk });
-  /** Of this mount, as long as they may not have been begun. */
+  /** Suspects of this mount that have not been started. */
   const suspects = new Map<number, UnfinishedRequest>();
 
   function take(slot: Slot, length: number, share?: number): void {
@@ -153,7 +155,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   function resumeReading(share?: number): void {
     paused.delete(wake);
-    // It stays where it is, for the next one.
+    // The request stays in its slot for the successor.
     if (isStopping) return;
     const waiting = unplaced;
     unplaced = undefined;
@@ -189,19 +191,19 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
   for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
   for (const one of others) resume(one);
-  // There may be room for it already; if not, there is something to hurry now.
+  // There may be room already; if not, a commit can free some now.
   if (unplaced !== undefined) wake();
 
   function restore({ place, message }: UnfinishedRequest): void {
     const written = readJournaledWrite(place, message);
     options.onBehind(written);
-    // The predecessor may have been killed just before it. Refused where the kernel has it already.
+    // The predecessor may have been killed just before answering. The kernel refuses a second answer.
     device.write(writeReply(message, written.data.length));
   }
 
   function resume(left: UnfinishedRequest): void {
     if (left.phase === 'done') {
-      // Refused where the kernel has it already.
+      // The kernel refuses a second answer.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
     } else if (left.outlived >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have ended over it`));
@@ -251,7 +253,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
 const isBehind = ({ phase }: UnfinishedRequest): boolean => phase === 'behind';
 
-/** Not the set itself: who finds nothing waits again. */
+/** Iterate over a copy: a mount that finds nothing waits again. */
 function wakeAll(paused: ReadonlySet<() => void>): void {
   for (const wake of [...paused]) wake();
 }

@@ -12,22 +12,22 @@ export interface SetattrOperation {
 }
 
 const latest = 0xffff_ffff;
-/** From here on a number of 64 bits is a negative one. */
+/** From here on a 64-bit number is negative. */
 const firstNegative = 2 ** 63;
 
 export function createSetattr(
   { nfs, server, attributes }: Context,
   writes: Pick<Writes, 'flushed'>,
   charges: Pick<Charges, 'leaving' | 'resized'>,
-  /** The one that everything is shown to belong to, whatever it has on the server. */
+  /** The group shown for every object, whatever the server has. */
   shownGroup?: number,
 ): SetattrOperation {
   async function set(id: number, what: SetAttributes, fh: number | undefined, request: Request): Promise<void> {
-    // Not only answered: what the server lost by starting anew would be sent again, over what is set now.
+    // Commit first: data that the server lost by a restart would be resent over the new attributes.
     await writes.flushed(id, request);
     const before = what.size === undefined ? undefined : await charges.leaving(id, request);
     const call = (handle: FileHandle, options: CallOptions) => nfs.setattr(handle, what, options);
-    // Whoever gives a file to a group is in that group: the kernel has made sure.
+    // The kernel has verified that the caller is in the new group.
     const who: Caller = what.gid === undefined ? request : { uid: request.uid, gid: request.gid, group: what.gid };
     const send = () =>
       fh === undefined
@@ -40,7 +40,7 @@ export function createSetattr(
 
   return {
     setattr: async (id, { fh, atime, mtime, ...rest }, request) => {
-      // Who copies files with their groups gives them the one that he saw: it is theirs already.
+      // A program that copies files with their groups sets the group that it was shown: a no-op.
       const gid = rest.gid === shownGroup ? undefined : rest.gid;
       await set(id, { ...rest, gid, atime: time(atime), mtime: time(mtime) }, fh, request);
       return attributes.attrReply(id);

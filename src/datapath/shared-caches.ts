@@ -1,14 +1,14 @@
 import { type CacheLimit, createCacheLimit } from './cache-limit.ts';
 import { createReadBuffers, type ReadBuffers } from './read-buffers.ts';
 
-/** Memory of the process that all its mounts share: how much of it there is does not grow with their number. */
+/** Memory that all mounts of the process share: its limit does not grow with their number. */
 export interface Shared {
   readonly reads: ReadBuffers;
   readonly names: CacheLimit;
   readonly attributes: CacheLimit;
 }
 
-/** About 0.8 KB for each name and half a KB for each node. */
+/** About 0.8 KB per name and 0.5 KB per node. */
 const mostNames = 100_000;
 const mostNodes = 50_000;
 

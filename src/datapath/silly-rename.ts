@@ -15,18 +15,18 @@ import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
 import { unlessAborted } from './unless-aborted.ts';
 
-/** NFS has no files without a name: one that is open gets another before it loses its own, a hidden one. */
+/** NFS has no open files without a name: an open file gets a hidden name (silly rename) before it loses its own. */
 export interface SillyRename {
   /**
-   * Has a name taken away from what is there. What is open gets a hidden name before, and keeps its own, or gets it back, if
-   * `take` is refused. Nothing else becomes of its names meanwhile.
+   * Removes a name from an object. An open file gets a hidden name first, and keeps or regains its own if `take` is
+   * refused. Other changes to its names wait meanwhile.
    */
   removeName(removal: NameRemoval, request: Request): Promise<void>;
-  /** A file is being opened: until that has failed, it is open. */
+  /** Runs an open. The file counts as open until that fails. */
   opening<R>(id: number, request: Request, open: () => Promise<R>): Promise<R>;
-  /** A file was closed for the last time: the name that it was given goes. Undefined: it was given none. */
+  /** Removes the hidden name after the last close. Undefined: it has none. */
   closed(id: number, request: Request): Promise<void> | undefined;
-  /** The kernel no longer knows the node. */
+  /** The kernel has forgotten the node. */
   forget(id: number): void;
 }
 
@@ -36,12 +36,15 @@ export interface EntryName {
 }
 
 export interface NameRemoval {
-  /** Not in the memory of the request, nor anything that `take` goes by (see `copyEntryName`): it may be answered before this ends. */
+  /**
+   * Must not lie in the request's memory, nor anything `take` uses (see `copyEntryName`): the request may be answered
+   * before this ends.
+   */
   readonly at: EntryName;
   readonly there: ResolvedName;
-  /** Something else gets the name: until then it must mean what is there, whatever ends half-way. */
+  /** Another object takes over the name. Until then the name must refer to this object, even after a crash. */
   readonly isReplaced: boolean;
-  /** `isHidden`: what is there has a hidden name. If nothing else gets the name, it has lost that already. */
+  /** `isHidden`: the object has a hidden name; if nothing replaces it, it has already lost this one. */
   readonly take: (isHidden: boolean, request: Request) => Promise<void>;
 }
 
@@ -51,27 +54,27 @@ export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
 
 export interface SillyRenameParts {
   readonly charges: Pick<Charges, 'leaving' | 'removed'>;
-  /** Gives something to wait for before a hidden name is removed: whoever closes a file cannot be held back before that. */
+  /** Resolves when hidden names may be removed: RELEASE itself cannot be delayed until then. */
   readonly ready: () => Promise<void> | undefined;
   readonly remove: (at: EntryName, request: Request, call: CallOnPlace) => Promise<void>;
-  /** The name means nothing any more. */
+  /** Records that the name is absent. */
   readonly gone: (at: EntryName) => void;
 }
 
-/** As other NFS clients call them: backup programs leave them out. */
+/** The form that other NFS clients use: backup programs skip them. */
 const hiddenName = (): string => `.nfs${randomBytes(12).toString('hex')}`;
 
 const never = new AbortController().signal;
 
 export function createSillyRename(context: Context, { charges, ready, remove, gone }: SillyRenameParts): SillyRename {
   const { nfs, nodes, server, attributes, names, waitFor } = context;
-  /** Who hid a file; whoever closes it last may be somebody else, or nobody in particular. */
+  /** Who hid a file: the last close may come from another user, or from none. */
   const hiders = new Map<number, Caller>();
-  /** OPENs under way, by file. They are counted in the journal when they have succeeded. */
+  /** OPENs in progress, by file. The journal counts them when they have succeeded. */
   const openings = new Map<number, number>();
-  /** Files that may be about to lose their last name, with what is open of them: nothing. */
+  /** Files that are not open and may be losing their last name. */
   const leaving = new Set<number>();
-  /** By file. The server may do first what it was sent last: a name that is removed before it is given stays for ever. */
+  /** By file. The server may reorder calls: a hidden name removed before it is created would stay forever. */
   const lock = createKeyedLock();
   const lockFile = (id: number, request: Request): Promise<Disposable> =>
     waitFor(request, (signal) => lock.hold([String(id)], signal));
@@ -79,8 +82,8 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   const isOpen = (id: number): boolean => openings.has(id) || (nodes.get(id)?.opens ?? 0) > 0;
 
   /**
-   * Goes on also when whoever asked for it is let go: the server may do a call that was given up at any time later, and until it
-   * has answered nobody can tell what becomes of the name.
+   * Continues after the requester was interrupted: the server may run an abandoned call at any later time, and until it
+   * answers, the name's state is unknown.
    */
   function runToCompletion(request: Request, work: (request: Request) => Promise<void>): Promise<void> {
     const { uid, gid, pid, resent } = request;
@@ -96,12 +99,12 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       await work();
     } finally {
       leaving.delete(id);
-      // Whoever opens it asks the server, whatever was known.
+      // The next open must ask the server.
       attributes.expire(id);
     }
   }
 
-  /** The file has no hidden name any more, which was not counted among its links. */
+  /** The file has no hidden name any more. It was not counted in the link count shown. */
   function clearHidden(id: number): void {
     nodes.hide(id, undefined);
     attributes.setHidden(id, false);
@@ -124,7 +127,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     names.drop(parent, keyOf(to));
   }
 
-  /** Gives it one more name. False: the server cannot do that, or does not want to. */
+  /** Adds a name. False: the server cannot or will not. */
   async function addName(id: number, { parent, name }: EntryName, request: Request): Promise<boolean> {
     const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
       nfs.link(file, { directory, name }, withoutDeadline(options));
@@ -140,11 +143,14 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     return true;
   }
 
-  /** The owner of the directory has the right to remove a hidden name, if it is not known who gave it. */
+  /** The directory's owner may remove a hidden name of unknown origin. */
   const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Caller> =>
     await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
 
-  /** In a directory that the kernel does not know, or that he was not checked for: by which group he might use it is not known. */
+  /**
+   * For a directory that the kernel does not know or has not checked the caller for: which group would permit access is
+   * unknown.
+   */
   async function asCallerOnly<R>(
     hidden: Hidden,
     request: Request,
@@ -157,8 +163,8 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   }
 
   /**
-   * Whether the file has that name: it was hidden before, and nobody has cleared it away. Whoever takes another name from it, in
-   * another directory perhaps, need not be allowed to look there.
+   * Whether the file still has its hidden name. The caller may be removing another name in another directory, and need
+   * not have access to this one.
    */
   async function isAt(id: number, hidden: Hidden, there: ResolvedName, request: Request): Promise<boolean> {
     const asker = withIdentity(request, hiders.get(id) ?? request);
@@ -180,10 +186,10 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       else await asCallerOnly(hidden, request, (options) => call(hidden, options));
       charges.removed(id, before);
     } catch (cause) {
-      // Somebody has cleared it away already.
+      // Another client removed it already.
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
     }
-    // The kernel may have forgotten it, if whoever closed it was let go.
+    // The kernel may have forgotten the file, if the closing process was interrupted.
     if (nodes.hidden(id)?.name === hidden.name) clearHidden(id);
   }
 
@@ -196,7 +202,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     const name = Buffer.from(hidden.name);
     const isRecorded = (): boolean => nodes.hidden(id)?.name === hidden.name;
     nodes.hide(id, hidden);
-    /** Beside its own. */
+    /** Added beside its own name. */
     let isAdded = false;
     try {
       isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
@@ -212,11 +218,11 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     }
     let isThere = true;
     const undo = async (): Promise<void> => {
-      // If this fails, it goes with the last close.
+      // If this fails, the last close removes it.
       if (isAdded) await removeHidden(id, hidden, request);
       isThere = false;
       if (isRecorded()) clearHidden(id);
-      // If this fails, it is better left than removed: whoever asked is told that nothing was done.
+      // If this fails, leave the file: the caller is told that nothing was done.
       if (!isAdded) await move({ parent: at.parent, name }, at.name, there, request);
     };
     try {
@@ -225,7 +231,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       if (isDefiniteRefusal(cause)) await undo().catch(() => undefined);
       throw cause;
     } finally {
-      // It was closed meanwhile, perhaps by somebody who was let go before its hidden name was known to be there.
+      // The file was closed meanwhile, perhaps by an interrupted process, before the hidden name was known to exist.
       if (isThere && !isOpen(id))
         await whileLeaving(id, () => removeHidden(id, hidden, request)).catch(() => undefined);
     }
@@ -236,7 +242,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     if (first !== undefined) await waitFor(request, (signal) => unlessAborted(first, signal));
     using _removing = await lockFile(id, request);
     const hidden = nodes.hidden(id);
-    // It could not be hidden after all; or it was opened meanwhile, and goes when that is closed.
+    // Hiding failed, or the file was reopened; then the next close removes the name.
     if (hidden === undefined || isOpen(id)) return;
     await whileLeaving(id, async () => {
       const who = hiders.get(id) ?? (await ownerOf(hidden, request));
@@ -277,7 +283,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
         return result;
       } catch (cause) {
         opened(id);
-        // It may have been hidden only for this, or left by whoever closed it.
+        // The file may have been hidden only because of this open, or left hidden by an earlier close.
         if (!isOpen(id) && nodes.hidden(id) !== undefined)
           await runToCompletion(request, async (itself) => await closed(id, itself)).catch(() => undefined);
         throw cause;
@@ -286,13 +292,13 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   };
 }
 
-/** Also on a `soft` mount: only whoever waits for it is let go. */
+/** Also on a `soft` mount: only the waiting requester gives up. */
 export const withoutDeadline = (options: CallOptions): CallOptions => ({
   ...options,
   deadlineMs: Number.POSITIVE_INFINITY,
 });
 
-/** The same request, by somebody else. Its signal is made when it is asked for. */
+/** The same request with another identity. A getter creates the signal only when it is used. */
 const withIdentity = (request: Request, { uid, gid }: Caller): Request => ({
   ...{ uid, gid, pid: request.pid, place: request.place, resent: request.resent },
   get signal() {

@@ -4,17 +4,20 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 
 export interface SoftDeadlineParts {
   readonly clock: Clock;
-  /** `soft`: EIO after so long. Undefined: `hard`. */
+  /** `soft`: EIO after this time. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  /** By the place of a request that a predecessor had read: how long ago. There while it is begun, and no longer: places are used again. */
+  /**
+   * By journal place: the age of a request that a predecessor had read. Set only while that request starts, since
+   * places are reused.
+   */
   readonly ages: ReadonlyMap<number, number>;
 }
 
 type AnyOperation = (...args: never[]) => unknown;
 
 /**
- * Whoever waits on a `soft` mount does not care which process he waits for: the time he has for it goes on in the successor.
- * When it is over, the request is ended as if he had been interrupted, and he is told EIO.
+ * On a `soft` mount a request's deadline continues in the successor. When it passes, the request is interrupted and
+ * ends with EIO.
  */
 export function withSoftDeadline(
   operations: Partial<Operations>,

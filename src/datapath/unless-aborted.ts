@@ -1,4 +1,4 @@
-/** Waits for it, or until the signal is aborted: then throws the reason. */
+/** Waits for the work until the signal aborts, then throws its reason. */
 export async function unlessAborted<T>(what: Promise<T>, signal: AbortSignal): Promise<T> {
   signal.throwIfAborted();
   const { promise: stopped, reject } = Promise.withResolvers<never>();

@@ -26,7 +26,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
   const gone = ({ parent, name }: EntryName): void =>
     names.set(parent, keyOf(name), { meant: undefined, at: clock.elapsed(), since: attributes.now() });
 
-  /** What the request removes. Undefined: a predecessor has removed it already. */
+  /** The object to remove. Undefined: a predecessor has already removed it. */
   async function target(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
     const before = proofs.find(request.place);
     if (before?.kind === 'gone') {

@@ -6,42 +6,45 @@ import type { Piece, Range, Sent } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
   readonly clock: Clock;
-  /** Of all mounts of the process, and of this one. */
+  /** The budgets of the process and of this mount. */
   readonly budgets: readonly Budget[];
-  /** What data of so many bytes take from them. */
+  /** The cost of that many bytes. */
   readonly cost?: (bytes: number) => number;
   readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
   readonly commit: (file: F, who: W) => Promise<{ readonly verifier: bigint }>;
-  /** From now on the data may only be given up by `free`. */
+  /** From now on, only `free` may release the data. */
   readonly keep: (place: number) => void;
   readonly free: (place: number) => void;
-  /** Data of the file did not come to the server's disk, and will not. */
+  /** Data of the file were lost. */
   readonly onLost: (file: F, cause: Errno, lost: readonly Piece<W>[]) => void;
-  /** What tells one file from another. */
+  /** A file's key. */
   readonly keyOf: (file: F) => number;
 }
 
-/** Writes that the application has been told are done, and that are not on the server's disk yet. */
+/** Writes that are acknowledged to the application but not on the server's disk yet. */
 export interface WriteBehind<F, W> {
-  /** Whether data of so many bytes are taken without waiting. */
+  /** Whether that many bytes are accepted without waiting. */
   hasRoom(bytes: number): boolean;
-  /** Gives how many bytes were taken, when there is room for them. */
+  /** Returns the number of bytes accepted, once there is room. */
   write(file: F, piece: Piece<W>, signal: AbortSignal): number | Promise<number>;
-  /** What a predecessor had taken; in the order it took them. */
+  /** Restores a predecessor's write; call in its order. */
   restore(file: F, piece: Piece<W>): void;
-  /** Undefined: the server has answered every write of the file so far (of the range), and its attributes are right. */
+  /**
+   * Resolves when the server has answered every write of the file so far (of the range) and its attributes are right.
+   * Undefined: already so.
+   */
   settled(file: F, range?: Range): Promise<void> | undefined;
-  /** Everything written so far is on the server's disk, or lost. Undefined: nothing is left. */
+  /** Resolves when everything written so far is on the server's disk or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
   /** The same for all files. */
   flushAll(): Promise<void>;
-  /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
+  /** The minimum size by unanswered writes. Undefined: all are answered. */
   end(file: F): number | undefined;
-  /** Puts on the disk what there is, without being asked: somebody waits for the room. */
+  /** Commits early: a writer waits for memory. */
   commitSoon(): void;
-  /** The server may have started anew. */
+  /** The server may have restarted: verify what it has. */
   revalidate(): void;
-  /** Files with something left. */
+  /** Number of files with uncommitted data. */
   readonly files: number;
 }
 
@@ -75,7 +78,7 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     for (const work of files.values()) work.commitSoon();
   };
 
-  /** What the servers of other mounts keep waiting must not keep a mount from its first. */
+  /** Data waiting for the servers of other mounts must not block a mount's first write. */
   const isFirst = (): boolean => budgets.some(({ used }) => used === 0);
   const exhaustedBudget = (amount: number): Budget | undefined =>
     isFirst() ? undefined : budgets.find((budget) => !budget.has(amount));

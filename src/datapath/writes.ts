@@ -13,18 +13,21 @@ import { createWriteBehind } from './write-behind.ts';
 
 type WritePosition = { readonly fh: number; readonly offset: number; readonly openFlags: number };
 
-/** What is written, and whether it is on the server's disk. */
+/** Writes of a mount and their state on the server. */
 export interface Writes {
   write(id: number, at: WritePosition, data: Buffer, request: Request): number | Promise<number>;
-  /** All of it is on the server's disk, or it throws what went wrong, once for each open file. */
+  /** Waits until everything is on the server's disk; throws a loss once per open file. */
   settle(id: number, fh: number, request: Request): Promise<void>;
-  /** All of it is on the server's disk, or lost. Undefined: there is nothing. */
+  /** Resolves when everything is on the server's disk or lost. Undefined: there is nothing. */
   flushed(id: number, request: Request): Promise<void> | undefined;
-  /** Undefined: the server has answered every write so far (of the range), and its attributes are right. */
+  /**
+   * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
+   * already so.
+   */
   settled(id: number, request: Request, range?: Range): Promise<void> | undefined;
-  /** Where the file ends at least, by writes that the server has not answered. Undefined: it has answered all. */
+  /** The minimum size by unanswered writes. Undefined: all are answered. */
   end(id: number): number | undefined;
-  /** How often it was doubted whether the server still has what it answered: what was read meanwhile may lack some. */
+  /** Counts possible server restarts: data read meanwhile may be incomplete. */
   readonly revalidations: number;
   opened(id: number, fh: number): void;
   closed(id: number, fh: number): Promise<void> | undefined;
@@ -32,46 +35,46 @@ export interface Writes {
   readonly behind: UncommittedWrites;
 }
 
-/** What the process has to do with writes that were answered and are not on the server's disk yet. */
+/** Process-wide handling of acknowledged writes that are not on the server's disk yet. */
 export interface UncommittedWrites {
-  /** One that a predecessor had answered; in the order they were. */
+  /** Restores a predecessor's acknowledged write; call in its order. */
   restore(written: AcknowledgedWrite): void;
-  /** There is no memory for further requests. */
+  /** There is no memory for more requests: commit. */
   commitSoon(): void;
-  /** The server may have started anew. */
+  /** The server may have restarted: verify what it has. */
   revalidate(): void;
-  /** Resolves when everything written so far is on the server's disk, or lost. */
+  /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
-  /** Nothing is sent or given up any more. Resolves when nothing is under way. */
+  /** Stops sending and giving up. Resolves when no call is in flight. */
   stop(): Promise<void>;
-  /** With something that is not on the server's disk. */
+  /** Number of files with data that are not on the server's disk. */
   readonly files: number;
 }
 
 export interface WritesParts extends BackgroundWritesOptions {
   readonly context: Context;
   readonly calls: Calls;
-  /** Left out: nothing outlives this process, so nobody is answered before the server has it on its disk. */
+  /** Undefined: nothing outlives this process, so a write is answered only when it is on the server's disk. */
   readonly kept: JournaledWrites | undefined;
-  /** Every file is as if opened with O_SYNC. */
+  /** Treats every file as opened with O_SYNC. */
   readonly isSync: boolean;
   readonly budgets: readonly Budget[];
-  /** The write that came at this place is on the server's disk, or lost. */
+  /** The write at this place is on the server's disk or lost. */
   readonly onDone?: (place: number) => void;
   readonly onLost?: ((loss: DataLoss) => void) | undefined;
 }
 
-/** Whoever opened a file like this wants to be told when it is on the disk, not before. */
+/** Files opened with these flags are answered when the data are on disk. */
 const syncFlags = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
 
 export function createWrites(parts: WritesParts): Writes {
   const { context, calls, kept, budgets } = parts;
   const { attributes, clock, nodes } = context;
   const background = createBackgroundWrites(context, parts);
-  /** Open files that know what of their node got lost. A successor tells it to all of them once more. */
+  /** Open files that were told of a loss, by node. A successor reports it to all of them once more. */
   const reported = new Map<number, Set<number>>();
   let isStopped = false;
-  /** Requests that are not answered before their data are on the disk: their memory goes with the answer. */
+  /** Places of synchronous requests: their memory is freed with the answer. */
   const waiting = new Set<number>();
   let revalidations = 0;
 
@@ -99,9 +102,9 @@ export function createWrites(parts: WritesParts): Writes {
     // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
     if (resent) throw new Errno(lost);
     markReported(id, fh);
-    // Only when the answer is in the journal: killed before that, it is the successor's to tell.
+    // After the answer is in the journal: if killed before that, the successor reports it.
     setImmediate(() => {
-      // Unless more got lost since.
+      // Unless more was lost since.
       if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
       clearLossIfReported(id, 0);
     });
@@ -113,7 +116,7 @@ export function createWrites(parts: WritesParts): Writes {
     reported.set(id, known.add(fh));
   }
 
-  /** Unless there is somebody left who does not know. Of those who have it open, `spared` need not know. */
+  /** Clears the loss when all open files know. `spared` of them need not know. */
   function clearLossIfReported(id: number, spared: number): void {
     const { opens = 0 } = nodes.get(id) ?? {};
     if (isStopped || (reported.get(id)?.size ?? 0) < opens - spared) return;
@@ -134,7 +137,7 @@ export function createWrites(parts: WritesParts): Writes {
       attributes.grew(id, offset + length);
       return length;
     };
-    // Without a promise on the way: this is how nearly all writes go.
+    // Nearly all writes take this path, without a promise.
     if (behind.hasRoom(data.length)) return taken(behind.write(id, piece, neverAborted) as number);
     return calls.wait(request, async (signal) => taken(await behind.write(id, piece, signal)));
   }
@@ -151,7 +154,7 @@ export function createWrites(parts: WritesParts): Writes {
     try {
       await flushed(id, request);
     } finally {
-      // Whoever waited was interrupted, and the data are on their way: their memory must stay.
+      // The requester was interrupted while the data are in flight: keep their memory.
       if (waiting.delete(place)) kept?.keep(place);
     }
     reportLoss(id, at.fh, request);
@@ -177,7 +180,7 @@ export function createWrites(parts: WritesParts): Writes {
       return revalidations;
     },
     opened: (id, fh) => {
-      // Whoever wrote it may have been killed, and what he does next is to look whether it is there.
+      // The writer may have been killed, and its next step is to check the file.
       if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
       clearLossIfReported(id, 1);
       if (nodes.lost(id) !== undefined) markReported(id, fh);

@@ -1,21 +1,26 @@
 import { head, line, lineWord as word } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** Which requests data paths may have ended for. */
+/** Records which requests may have crashed data paths. */
 export interface CrashSuspects {
-  /** This process was told to end: it will not have been for what it was doing. */
+  /** This process was told to stop: its exit is no request's fault. */
   stopping(): void;
-  /** If this process ends now, it is for the request at this place. Undefined: it may be for any. */
+  /** If this process crashes now, the request at this place is the cause. Undefined: any may be. */
   suspect(place: number | undefined): void;
 }
 
-/** Data paths end for other reasons, too. Who was there more often is tried by itself, and blamed for what happens then. */
+/**
+ * Data paths die for other reasons, too. A request that was there more often is retried alone and blamed for what
+ * happens then.
+ */
 export const maxByChance = 3;
 
 export interface PredecessorSuspects extends CrashSuspects {
-  /** Counts the predecessor's end for the request at this place, if it may have been for that; gives how many those are. */
+  /**
+   * Counts the predecessor's crash for the request at this place if it may be the cause; returns the request's count.
+   */
   count(place: number): number;
-  /** When all of them are counted. */
+  /** Call when all requests are counted. */
   counted(): void;
 }
 

@@ -1,20 +1,20 @@
 import { cellCount, line, lines, lineWord as word } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** How many of something each mount holds. */
+/** How many of a resource each mount holds. */
 interface Held {
   add(mount: number, count: number): void;
-  /** Whether it may have another, if it is to have no more than so many. The first one always. */
+  /** Whether the mount may take another, given its maximum. The first is always allowed. */
   isWithin(mount: number, most: number): boolean;
 }
 
 /**
- * What a mount may hold is a part of what nobody does: alone it gets half of all, of several that want as much as they can get each
- * gets less, and there is always some left for one more.
+ * A mount's maximum is a part of what is free: alone it gets half of all, several greedy mounts get less each, and some
+ * always remains for another.
  */
 export const usualShare = 1;
 
-/** Lines, and slots that hold a request of a line. */
+/** Lines, and slots that hold the request of a line. */
 export function createShares({ words }: JournalMemory): { readonly lines: Held; readonly slots: Held } {
   const held = { lines: createHeld(), slots: createHeld() };
   for (let place = 0; place < lines; place++) {

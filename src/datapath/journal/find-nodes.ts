@@ -2,16 +2,16 @@ import { chunkSize, hiddenNameOwner, record, recordsPerChunk } from './layout.ts
 import type { JournalMemory } from './memory.ts';
 import { firstId } from './node-records.ts';
 
-/** What records of nodes there are. */
+/** The records found in the journal. */
 export interface Found {
-  /** Downwards, so that low numbers are given out first. */
+  /** Descending, so that low ids are handed out first. */
   readonly free: readonly number[];
   readonly hiddenNameOwner: readonly number[];
-  /** By owner: a node and its hash, in turn. 0: not known. */
+  /** By owner: node and hash, alternating. 0: unknown. */
   readonly owned: ReadonlyMap<number, readonly number[]>;
 }
 
-/** Word by word, without calls: applications wait for this, and Node has compiled nothing yet. */
+/** Reads word by word, without calls: applications wait for this, and Node has not compiled anything yet. */
 export function findNodes(memory: JournalMemory): Found {
   const free: number[] = [];
   const hiddenNames: number[] = [];

@@ -2,9 +2,9 @@ import type { Hidden } from '../ports.ts';
 import { hiddenNameOwner, longestName, record } from './layout.ts';
 import type { NodeRecords } from './node-records.ts';
 
-/** Where files are that were removed while open: each in a record of its own, which says whose it is. */
+/** Hidden names of files removed while open. Each has its own record, which names its file. */
 export interface HiddenNames {
-  /** Gives the number of its record. */
+  /** Returns the record's id. */
   put(file: number, hidden: Hidden): number;
   at(id: number): Hidden;
   isPointedTo(id: number): boolean;
@@ -17,7 +17,7 @@ export function createHiddenNames(records: NodeRecords, take: () => number): Hid
       if (Buffer.byteLength(name) > longestName) throw new RangeError('the name of a hidden file is too long');
       const id = take();
       putHandle(id, directory);
-      // The file that it belongs to, where a node has its opens.
+      // The file it belongs to is stored in the field that holds the opens of a node.
       set(id, record.opens, file);
       const written = view(id, record.name + 4, longestName).write(name);
       set(id, record.name, written);

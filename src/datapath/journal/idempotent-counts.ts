@@ -2,20 +2,22 @@ import { line, lines, linesAt, mostListed } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /**
- * What a request has counted, kept in its line: when it comes again after a crash, it is not counted again. It is said what a
- * count becomes, never that it is one more. A process does one such step at a time: at most one was cut off in the middle. It is
- * ended by the successor before anything else counts.
+ * Makes a request's changes of reference counts idempotent by recording them in its line, so that a resend after a
+ * crash does not count again. The record holds the new count, never an increment. A process does one such step at a
+ * time, so at most one was interrupted by a crash; the successor completes it before any other count changes.
  */
 export interface IdempotentCounts {
-  /** Left out as a place: for no request that could come again. */
+  /** Without a place: for a request that is never resent. */
   once(step: CountStep, put: (count: number) => void): void;
-  /** Ends what was cut off. To be called first: later the count may be another. */
+  /** Completes an interrupted step. Call it first: later the count may differ. */
   end(put: (step: Ended) => void): void;
-  /** Whether the same listing has counted the node before a crash; true as often as it did. */
+  /** Whether the same listing counted the node before a crash; true once per count. */
   wasListed(place: number, node: number): boolean;
-  /** A listing has counted the node. Of a crash before this is said, the count stays too high: that costs memory only. */
+  /**
+   * Records that a listing counted the node. A crash before this leaves the count too high, which costs memory only.
+   */
   listed(place: number, node: number): void;
-  /** The kernel will not be told of the node after all. To be said before it is counted down. */
+  /** The kernel will not learn of the node after all. Call before decrementing. */
   takeBack(place: number, node: number): void;
 }
 
@@ -23,7 +25,7 @@ export interface CountStep {
   readonly place: number | undefined;
   readonly what: 'looked' | 'opened';
   readonly node: number;
-  /** The count. */
+  /** The new count. */
   readonly becomes: number;
 }
 
@@ -33,7 +35,7 @@ export interface Ended extends Omit<CountStep, 'place'> {
 
 const began = 0x4000_0000;
 const ended = 0x2000_0000;
-/** In a listing: a node that was taken back. */
+/** In a listing: a removed node. */
 const nobody = -1;
 
 export function createIdempotentCounts({ words }: JournalMemory): IdempotentCounts {
@@ -41,7 +43,7 @@ export function createIdempotentCounts({ words }: JournalMemory): IdempotentCoun
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
   const lengthOf = (place: number): number => words[at(place, line.listed)] ?? 0;
   const listOf = (place: number): Int32Array => words.subarray(at(place, line.list)).subarray(0, lengthOf(place));
-  /** What a predecessor's listings counted, and the successor's have not met yet. */
+  /** Counts of a predecessor's listings that the resent listings have not reached yet. */
   const left = new Map<number, number[]>();
   for (let place = 0; place < lines; place++)
     if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
@@ -76,7 +78,7 @@ export function createIdempotentCounts({ words }: JournalMemory): IdempotentCoun
       }
     },
     wasListed: (place, node) => {
-      // The line belongs to another request by now.
+      // The line now belongs to another request.
       if (lengthOf(place) === 0) left.delete(place);
       const known = left.get(place);
       const found = known?.indexOf(node) ?? -1;
@@ -93,7 +95,7 @@ export function createIdempotentCounts({ words }: JournalMemory): IdempotentCoun
       const step = at(place, line.looked);
       if (((words[step] ?? 0) & ~(began | ended)) === node) store(step, 0);
       const found = listOf(place).lastIndexOf(node);
-      // No other is moved there: killed in between, it would be listed twice, and counted too little.
+      // Do not move another node here: a crash in between would list it twice and count it too low.
       if (found >= 0) store(at(place, line.list) + found, nobody);
     },
   };

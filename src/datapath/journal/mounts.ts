@@ -5,19 +5,19 @@ import type { KeptGrowth } from '../quota/account.ts';
 import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** What a successor must know of a mount beyond what it is told by the keeper. */
+/** What a successor must know of a mount beyond what the keeper sends. */
 export interface MountRow {
   readonly index: number;
   readonly id: string;
-  /** The export's root, once the server has told it. */
+  /** The export's root handle, once known. */
   readonly root: FileHandle | undefined;
-  /** What was agreed upon with the kernel, once it was. */
+  /** The result of FUSE_INIT, once negotiated. */
   readonly agreement: Agreement | undefined;
 }
 
 export interface MountRows {
   all(): readonly MountRow[];
-  /** The row of a mount, made if there is none. */
+  /** The mount's row, created if absent. */
   of(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
   setAgreement(index: number, agreement: Agreement): void;
@@ -65,7 +65,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
       }),
       write: (epoch, bytes) => {
         const next = BigInt(epoch);
-        // Killed in between it is of no epoch, rather than the growth of one in another.
+        // A crash in between leaves no epoch, rather than growth of the wrong epoch.
         if (view.getBigInt64(epochAt, true) !== next) view.setBigInt64(epochAt, 0n, true);
         view.setBigInt64(growthAt, BigInt(bytes), true);
         view.setBigInt64(epochAt, next, true);

@@ -1,23 +1,23 @@
 import { mostChunks, recordsPerChunk } from './layout.ts';
 
 export interface NodeLimits {
-  /** From here on the kernel is asked to let go of some: each costs about half a KiB, here and elsewhere. */
+  /** From this count on, the kernel is asked to drop dentries: each node costs about half a KiB, here and elsewhere. */
   readonly many: number;
-  /** More are refused. */
+  /** Hard limit. */
   readonly most: number;
 }
 
-/** Some records are left for where removed files are. */
+/** Some records are reserved for hidden names. */
 export const usualLimits: NodeLimits = { many: 256 * 1024, most: mostChunks * recordsPerChunk - 4096 };
 
-/** How many nodes there are, and what is done about it when there are too many. */
+/** Counts the nodes and asks mounts to shrink when there are too many. */
 export interface NodePressure {
   readonly size: number;
   grown(by?: number): void;
   shrunk(): void;
-  /** Whether there may be another. If not, room is asked for. */
+  /** Whether another node fits. If not, asks for room. */
   hasRoom(): boolean;
-  /** The mount gives back about so many when it is asked to. */
+  /** Registers how to drop about `count` nodes of the mount. */
   onPressure(mount: number, shrink: (count: number) => void): void;
   drop(mount: number): void;
 }
@@ -28,7 +28,7 @@ export function createNodePressure({ many, most }: NodeLimits, sizeOf: (mount: n
   let askAt = many;
   let size = 0;
 
-  /** The mount that has most. */
+  /** Asks the mount with the most nodes. */
   function ask(): void {
     askAt = size + step;
     const [largest] = [...shrinkers.keys()].toSorted((one, other) => sizeOf(other) - sizeOf(one));

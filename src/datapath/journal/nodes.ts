@@ -12,11 +12,11 @@ import type { JournalMemory } from './memory.ts';
 import { createNodePressure, usualLimits } from './node-pressure.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
 
-/** Nodes of all mounts. A node's number is where its record lies: 2 is the first; 1 is every mount's root. */
+/** The nodes of all mounts. A node's id is the position of its record, starting at 2; 1 is every mount's root. */
 export interface NodeTable {
-  /** Those of one mount; its root is not in the table. */
+  /** The nodes of one mount; its root is not in the table. */
   of(mount: number, root: FileHandle): Nodes;
-  /** Everything of a mount that is unmounted. */
+  /** Removes everything of an unmounted mount. */
   drop(mount: number): void;
   readonly size: number;
 }
@@ -27,7 +27,7 @@ const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
 export function createNodeTable(memory: JournalMemory, limits = usualLimits): NodeTable {
   const free: number[] = [];
   const indexes = new Map<number, HandleIndex>();
-  /** By mount: what tells whoever still works for it that it is gone. */
+  /** By mount: marks its nodes as gone for calls still in flight. */
   const endings = new Map<number, () => void>();
   const counts = createIdempotentCounts(memory);
   const pressure = createNodePressure(limits, (mount) => indexOf(mount).size);
@@ -66,7 +66,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       for (let i = 0; i < ids.length; i += 2) index.add(ids[i + 1] || hashOfNode(ids[i] as number), ids[i] as number);
       pressure.grown(ids.length / 2);
     }
-    // One whose file was closed, or not yet told of it: nobody points to it.
+    // The file was closed or never referred to it.
     for (const id of left.hiddenNameOwner) if (!hiddenNames.isPointedTo(id)) letGo(id);
   }
 
@@ -96,12 +96,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     endings.set(mount, () => {
       isGone = true;
     });
-    // Its number, and the places of its requests, may be another mount's when it is gone.
+    // After the mount is gone, its ids and journal places may belong to another mount.
     const isOurs = (id: number): boolean => !isGone && isThere(id) && get(id, record.owner) === owner;
     const node = (id: number): Node => ({
       id,
       generation: get(id, record.generation),
-      // A copy: a call may be sent again when the record is somebody else's.
+      // Copied: a call may be resent after the record was reused.
       handle: Buffer.from(handleOf(id)),
       opens: get(id, record.opens),
     });
@@ -126,7 +126,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
       counts.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
-      // The request was answered before a crash, and the kernel has let go of the node since: then it counts as counted already.
+      // The request was answered before a crash and the kernel has forgotten the node since, so it counts as counted.
       if (get(id, record.owner) !== owner) own(id, owner);
       index.add(hash, id);
       pressure.grown();
@@ -186,7 +186,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
         if (!isOurs(id)) return;
         const before = get(id, record.hidden);
         set(id, record.hidden, place === undefined ? 0 : hiddenNames.put(id, place));
-        // Only now: killed in between, nobody would know where the file is.
+        // Freed last: after a crash in between, the hidden name would be unknown.
         if (before !== 0) letGo(before);
       },
       hidden: (id) => {
@@ -197,7 +197,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     };
   }
 
-  /** Of a node that was just being made, too: all but whose it is was there. */
+  /** Also for a node that was being created: only its owner was missing. */
   counts.end(({ mount, what, node, becomes }) => {
     if (!isThere(node) || ![0, mount + 1].includes(get(node, record.owner))) return;
     if (what === 'looked') own(node, mount + 1);

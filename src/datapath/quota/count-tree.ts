@@ -6,16 +6,16 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 
 export interface Counted {
   readonly bytes: number;
-  /** False: some of it could not be looked at, so it is more. */
+  /** False: parts were not readable, so the real usage is higher. */
   readonly complete: boolean;
 }
 
-/** Calls under way at once: applications share the server with it. */
+/** Calls in flight: applications share the server with the count. */
 const atOnce = 8;
-/** Files with several names that are remembered; further ones are counted by each name. */
+/** Hard-linked files remembered; further ones are counted once per link. */
 const mostLinks = 250_000;
 
-/** What a volume's tree occupies on the server, as du counts it. Others may be changing it meanwhile. */
+/** Counts the space of a volume's tree on the server, like du. The tree may change meanwhile. */
 export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<Counted> {
   const top = await nfs.getattr(root, options);
   const linked = new Set<bigint>();
@@ -25,7 +25,7 @@ export async function countTree(nfs: NfsClient, root: FileHandle, options: CallO
       nfs,
       root,
       ({ attributes: { fsid, type, links, fileId, used } }) => {
-        // Another file system is mounted there: its room is not this volume's.
+        // Another file system is mounted here: its space is not this volume's.
         if (fsid !== top.fsid) return false;
         if (type !== fileType.directory && links > 1) {
           if (linked.has(fileId)) return true;

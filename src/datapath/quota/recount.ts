@@ -10,20 +10,20 @@ export interface RecountParts {
   count(signal: AbortSignal): Promise<Counted>;
 }
 
-/** No member goes by what it saw of the ledger longer ago. */
+/** Members do not use a view of the ledger older than this. */
 export const freshMs = 2_000;
-/** So by then each has seen that a new epoch has begun, or has nothing to do with the volume at the moment. */
+/** By then each member has seen the new epoch, or does not use the volume now. */
 const graceMs = freshMs + 1_000;
 
-/** By one member at a time: who makes this file. */
+/** The lock file: the member that creates it may count. */
 const turnName = 'scan';
 const renewMs = 15_000;
-/** A turn that has not been renewed for so long, while we looked, is nobody's any more. */
+/** A lock that was not renewed for this long, while we watched, is stale. */
 const deadMs = 120_000;
 
 /**
- * Counts the tree, and begins a new epoch with it. False: another member is at it. The signal ends a count that is under way;
- * the turn is given back all the same.
+ * Counts the tree and starts a new epoch with the result. False: another member is counting. The signal stops a running
+ * count; the lock is released anyway.
  */
 export type Recount = (signal: AbortSignal) => Promise<boolean>;
 
@@ -32,7 +32,7 @@ export function createRecount(parts: RecountParts): Recount {
   const token = randomUUID();
   let watched: { readonly fingerprint: string; readonly since: number } | undefined;
 
-  /** By watching it not change: no two clocks are compared. */
+  /** Detected by watching that it does not change, without comparing clocks. */
   async function takeOver(): Promise<boolean> {
     const fingerprint = await files.look(turnName);
     if (fingerprint === undefined) return false;
@@ -52,7 +52,7 @@ export function createRecount(parts: RecountParts): Recount {
       const begun = await begin(files);
       if (begun.epoch > 1) await clock.sleep(graceMs, signal);
       const counted = await parts.count(signal);
-      // Taken for dead, and another has begun: then this count is of no use.
+      // We were taken for dead and another member started: discard this count.
       if (!(await isOurs())) return false;
       const used = counted.complete ? counted.bytes : Math.max(counted.bytes, begun.used);
       await writeBase(files, { epoch: begun.epoch, used, counting: false, countedAt: clock.now() });
@@ -66,13 +66,13 @@ export function createRecount(parts: RecountParts): Recount {
 }
 
 /**
- * The epoch ends before the count begins: whatever is written during the count is granted in the new one, and counts
- * whether the count sees it or not. What was granted before counts as used until the count is done. Nobody is granted
- * anything in the old epoch once the new base can be seen, so the second look at the old grants has them all.
+ * The epoch ends before the count starts: writes during the count are granted in the new epoch and count there, whether
+ * the count sees them or not. Earlier grants count as used until the count is done. Nothing is granted in the old epoch
+ * once the new base is visible, so the second look at the old grants sees all of them.
  */
 async function begin(files: LedgerFiles): Promise<Base> {
   const last = await readBase(files);
-  // Nobody has been granted anything yet.
+  // Nothing has been granted yet.
   if (last === undefined) return { epoch: 1, used: 0, counting: true, countedAt: 0 };
   let next = last;
   for (let again = 0; again < 2; again++) {
@@ -84,8 +84,8 @@ async function begin(files: LedgerFiles): Promise<Base> {
 }
 
 /**
- * Grants of epochs that are over: their names tell, so that none of this epoch is hit. And what processes that ended were
- * writing; one that is writing at this moment does it again.
+ * Removes grants of past epochs, recognized by name, and files of processes that died while writing. A process that is
+ * writing now repeats its write.
  */
 async function removeOldGrants(files: LedgerFiles, epoch: number): Promise<void> {
   for (const name of await files.names()) {
