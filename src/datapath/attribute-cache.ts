@@ -260,7 +260,7 @@ export function createAttributeCache({
     epoch: (id) => of(id).epoch,
     attrReply: (id) => {
       const known = of(id);
-      if (known.attributes === undefined) throw new Error(`nothing is known of node ${id}`);
+      if (known.attributes === undefined) throw new Error(`no attributes are known for node ${id}`);
       const ahead = end(id);
       const size = ahead === undefined ? (latestSize(known) ?? 0) : Math.max(ahead, sizeOf(known));
       known.toldSize = size;

@@ -91,7 +91,7 @@ export function createBackgroundWrites(
     for (let done = 0; done < data.length; ) {
       const part = data.subarray(done, done + maxWrite);
       const { count, committed, verifier } = await write(id, offset + done, part, stable, who);
-      if (count === 0) throw new XdrError('the server takes nothing');
+      if (count === 0) throw new XdrError('the server accepts no data');
       hasMixedVerifiers ||= sent !== undefined && sent.verifier !== verifier;
       sent = { isStable: committed !== stability.unstable && (sent?.isStable ?? true), verifier };
       done += count;

@@ -48,7 +48,7 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
   function onOpened(about: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
       const fd = descriptorOf(socket);
-      if (fd === undefined) throw new Error('a connection without a descriptor');
+      if (fd === undefined) throw new Error('the connection has no descriptor');
       const id = holder.hold(fd, about);
       socket.once('close', () => holder.letGo(id));
       for (const tell of listeners) tell();

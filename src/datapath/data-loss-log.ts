@@ -32,12 +32,12 @@ export function createDataLossLog({ clock, log, mount, report }: DataLossLogPart
   function begin(code: ErrnoName): void {
     clock.after(windowMs, end);
     report(
-      `${new Date(clock.now()).toISOString()}: acknowledged data of ${mount} got lost (${code}); the log names the files`,
+      `${new Date(clock.now()).toISOString()}: acknowledged data of ${mount} were lost (${code}); the log names the files`,
     );
   }
 
   function end(): void {
-    if (writes > 0) log.error('more acknowledged data got lost', { mount, writes, bytes: moreBytes });
+    if (writes > 0) log.error('more acknowledged data were lost', { mount, writes, bytes: moreBytes });
     named.clear();
     [writes, moreBytes] = [0, 0];
   }
@@ -50,6 +50,6 @@ export function createDataLossLog({ clock, log, mount, report }: DataLossLogPart
     }
     if (named.size === 0) begin(code);
     named.add(id);
-    log.error('acknowledged data got lost', { mount, file: fileId?.toString(), error: code, bytes });
+    log.error('acknowledged data were lost', { mount, file: fileId?.toString(), error: code, bytes });
   };
 }

@@ -115,7 +115,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('data that were ans
       const logged = mounts
         .log()
         .split('\n')
-        .filter((line) => line.includes('acknowledged data got lost'));
+        .filter((line) => line.includes('acknowledged data were lost'));
       expect(JSON.parse(logged[0] ?? '{}')).toMatchObject({
         ...{ level: 'error', mount: 'mnt-1', error: 'ENOSPC', file: `${statSync(join(small.folder, 'file')).ino}` },
       });

@@ -110,7 +110,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
         const last = page.entries.at(-1)?.cookie;
         if (entries.length > 0 || page.isEnd)
           return { entries, isEnd: page.isEnd, at: clock.elapsed(), since, changes };
-        if (last === undefined || last === from) throw new XdrError('the server lists a directory without end');
+        if (last === undefined || last === from) throw new XdrError('the server lists a directory endlessly');
         from = last;
       }
       throw new XdrError('the server lists nothing new');
@@ -142,7 +142,7 @@ function createCircleCheck(): CircleCheck {
       // The kernel may seek back.
       if (from !== last) beginAnew();
       for (const { cookie } of entries) {
-        if (cookie === remembered) throw new XdrError('the server lists a directory in a circle');
+        if (cookie === remembered) throw new XdrError('the server lists a directory in a loop');
         if (--left > 0) continue;
         passed *= 2;
         [remembered, left] = [cookie, passed];

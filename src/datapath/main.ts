@@ -22,7 +22,7 @@ let program: Promise<Program> | undefined;
 
 /** Exit on any fault: the keeper sees the exit, and another process continues from the journal. */
 function fail(cause: unknown): void {
-  log.error('the data path ends by a fault', {
+  log.error('the data path exits because of a bug', {
     cause: cause instanceof Error ? (cause.stack ?? cause.message) : String(cause),
   });
   endProcess(1);
@@ -44,7 +44,7 @@ const link = joinKeeper({
       program
         ?.then((running) => running.add(mount))
         .catch((cause: unknown) =>
-          link.report(`a mount is not served: ${cause instanceof Error ? cause.message : 'unknown'}`),
+          link.report(`failed to serve a mount: ${cause instanceof Error ? cause.message : 'unknown'}`),
         );
     },
     remove: (id) => {

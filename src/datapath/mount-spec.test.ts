@@ -26,7 +26,7 @@ describe('what a data path is told about a mount', () => {
   });
 
   test.each([
-    ['version', 4, 'a mount is described in version 4'],
+    ['version', 4, "a mount's description has the unknown version 4"],
     ['version', 3, 'the field checks'],
     ['version', 2, 'the field checks'],
     ['addresses', [], 'the field addresses'],
@@ -54,7 +54,7 @@ describe('what a data path is told about a mount', () => {
 
   test('is refused without showing what may be a secret', () => {
     expect(() => readSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
-      "the field key of a mount's description is wrong",
+      "the field key of a mount's description is invalid",
     );
     expect(() => readSpec('a text')).toThrow('not an object');
   });

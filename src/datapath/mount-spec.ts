@@ -70,7 +70,7 @@ export function readSpec(given: unknown): MountSpec {
   const fields = given as Fields;
   const { version } = fields;
   if (version !== 1 && version !== 2 && version !== 3)
-    throw new BadSpec(`a mount is described in version ${String(version)}`);
+    throw new BadSpec(`a mount's description has the unknown version ${String(version)}`);
   const addresses = fields['addresses'];
   if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
     throw bad('addresses');
@@ -118,7 +118,7 @@ function readQuota(given: unknown): QuotaSpec {
 }
 
 /** The message omits the value, which may be secret. */
-const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is wrong`);
+const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is invalid`);
 
 function whole(fields: Fields, name: string, most: number): number {
   const value = fields[name];

@@ -52,7 +52,7 @@ export function createPredecessorConnections(
       for (const [about, own] of Map.groupBy(connections, (one) => one.about)) {
         const drained = drainOne(about, own, signal);
         under.set(about, drained);
-        drained.catch((cause: unknown) => log.warn('old connections were not ended', { about, cause: String(cause) }));
+        drained.catch((cause: unknown) => log.warn('failed to close old connections', { about, cause: String(cause) }));
       }
     },
     ready: (about) => under.get(about),

@@ -160,7 +160,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       },
       onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
       onFault: (operation, cause) =>
-        log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
+        log.error('a request failed because of a bug', { operation, cause: String(cause) }),
       onEnd: (code) => {
         // Closed by us: the keeper knows, and may already have another mount with that id.
         if (code === 'closed') return;
@@ -179,7 +179,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
     const gone = new AbortController();
     const failed = (cause: unknown): void =>
-      log.warn('the volume could not be counted', { mount: own.mount, cause: String(cause) });
+      log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
     const quota = createMountQuota({
       ...{ nfs: server.nfs, spec, quota: spec.quota, ...own, clock, signal: gone.signal, failed },
     });
@@ -216,7 +216,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     try {
       await serving;
     } catch (cause) {
-      log.error('a mount is not served', { mount: id, cause: String(cause) });
+      log.error('failed to serve a mount', { mount: id, cause: String(cause) });
       parts.unserved(id);
       throw cause;
     } finally {
@@ -231,7 +231,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       return;
     }
     running.delete(id);
-    if (known.behind.files > 0) log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
+    if (known.behind.files > 0) log.warn('unmounted with unwritten data', { mount: id, files: known.behind.files });
     known[Symbol.dispose]();
     forget(known.index);
   }
@@ -240,7 +240,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     const index = rows.all().find((row) => row.id === id)?.index;
     if (index === undefined) return;
     const files = filesBehind(left.get(index) ?? []);
-    if (files > 0) log.warn('unmounted before all was written', { mount: id, files });
+    if (files > 0) log.warn('unmounted with unwritten data', { mount: id, files });
     left.delete(index);
     forget(index);
   }

@@ -77,7 +77,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
   const { uid } = peerCredentials(fd);
   if (uid !== 0 && uid !== user) {
     closeSync(fd);
-    throw new KeeperError('denied', 'the process that listens there belongs to neither root nor the keeper’s user');
+    throw new KeeperError('denied', "the process that listens there belongs to neither root nor the keeper's user");
   }
   const behind = processAt(fd);
   const connection = createConnection(fd, clock);

@@ -14,7 +14,7 @@ export function createHiddenNames(records: NodeRecords, take: () => number): Hid
   const { isThere, get, set, own, view, handleOf, putHandle } = records;
   return {
     put: (file, { directory, name }) => {
-      if (Buffer.byteLength(name) > longestName) throw new RangeError('the name of a hidden file is too long');
+      if (Buffer.byteLength(name) > longestName) throw new RangeError('the hidden name is too long');
       const id = take();
       putHandle(id, directory);
       // The file it belongs to is stored in the field that holds the opens of a node.

@@ -28,7 +28,7 @@ test('there is an end to their number and length', () => {
   const rows = createMountRows(kept.open());
   expect(() => rows.of('x'.repeat(73))).toThrow('at most 72 bytes');
   for (let i = 0; i < mostMounts; i++) rows.of(`${i}`);
-  expect(() => rows.of('one more')).toThrow('1024 mounts at most');
+  expect(() => rows.of('one more')).toThrow('at most 1024 mounts');
 });
 
 test('a successor knows what a mount has added to its volume; the next mount in the row begins with nothing', () => {

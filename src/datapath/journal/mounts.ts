@@ -77,7 +77,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     const name = Buffer.from(id);
     if (name.length > longestMountId) throw new RangeError(`a mount's id has at most ${longestMountId} bytes`);
     const index = indexes.find((one) => !isUsed(one));
-    if (index === undefined) throw new RangeError(`there can be ${mostMounts} mounts at most`);
+    if (index === undefined) throw new RangeError(`at most ${mostMounts} mounts are possible`);
     bytes.set(name, at(index, mountRow.id));
     set(index, mountRow.idLength, name.length);
     set(index, mountRow.rootLength, 0);
