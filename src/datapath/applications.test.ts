@@ -7,7 +7,7 @@ import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/
 import { fioVerified, run } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a volume', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
   const it = exportedByGanesha();
 
   async function mounted(mounts: KeptMounts, options: Partial<MountSpec> = {}): Promise<KeptMount> {
@@ -18,7 +18,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
    * Of its file system stressors, those that end by themselves after so many operations. Not those that make thousands of
    * names before they look at the time, that need what NFS has no words for, or that sync the whole machine.
    */
-  test.skipIf(needs('stress-ng'))('stress-ng', async () => {
+  test.skipIf(needs('stress-ng'))('stress-ng reports no errors', async () => {
     const stressors = [
       ...['access', 'chattr', 'chdir', 'chmod', 'chown', 'dentry', 'dir', 'dirdeep', 'dirmany', 'dup', 'fcntl'],
       ...['file-ioctl', 'filename', 'flock', 'fstat', 'getdent', 'handle', 'hdd', 'iomix', 'lease', 'locka', 'lockf'],
@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('c-source'))('tar and make', async () => {
+  test.skipIf(needs('c-source'))('tar and make produce correct output', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     return commits.join('\n');
   }
 
-  test.skipIf(needs('git'))('git', async () => {
+  test.skipIf(needs('git'))('git works on the volume', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
@@ -85,7 +85,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('fio'))('memory that is mapped, shared and written to', async () => {
+  test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     await fioVerified(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
@@ -109,16 +109,19 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
       return (await run(process.execPath, [...flags, countScript, file])).stdout;
     };
 
-    test.each(['DELETE', 'WAL'])('locks: node, two processes, journal mode %s', async (mode) => {
-      await using mounts = await keepMounts();
-      const { at, on } = await mounted(mounts, { locks: 'node' });
-      const each = 60;
-      await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
-      expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
-      await run('umount', [at]);
-    });
+    test.each(['DELETE', 'WAL'])(
+      'SQLite works with locks of the node, two processes and journal mode %s',
+      async (mode) => {
+        await using mounts = await keepMounts();
+        const { at, on } = await mounted(mounts, { locks: 'node' });
+        const each = 60;
+        await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
+        expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
+        await run('umount', [at]);
+      },
+    );
 
-    test('locks: refused', async () => {
+    test('SQLite reports an error if locks are refused', async () => {
       await using mounts = await keepMounts();
       const { at, on } = await mounted(mounts, { locks: 'refused' });
       for (const mode of ['DELETE', 'WAL'])

@@ -33,8 +33,8 @@ function cache(ttlMs = 1_000, end?: () => number | undefined) {
   return { clock, attributes, saw, epoch, size: () => attributes.last(id)?.size };
 }
 
-describe('what is known of attributes', () => {
-  test('is relied on for so long, and told so to the kernel', () => {
+describe('the attribute cache', () => {
+  test('attributes are fresh for the TTL, and the kernel gets the same time', () => {
     const { clock, attributes, saw } = cache();
     saw(at(0));
     clock.advance(300);
@@ -46,7 +46,7 @@ describe('what is known of attributes', () => {
     expect(attributes.freshMs(id)).toBe(1_000);
   });
 
-  test('may go for lack of room; by what rights the kernel allows things stays for as long as it has the node', async () => {
+  test('an entry may be evicted, but the rights that the kernel uses are kept', async () => {
     const { attributes, saw } = cache();
     const of = (gid: number): Attributes => ({ ...at(gid), mode: 0o770, gid });
     const crowd = async (): Promise<void> => {
@@ -72,7 +72,7 @@ describe('what is known of attributes', () => {
     expect(attributes.kernelView(id).rights).toBeUndefined();
   });
 
-  test('is relied on for longer if it has not changed for long, by the clock of the server', () => {
+  test("attributes unchanged for long by the server's clock are cached for longer", () => {
     const { clock, attributes, saw } = cache();
     const elsewhere = (seconds: number) => attributes.update(id + 1, { ...file, ctime: seconds }, attributes.now());
     const freshMs = (what: Attributes): number => {
@@ -103,7 +103,7 @@ describe('what is known of attributes', () => {
     expect(uncached.attributes.attrReply(id).attrMs).toBe(0);
   });
 
-  test('is not replaced by what was asked for before a change of our own', () => {
+  test('a reply requested before an own change does not replace newer attributes', () => {
     const { attributes, saw, size, epoch } = cache();
     saw(at(0));
     const since = attributes.now();
@@ -117,7 +117,7 @@ describe('what is known of attributes', () => {
     expect([size(), epoch()]).toEqual([14, 1]);
   });
 
-  test('is not replaced while a change of our own is under way, nor relied on', () => {
+  test('attributes are neither replaced nor fresh while an own change is in flight', () => {
     const { attributes, saw, size, epoch } = cache();
     saw(at(0));
     const change = attributes.change(id);
@@ -127,7 +127,7 @@ describe('what is known of attributes', () => {
     expect([size(), epoch(), attributes.freshMs(id)]).toEqual([11, 0, 1_000]);
   });
 
-  test('tells changes of our own from those of others', () => {
+  test('own changes are distinguished from changes by other clients', () => {
     const { attributes, saw, epoch } = cache();
     saw(at(0));
     for (let i = 0; i < 5; i++) attributes.change(id).ended(from(i, i + 1));
@@ -143,7 +143,7 @@ describe('what is known of attributes', () => {
     expect(epoch()).toBe(2);
   });
 
-  test('of changes that overlap, and tell nothing of before, the newest counts, however late the others are answered', () => {
+  test('overlapping changes without before attributes: the newest counts, however late the others are answered', () => {
     const { attributes, saw, size, epoch } = cache();
     saw(at(0));
     const both = () => [attributes.change(id), attributes.change(id)] as const;
@@ -165,7 +165,7 @@ describe('what is known of attributes', () => {
     expect([size(), attributes.freshMs(id)]).toEqual([18, 1_000]);
   });
 
-  test('while some writes are answered and others are not, it is as long as all of them make it', () => {
+  test('the size is the largest written while some writes are unanswered', () => {
     let end: number | undefined = 30;
     const { attributes, saw } = cache(1_000, () => end);
     saw(at(0));
@@ -177,7 +177,7 @@ describe('what is known of attributes', () => {
     expect(attributes.attrReply(id).attr.size).toBe(50);
   });
 
-  test('while a commit is in flight and all writes are answered, it is as long as the last write made it', () => {
+  test('the size is that of the last write while a COMMIT is in flight', () => {
     const { attributes, saw } = cache(1_000, () => undefined);
     saw(at(0));
     const write = attributes.change(id);
@@ -191,7 +191,7 @@ describe('what is known of attributes', () => {
     expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 } });
   });
 
-  test('changes of our own that overlap are put in order', () => {
+  test('overlapping own changes are put in order', () => {
     const { attributes, saw, size, epoch } = cache();
     saw(at(0));
     const changes = [0, 1, 2, 3].map(() => attributes.change(id));
@@ -204,7 +204,7 @@ describe('what is known of attributes', () => {
     expect([size(), epoch(), attributes.freshMs(id)]).toEqual([17, 1, 0]);
   });
 
-  test("a call that tells nothing makes it doubtful; one that changes no content is not somebody else's", () => {
+  test("a call without attributes makes the entry stale; a change without new content does not look like another client's", () => {
     const { attributes, saw, epoch } = cache();
     saw(at(0));
     attributes.change(id).ended(undefined);
@@ -218,7 +218,7 @@ describe('what is known of attributes', () => {
     expect(epoch()).toBe(1);
   });
 
-  test('what the kernel was told: sizes, and changes by others', () => {
+  test('the cache knows which sizes and changes the kernel has seen', () => {
     const { attributes, saw } = cache();
     expect(attributes.kernelView(id)).toEqual({ size: undefined, rights: undefined, isAll: false });
     saw(at(0));
@@ -232,7 +232,7 @@ describe('what is known of attributes', () => {
     expect(attributes.kernelRights(id)).toMatchObject({ gid: 7 });
   });
 
-  test('by what the kernel allows: as it was told; if that is not known, as it was seen last', () => {
+  test('kernelRights returns the rights sent to the kernel, else those last seen', () => {
     const { attributes, saw } = cache();
     expect(attributes.kernelRights(id)).toBeUndefined();
     saw(at(0));
@@ -241,7 +241,7 @@ describe('what is known of attributes', () => {
     expect(attributes.kernelRights(id)).toMatchObject({ mode: 0o600 });
   });
 
-  test('who may use it is learned at once, also while a change of our own is under way', () => {
+  test('new rights are learned at once, even while an own change is in flight', () => {
     const { attributes, saw, size } = cache();
     saw(at(0));
     const change = attributes.change(id);
@@ -252,7 +252,7 @@ describe('what is known of attributes', () => {
     expect([size(), attributes.last(id)?.mode]).toEqual([14, 0o644]);
   });
 
-  test('of very many nodes the oldest are dropped, and what was cached of them is not taken for what is there now', async () => {
+  test('the oldest of very many nodes are evicted, and their cached content is not reused', async () => {
     const { attributes } = cache();
     for (let node = 1; node <= 2_000; node++) attributes.update(node, at(node), attributes.now());
     await nextTurn();
@@ -268,7 +268,7 @@ describe('what is known of attributes', () => {
     change.ended(from(1_999, 2_000));
   });
 
-  test('what a listing said before a change of our own is not relied on, also when nothing else is known any more', () => {
+  test('a listing older than an own change is not trusted, even after eviction', () => {
     const { attributes, saw } = cache();
     const listed = attributes.now();
     saw(at(0));
@@ -283,7 +283,7 @@ describe('what is known of attributes', () => {
     expect(attributes.freshMs(id)).toBe(1_000);
   });
 
-  test('a name that is hidden is not counted', () => {
+  test('a hidden name is not counted as a link', () => {
     const { attributes, saw } = cache();
     saw(at(0));
     attributes.setHidden(id, true);
@@ -291,10 +291,10 @@ describe('what is known of attributes', () => {
   });
 });
 
-describe('what is known of names', () => {
+describe('the name cache', () => {
   const named = (size: number): Name => ({ meant: { handle: undefined, attributes: at(size) }, at: 0, since: 0 });
 
-  test('is forgotten when somebody else has changed the directory', () => {
+  test('names are forgotten when another client changes the directory', () => {
     let epoch = 0;
     const names = createNameCache({ epochOf: () => epoch, clock: createFakeClock(), limit: createCacheLimit(100_000) });
     names.put(1, 'a', named(1), names.changes(1));
@@ -303,7 +303,7 @@ describe('what is known of names', () => {
     expect(names.get(1, 'a')).toBeUndefined();
   });
 
-  test('is not learned from what was asked for before a change of our own', () => {
+  test('a name requested before an own change is not cached', () => {
     const names = createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: createCacheLimit(100_000) });
     const changes = names.changes(1);
     names.set(1, 'a', { meant: undefined, at: 0, since: 0 });
@@ -314,7 +314,7 @@ describe('what is known of names', () => {
     expect(names.get(1, 'a')).toBeUndefined();
   });
 
-  test('of a directory that is known as a whole, what is not there is known, too; for a while', () => {
+  test('a name missing from a completely known directory is absent for a while', () => {
     const clock = createFakeClock();
     let epoch = 0;
     const names = createNameCache({ epochOf: () => epoch, clock, limit: createCacheLimit(100_000) });
@@ -337,7 +337,7 @@ describe('what is known of names', () => {
     expect(names.isComplete(1)).toBe(false);
   });
 
-  test('is bounded, for all mounts together; what was used last stays', async () => {
+  test('all mounts share one limit of names; recently used names stay', async () => {
     const room = createCacheLimit(10_000);
     const make = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: room });
     const [names, small] = [make(), make()];

@@ -4,7 +4,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, and nothing fails, while', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const it = exportedByGanesha();
 
   async function mounted(mounts: KeptMounts): Promise<KeptMount> {
@@ -20,7 +20,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await Promise.all(folders.map((folder, i) => modelled(folder, round * folders.length + i, 100)));
   }
 
-  test('the data path is upgraded', { timeout: 120_000 }, async () => {
+  test('while the data path is upgraded', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await run('umount', [mount.at]);
   });
 
-  test('the data path is killed', { timeout: 120_000 }, async () => {
+  test('while the data path is killed', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     await disturbed(
@@ -41,7 +41,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await run('umount', [mount.at]);
   });
 
-  test('the data path hangs', async () => {
+  test('while the data path hangs', async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     await disturbed(
@@ -52,7 +52,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await run('umount', [mount.at]);
   });
 
-  test('the keeper is replaced, and killed', { timeout: 120_000 }, async () => {
+  test('while the keeper is replaced and killed', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);

@@ -15,8 +15,8 @@ const told = (times: Partial<Attributes>): Attributes =>
   ({ atime: 5, atimeNs: 0, mtime: 5, mtimeNs: 0, ctime: 5, ctimeNs: 0, ...times }) as Attributes;
 const msOf = ({ seconds, nanoseconds }: Time): number => seconds * 1000 + nanoseconds / 1e6;
 
-describe('marks', () => {
-  test('are in the last second, by our clock at first, then by the server’s', async () => {
+describe('creation marks', () => {
+  test("marks lie in the last second, by our clock at first, then by the server's", async () => {
     const clock = createFakeClock();
     const marks = createCreationMarks(clock);
     const expectSoon = (ms: number): void => {
@@ -32,7 +32,7 @@ describe('marks', () => {
     expectSoon(1_003_350);
   });
 
-  test('are times of access, or of modification where those are not kept', () => {
+  test('marks are access times, or modification times if the server does not keep access times', () => {
     const marks = createCreationMarks(createFakeClock());
     const keeping = ({ set }: CreationMark, kept: 'atime' | 'mtime' | 'none'): Attributes => {
       const time = kept === 'none' ? undefined : (set[kept] as Time | undefined);
@@ -55,7 +55,7 @@ describe('marks', () => {
     expect(marks.areKept).toBe(false);
   });
 
-  test('stay times of access if one of many is not kept', () => {
+  test('marks stay access times if one of many is not kept', () => {
     const marks = createCreationMarks(createFakeClock());
     const mark = marks.at(marks.next());
     marks.made(mark, told({ atime: mark.time.seconds, atimeNs: mark.time.nanoseconds }));
@@ -66,10 +66,10 @@ describe('marks', () => {
   });
 });
 
-describe.skipIf(needs('ganesha'))('times of what is made', () => {
+describe.skipIf(needs('ganesha'))('times of created files', () => {
   const it = exportedByGanesha();
 
-  test('are in the order in which it was made and touched, and not to come', async () => {
+  test('times are in the order of creation and change, and not in the future', async () => {
     const on = createFileSystem({
       ...{ nfs: it.nfs, nodes: createMemoryNodes(it.directory), proofs: createMemoryProofs(), clock: systemClock() },
       ...{ notify: () => undefined, options: { identity: asCaller } },

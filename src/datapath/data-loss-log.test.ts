@@ -3,7 +3,7 @@ import { type Facts, type Log, silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createDataLossLog } from './data-loss-log.ts';
 
-test('each file is named once, so many in a minute; of the rest there is one line', () => {
+test('the data loss log names each file once, a limited number per minute, and summarizes the rest in one line', () => {
   const clock = createFakeClock();
   const lines: Facts[] = [];
   const reports: string[] = [];

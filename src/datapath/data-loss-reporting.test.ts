@@ -17,34 +17,38 @@ const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
 const dyingDataPath = join(import.meta.dirname, '..', 'testing', 'dying-data-path.ts');
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('data that were answered and got lost', () => {
-  test.each(['killDataPath', 'upgrade'] as const)('are told of after %s', { timeout: 60_000 }, async (replace) => {
-    await using small = await mountSmall();
-    const { mounts, mount } = small;
-    await using user = useFiles();
-    const path = mount.on('file');
-    const [file, other] = [await user.open(path), await user.open(path)];
-    const said: string[] = [];
-    for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
-    said.push(await user.sync(file));
-    expect(said).toContain('ENOSPC');
-    // Nothing is left that a successor could send once more, and fail with.
-    expect(await user.sync(file)).toBe('ok');
-    await afterLastAnswer(mount, 'first');
-    await mounts[replace]();
-    const later = await user.open(path);
-    expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
-    // Once more: nobody knows what its predecessor has told to whom.
-    expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
-    // Everybody knows.
-    await afterLastAnswer(mount, 'second');
-    await mounts[replace]();
-    for (const each of [file, other, later])
-      expect([await user.sync(each), await user.close(each)]).toEqual(['ok', 'ok']);
-    await run('umount', [mount.at]);
-  });
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledged data', () => {
+  test.each(['killDataPath', 'upgrade'] as const)(
+    'is reported to the application after %s',
+    { timeout: 60_000 },
+    async (replace) => {
+      await using small = await mountSmall();
+      const { mounts, mount } = small;
+      await using user = useFiles();
+      const path = mount.on('file');
+      const [file, other] = [await user.open(path), await user.open(path)];
+      const said: string[] = [];
+      for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
+      said.push(await user.sync(file));
+      expect(said).toContain('ENOSPC');
+      // Nothing is left that a successor could send once more, and fail with.
+      expect(await user.sync(file)).toBe('ok');
+      await afterLastAnswer(mount, 'first');
+      await mounts[replace]();
+      const later = await user.open(path);
+      expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
+      // Once more: nobody knows what its predecessor has told to whom.
+      expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
+      // Everybody knows.
+      await afterLastAnswer(mount, 'second');
+      await mounts[replace]();
+      for (const each of [file, other, later])
+        expect([await user.sync(each), await user.close(each)]).toEqual(['ok', 'ok']);
+      await run('umount', [mount.at]);
+    },
+  );
 
-  test('are reported again if the data path was killed before it recorded the answer', {
+  test('is reported again if the data path was killed before it recorded the answer', {
     timeout: 60_000,
   }, async () => {
     await using small = await mountSmall({ program: dyingDataPath });
@@ -62,7 +66,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('data that were ans
     await run('umount', [mount.at]);
   });
 
-  test('are nothing to whoever opens the file when nobody else has it open', { timeout: 60_000 }, async () => {
+  test('is not reported to a later open if no other process has the file open', { timeout: 60_000 }, async () => {
     await using small = await mountSmall();
     const { mounts, mount } = small;
     await using user = useFiles();
@@ -85,7 +89,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('data that were ans
     { what: 'nothing', between: () => Promise.resolve() },
     { what: 'the data path is killed', between: (mounts: KeptMounts) => mounts.killDataPath() },
   ])(
-    'and whose writer was killed are told to who opens the file next: $what in between',
+    'is reported to the next open if the writer was killed: $what in between',
     {
       timeout: 60_000,
     },
@@ -147,10 +151,12 @@ print('written', flush=True)
 os.close(file)
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('before a mount is taken away', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('flush before unmount', () => {
   const ganesha = ganeshaFolders('acknowledged');
 
-  test('it is known what the server does not have, and it gets that when it answers', { timeout: 60_000 }, async () => {
+  test('reports what the server does not have yet, and the server gets it when it answers', {
+    timeout: 60_000,
+  }, async () => {
     await using mounts = await keepMounts();
     const { folder } = ganesha.fresh();
     const mount = await mounts.mount(await sourceOf(ganesha.server, folder));
@@ -173,7 +179,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('before a mount is 
     await run('umount', [mount.at]);
   });
 
-  test('a data path that is replaced meanwhile leaves the question to its successor', {
+  test('is answered by the successor if the data path is replaced meanwhile', {
     timeout: 60_000,
   }, async () => {
     await using mounts = await keepMounts();

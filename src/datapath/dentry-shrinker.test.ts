@@ -30,7 +30,7 @@ const withoutPlaces = (nodes: Nodes): Nodes => ({
   closed: (id) => nodes.closed(id),
 });
 
-describe.skipIf(needs('ganesha', 'fuse', 'root'))('a table of nodes that is nearly full', () => {
+describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', () => {
   const it = exportedByGanesha();
   const many = 64;
 
@@ -61,7 +61,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a table of nodes that is near
 
   const files = (count: number): readonly string[] => Array.from({ length: count }, (_, i) => `file-${i}`);
 
-  test('the kernel is made to let go of what it does not use, and finds it again', async () => {
+  test('makes the kernel drop unused dentries, which are found again later', async () => {
     const names = files(500);
     for (const name of names) writeFileSync(it.on(name), name);
     mkdirSync(it.on('sub'));
@@ -83,7 +83,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a table of nodes that is near
     expect(mount.faults).toEqual([]);
   });
 
-  test('names are made and removed meanwhile: nothing waits for ever', async () => {
+  test('does not block names from being created and removed', async () => {
     const { mount, table } = await mounted(100_000);
     const work = async (worker: number): Promise<void> => {
       for (let i = 0; i < 150; i++) {
@@ -99,7 +99,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a table of nodes that is near
     expect(mount.faults).toEqual([]);
   });
 
-  test('and when all are in use: no more than there is room for, until some are closed', async () => {
+  test('refuses new nodes while all are in use, until some are closed', async () => {
     const names = files(200);
     for (const name of names) writeFileSync(it.on(name), name);
     const most = 100;

@@ -32,8 +32,8 @@ async function leftBehind(sent: string) {
 const soon = async (promise: Promise<unknown>): Promise<boolean> =>
   await Promise.race([promise.then(() => true), new Promise<boolean>((resolve) => setTimeout(resolve, 100, false))]);
 
-describe('connections of a predecessor', () => {
-  test('are over when the server has read everything and closed them', async () => {
+describe('draining the connections of a predecessor', () => {
+  test('ends when the server has read everything and closed them', async () => {
     const clock = createFakeClock();
     using left = await leftBehind('an old call');
     const forever = new Promise<never>(() => undefined);
@@ -51,7 +51,7 @@ describe('connections of a predecessor', () => {
     await draining;
   });
 
-  test('are hung up on when the server answers others and does not close them', async () => {
+  test('resets them if the server answers others but does not close them', async () => {
     const clock = createFakeClock();
     using left = await leftBehind('x');
     const { promise: answering, resolve: answer } = Promise.withResolvers<void>();
@@ -64,13 +64,13 @@ describe('connections of a predecessor', () => {
     await draining;
   });
 
-  test('that are broken already are over', async () => {
+  test('ends at once for broken connections', async () => {
     using left = await leftBehind('x');
     left.peer.resetAndDestroy();
     await drainConnections([left.copy], { clock: createFakeClock(), isAnswering: async () => undefined }, never);
   });
 
-  test('are not waited for by who is told to stop', async () => {
+  test('stops when it is aborted', async () => {
     using left = await leftBehind('x');
     const stop = new AbortController();
     const draining = drainConnections(
@@ -82,7 +82,7 @@ describe('connections of a predecessor', () => {
     await expect(draining).rejects.toThrow('enough');
   });
 
-  test('none: nothing to wait for', async () => {
+  test('returns at once if there are none', async () => {
     await drainConnections([], { clock: createFakeClock(), isAnswering: () => new Promise(() => undefined) }, never);
   });
 });

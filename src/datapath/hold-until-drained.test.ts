@@ -29,8 +29,8 @@ function held({ softMs }: { readonly softMs?: number } = {}) {
   return { clock, done, on, request, interrupt, ready, over };
 }
 
-describe('as long as something must not be changed', () => {
-  test('what changes something waits, in its order', async () => {
+describe("until the predecessor's connections are drained", () => {
+  test('changes wait, in their order', async () => {
     const { on, done, request, ready } = held();
     const all = [on.mkdir(1, name, 0o755, request), on.open(2, constants.O_RDWR, request)];
     await new Promise(setImmediate);
@@ -42,7 +42,7 @@ describe('as long as something must not be changed', () => {
     expect(done).toHaveLength(3);
   });
 
-  test('what only reads does not wait, nor what ends', () => {
+  test('reads and releases do not wait', () => {
     const { on, done, request } = held();
     void on.lookup(1, name, request);
     void on.open(2, constants.O_RDONLY, request);
@@ -52,7 +52,7 @@ describe('as long as something must not be changed', () => {
     expect(done).toEqual(['lookup', 'open', 'flush', 'fsync', 'release']);
   });
 
-  test('nothing is begun when the mount is over', async () => {
+  test('nothing is started after the mount is gone', async () => {
     const { on, done, request, over, ready } = held();
     const made = on.mkdir(1, name, 0o755, request);
     over.abort();
@@ -63,7 +63,7 @@ describe('as long as something must not be changed', () => {
     expect(done).toEqual([]);
   });
 
-  test('whoever is interrupted is let go', async () => {
+  test('an interrupted request stops waiting', async () => {
     const { on, done, request, interrupt, clock, ready } = held();
     const made = on.mkdir(1, name, 0o755, request);
     interrupt.abort();
@@ -75,7 +75,7 @@ describe('as long as something must not be changed', () => {
     expect(done).toEqual([]);
   });
 
-  test('soft: it is EIO after a while', async () => {
+  test('soft: a waiting request fails with EIO after the timeout', async () => {
     const { on, request, clock } = held({ softMs: 3_000 });
     const refused = expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EIO');
     clock.advance(3_000);

@@ -10,7 +10,7 @@ const nobody = {} as Request;
 const name = Buffer.from('name');
 const nothing: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, attrMs: 0 };
 
-describe('what is outstanding', () => {
+describe('locked directories', () => {
   let clock: FakeClock;
   let lockedDirectories: LockedDirectories;
   /** Of operations under way. */
@@ -44,14 +44,14 @@ describe('what is outstanding', () => {
     ['a second name', () => operations.link?.(9, 5, name, nobody), [5]],
     ['the directory itself', () => operations.setattr?.(5, {}, nobody), [5]],
     ['data', () => operations.read?.(5, { fh: 0, offset: 0, size: 1 }, nobody), []],
-  ])('a request about %s holds its directories until it is answered', async (_, ask, held) => {
+  ])('a pending request about %s locks its directories until it is answered', async (_, ask, held) => {
     ask();
     expect(allowed(5, 6, 7, 9)).toEqual([5, 6, 7, 9].filter((each) => !held.includes(each)));
     await answer();
     expect(allowed(5, 6, 7, 9)).toEqual([5, 6, 7, 9]);
   });
 
-  test('several in one directory hold it until the last, and refusals end them, too', async () => {
+  test('several requests lock a directory until the last one ends, including failures', async () => {
     const first = operations.create?.(5, name, { flags: 0, mode: 0 }, nobody);
     void operations.lookup?.(5, name, nobody);
     answers.shift()?.reject(new Error('refused'));
@@ -61,13 +61,13 @@ describe('what is outstanding', () => {
     expect(allowed(5)).toEqual([5]);
   });
 
-  test('what is answered at once holds nothing', () => {
+  test('a request answered at once locks nothing', () => {
     const known = lockedDirectories.tracked({ lookup: () => nothing });
     expect(known.lookup?.(5, name, nobody)).toBe(nothing);
     expect(allowed(5)).toEqual([5]);
   });
 
-  test('a slow server holds all directories', async () => {
+  test('a slow server locks all directories', async () => {
     void operations.lookup?.(5, name, nobody);
     clock.advance(101);
     expect(allowed(6)).toEqual([]);
@@ -75,13 +75,13 @@ describe('what is outstanding', () => {
     expect(allowed(6)).toEqual([6]);
   });
 
-  test('a file whose attributes take long to set does not', () => {
+  test('a slow setattr of a file locks nothing', () => {
     void operations.setattr?.(9, {}, nobody);
     clock.advance(10_000);
     expect(allowed(6)).toEqual([6]);
   });
 
-  test('a directory that is never quiet is allowed in the end', async () => {
+  test('a directory that is always busy is released after a while', async () => {
     for (let ms = 0; ms < 1_000; ms += 50) {
       void operations.lookup?.(5, name, nobody);
       expect(allowed(5)).toEqual([]);
@@ -94,7 +94,7 @@ describe('what is outstanding', () => {
     expect(allowed(5)).toEqual([5]);
   });
 
-  describe('letting go of names', () => {
+  describe('the dentry shrinker', () => {
     const told: string[] = [];
     const places = new Map<number, SeenNode>();
     const lost = new Map<number, 'told' | 'untold'>();
@@ -135,20 +135,20 @@ describe('what is outstanding', () => {
         places.set(10 + i, { id: 10 + i, parent: 5 + (i % 2), key, isDirectory: key === 'c' });
     });
 
-    test('asks for those seen longest ago that nobody uses', async () => {
+    test('drops the least recently seen unused dentries', async () => {
       letGo(3);
       await settled();
       expect(told).toEqual(['a', 'b', 'e']);
     });
 
-    test('does not ask for one of which data got lost and nobody was told', async () => {
+    test('keeps nodes with an unreported data loss', async () => {
       lost.set(10, 'untold').set(11, 'told');
       letGo(3);
       await settled();
       expect(told).toEqual(['b', 'e', 'f']);
     });
 
-    test('asks elsewhere while something is outstanding in their directory, and for the rest when it is answered', async () => {
+    test('skips dentries in locked directories and drops them when the requests are answered', async () => {
       void operations.lookup?.(5, name, nobody);
       letGo(6);
       await settled();
@@ -158,7 +158,7 @@ describe('what is outstanding', () => {
       expect(told.toSorted()).toEqual(['a', 'b', 'e', 'f', 'g', 'h']);
     });
 
-    test('ends when there is nothing to let go of', async () => {
+    test('ends when nothing can be dropped', async () => {
       letGo(1_000);
       await settled();
       expect([...places.values()].map(({ key }) => key).toSorted()).toEqual(['c', 'd']);

@@ -20,10 +20,10 @@ function limitMemory(pid: number, bytes: number): void {
   writeFileSync(join(folder, 'cgroup.procs'), String(pid));
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path that is given little memory', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path with little memory', () => {
   const it = exportedByGanesha();
 
-  test('is killed by the kernel, and nobody who uses its mounts notices', { timeout: 60_000 }, async () => {
+  test('is killed by the kernel, and users of its mounts notice nothing', { timeout: 60_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await sourceOf(it.server, it.folder));
     const { active, takeovers } = await mounts.whole();

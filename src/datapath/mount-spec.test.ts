@@ -9,8 +9,8 @@ const spec: MountSpec = {
   tls: { ca: 'a certificate', certificate: undefined, key: 'a secret', serverName: 'nas' },
 };
 
-describe('what a data path is told about a mount', () => {
-  test('comes through JSON as it was', () => {
+describe('the description of a mount', () => {
+  test('survives JSON unchanged', () => {
     const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
     expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
     const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server', group: 2000 };
@@ -52,7 +52,7 @@ describe('what a data path is told about a mount', () => {
     expect(() => readSpec({ ...spec, [field]: value })).toThrow(message);
   });
 
-  test('is refused without showing what may be a secret', () => {
+  test('is refused without showing possible secrets', () => {
     expect(() => readSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
       "the field key of a mount's description is invalid",
     );

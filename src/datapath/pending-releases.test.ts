@@ -24,7 +24,7 @@ interface Gate {
   open(): void;
 }
 
-describe.skipIf(needs('ganesha'))('a file that was removed while open, and its last close', () => {
+describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
   const it = exportedByGanesha();
 
   /** Names are relied on for long: what a name means is not asked for then. */
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     return { ...{ nfs, on, request, interrupt, gate, look, list, close, removed } };
   }
 
-  test('who lists the directory after that does not find it', async () => {
+  test('ends before its directory is listed', async () => {
     const { gate, list, removed } = mount();
     const { directory, close } = await removed();
     expect(await list(directory)).toEqual([hidden]);
@@ -108,7 +108,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     await closed;
   });
 
-  test('who removes the directory after that is not told that it is not empty', async () => {
+  test('ends before its directory is removed', async () => {
     const { on, nfs, gate, request, removed } = mount();
     const { close } = await removed();
     const removal = gate('remove');
@@ -126,7 +126,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(readdirSync(it.folder)).toEqual([]);
   });
 
-  test('nor who replaces it by another', async () => {
+  test('ends before its directory is replaced', async () => {
     mkdirSync(it.on('other'));
     const { on, nfs, gate, look, request, removed } = mount();
     const { close } = await removed();
@@ -147,7 +147,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(readdirSync(it.folder)).toEqual(['directory']);
   });
 
-  test('as long as the successor may not change anything, too', async () => {
+  test('ends first even if a successor has to wait before it may change anything', async () => {
     let first: PromiseWithResolvers<void> | undefined;
     const kept = { keep: () => undefined, free: () => undefined };
     const { list, gate, removed } = mount({
@@ -166,7 +166,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     await closed;
   });
 
-  test('also if it was removed only after it was closed, when what was written was still under way', async () => {
+  test('ends first even if the file was removed after the close, while its data were in flight', async () => {
     const kept = { keep: () => undefined, free: () => undefined };
     const { on, gate, look, list, request, close } = mount({
       behind: { kept, budget: createBudget(mostBehind), ready: () => undefined },
@@ -185,7 +185,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     await closed;
   });
 
-  test('one that cannot be removed is seen', async () => {
+  test('leaves a visible name if the name cannot be removed', async () => {
     const { nfs, list, removed } = mount();
     const { directory, close } = await removed();
     nfs.remove = () => Promise.reject(new NfsError('REMOVE', nfsStatus.ACCES, false));
@@ -195,7 +195,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(await list(directory)).toEqual([hidden]);
   });
 
-  test('who waits for it can be interrupted', async () => {
+  test('does not block an interrupted request', async () => {
     const clock = createFakeClock();
     const { gate, list, interrupt, removed } = mount({ clock });
     const { directory, close } = await removed();
@@ -210,7 +210,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     await closed;
   });
 
-  test('soft: who waits for it is told EIO in time', async () => {
+  test('soft: fails a waiting request with EIO after the timeout', async () => {
     const clock = createFakeClock();
     const { gate, list, removed } = mount({ clock, options: { identity: asCaller, softMs: 3_000 } });
     const { directory, close } = await removed();
@@ -224,7 +224,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     await closed;
   });
 
-  test('closed while it is being removed: the name that it is given does not stay', async () => {
+  test('leaves no hidden name if it happens during the removal', async () => {
     writeFileSync(it.on('file'), 'x');
     const { on, gate, look, request, close } = mount();
     const file = await look(root, 'file');
@@ -246,7 +246,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     { server: 'can', removals: 1 },
     { server: 'cannot', removals: 0 },
   ])(
-    'closed while it is being replaced, which then fails: it is there as before (the server $server do LINK)',
+    'leaves the file in place if it happens during a replacement that fails (the server $server do LINK)',
     async ({ server, removals }) => {
       for (const text of ['new', 'old']) writeFileSync(it.on(text), text);
       const { on, nfs, gate, look, request, close } = mount();
@@ -272,7 +272,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     },
   );
 
-  test('two of its names, removed at once: it is given one other', async () => {
+  test('leaves one hidden name if two links are removed at once', async () => {
     writeFileSync(it.on('file'), 'x');
     linkSync(it.on('file'), it.on('other'));
     const { on, gate, look, request, close } = mount();
@@ -290,7 +290,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(readdirSync(it.folder)).toEqual([]);
   });
 
-  test('opened and removed by another of its names, when the first is gone and nobody knows yet: that does not stay', async () => {
+  test('leaves no hidden name if the file is opened and removed by another link meanwhile', async () => {
     writeFileSync(it.on('file'), 'x');
     linkSync(it.on('file'), it.on('other'));
     const { on, gate, look, list, request, close } = mount();
@@ -311,7 +311,7 @@ describe.skipIf(needs('ganesha'))('a file that was removed while open, and its l
     expect(readdirSync(it.folder)).toEqual([]);
   });
 
-  test('opened by another of its names before that one is gone: it stays until it is closed', async () => {
+  test('keeps the file if it is opened by another link before that one is removed', async () => {
     writeFileSync(it.on('file'), 'x');
     linkSync(it.on('file'), it.on('other'));
     let first: PromiseWithResolvers<void> | undefined;

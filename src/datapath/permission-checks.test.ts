@@ -33,7 +33,7 @@ const as = async (uid: number, script: string, ...args: readonly string[]): Prom
 const one = { ...asCaller, squash: 'all', uid: 1000, gid: 1000 } as const;
 const truncate = `perl -e 'truncate($ARGV[0], 0) or die "$!"' "$1"`;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users are all one user to the server', () => {
   const it = exportedByGanesha();
   let ground: Ground;
   let mount: NfsMount;
@@ -57,7 +57,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     ground[Symbol.dispose]();
   });
 
-  test.each(callers)('%s does all that the one may', async (_, uid) => {
+  test.each(callers)('%s may do all that this user may', async (_, uid) => {
     const script = `cd "$1"; umask 077
       mkdir d; echo 'echo it runs' > d/file; cat d/file; chmod 700 d/file; ./d/file
       test -r d/file; test -w d/file; test -x d/file; echo 'echo more' >> d/file; touch -d 2001-01-01 d/file
@@ -69,37 +69,37 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     expect(readdirSync(it.on('.'))).toEqual([]);
   });
 
-  test.each(callers)('%s uses what another one has made', async (_, uid) => {
+  test.each(callers)('%s may use what another user created', async (_, uid) => {
     await as(1002, 'umask 077; mkdir "$1/d"; echo text > "$1/d/file"', mount.at);
     expect(await as(uid, 'cat "$1/d/file"; echo more >> "$1/d/file"; chmod 640 "$1/d/file"', mount.at)).toBe('text\n');
     expect(readFileSync(it.on('d/file'), 'utf8')).toBe('text\nmore\n');
   });
 
   const refusedOf = {
-    'to read it': ['cat "$1"', 0o200],
-    'to append to it': ['echo x >> "$1"', 0o400],
-    'to write over it': ['echo x > "$1"', 0o400],
-    'to cut it': [truncate, 0o400],
-    'to run it': ['"$1"', 0o600],
-    'to ask whether it can be read': ['test -r "$1" || { echo Permission denied >&2; false; }', 0o200],
-    'to ask whether it can be written': ['test -w "$1" || { echo Permission denied >&2; false; }', 0o400],
+    'read it': ['cat "$1"', 0o200],
+    'append to it': ['echo x >> "$1"', 0o400],
+    'overwrite it': ['echo x > "$1"', 0o400],
+    'truncate it': [truncate, 0o400],
+    'run it': ['"$1"', 0o600],
+    'test whether it is readable': ['test -r "$1" || { echo Permission denied >&2; false; }', 0o200],
+    'test whether it is writable': ['test -w "$1" || { echo Permission denied >&2; false; }', 0o400],
   } as const;
 
-  describe.each(Object.entries(refusedOf))('what the one may not, nobody may: %s', (_, [script, mode]) => {
-    test.each(callers)('%s, where it is its own', async (_caller, uid) => {
+  describe.each(Object.entries(refusedOf))('no user may %s if this user may not', (_, [script, mode]) => {
+    test.each(callers)('%s is refused on an own object', async (_caller, uid) => {
       place('own', 'data', mode);
       await expect(as(uid, script, join(mount.at, 'own'))).rejects.toThrow('Permission denied');
       expect(readFileSync(it.on('own'), 'utf8')).toBe('data');
     });
 
-    test.each(callers)("%s, where it is another's", async (_caller, uid) => {
+    test.each(callers)("%s is refused on another's object", async (_caller, uid) => {
       place('other', 'data', 0o700, 1001);
       await expect(as(uid, script, join(mount.at, 'other'))).rejects.toThrow('Permission denied');
       expect(readFileSync(it.on('other'), 'utf8')).toBe('data');
     });
   });
 
-  test.each(callers)("%s does not come into another's directory, nor change whose something is", async (_, uid) => {
+  test.each(callers)("%s may not enter another's directory or change an owner", async (_, uid) => {
     mkdirSync(it.on('other'), { mode: 0o700 });
     place('own', 'data', 0o600);
     place('file', 'data', 0o644, 1001);
@@ -111,14 +111,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     expect(statSync(it.on('own')).uid).toBe(1000);
   });
 
-  test('a program that may be run and not read is run', async () => {
+  test('a program that is executable but not readable can be run', async () => {
     place('program', readFileSync('/bin/true', 'latin1'), 0o111);
     writeFileSync(it.on('program'), readFileSync('/bin/true'));
     await as(165_536, '"$1"', join(mount.at, 'program'));
     await expect(as(165_536, 'cat "$1"', join(mount.at, 'program'))).rejects.toThrow('Permission denied');
   });
 
-  test('rights that somebody takes away elsewhere count when a file is opened next', async () => {
+  test('rights removed by another client count at the next open', async () => {
     place('file', 'data', 0o600);
     expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
     const { handle } = await it.nfs.lookup(it.directory, 'file');
@@ -128,12 +128,12 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
     expect(await as(165_536, 'cat "$1"', join(mount.at, 'file'))).toBe('data');
   });
 
-  test('who made a file that nobody may write to writes to it', async () => {
+  test('the creator of a write-protected file writes to it', async () => {
     await as(165_536, 'umask 0777; echo written > "$1"', join(mount.at, 'file'));
     expect(readFileSync(it.on('file'), 'utf8')).toBe('written\n');
   });
 
-  test('what a call takes is not asked for apart where the attributes say it', async () => {
+  test('no ACCESS call is made where the attributes permit the call', async () => {
     place('file', 'data', 0o600);
     const asked = vi.spyOn(it.nfs, 'access');
     await as(165_536, 'cat "$1/file"; echo x > "$1/file"; ls "$1"; cd "$1"', mount.at);

@@ -16,7 +16,7 @@ function trying() {
   }
 }
 
-test('those that are suspected are begun one by one, after all others, and the journal knows which', () => {
+test('suspected requests are started one by one after all others, and recorded in the journal', () => {
   const { clock, poisonRequests, add, state } = trying();
   add(5, 6, 7);
   clock.advance(999);
@@ -34,7 +34,7 @@ test('those that are suspected are begun one by one, after all others, and the j
   expect(state()).toEqual({ begun: [5, 6, 7], marked: undefined });
 });
 
-test('one that is over before its turn is not begun', () => {
+test('a request that is done before its turn is not started', () => {
   const { clock, poisonRequests, add, begun } = trying();
   add(5, 6);
   expect(poisonRequests.has(5)).toBe(true);

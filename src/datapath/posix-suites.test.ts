@@ -63,7 +63,7 @@ async function expectQuiet(mounts: KeptMounts): Promise<void> {
   expect(mounts.log()).not.toMatch(/"level":"(warn|error)"/);
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX suites on a mount', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test suites on a mount', () => {
   const it = exportedByGanesha({ inMemory: true });
 
   /** Served as in production: by a data path of its own, with a journal, that a keeper has started. */
@@ -73,7 +73,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX sui
       root: Buffer.from(it.directory).toString('base64'),
     });
 
-  test('pjdfstest: all pass but for those that are known', { timeout: 110_000 }, async () => {
+  test('pjdfstest passes except for the known cases', { timeout: 110_000 }, async () => {
     using ground = createGround();
     chmodSync(it.on('.'), 0o777);
     // A socket's path has at most 107 characters, and the suite's own folders have long names.
@@ -90,7 +90,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX sui
     await expectQuiet(mounts);
   });
 
-  test('fsx: no byte is another', { timeout: 110_000 }, async () => {
+  test('fsx finds no wrong byte', { timeout: 110_000 }, async () => {
     using ground = createGround();
     await using mounts = await keepMounts();
     const { on } = await mounted(mounts);

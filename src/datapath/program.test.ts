@@ -59,8 +59,8 @@ async function started() {
 
 const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
 
-describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
-  test('keeps nothing of mounts that are gone', async () => {
+describe.skipIf(needs('linux'))("the data path's program", () => {
+  test('keeps nothing of removed mounts', async () => {
     const { start, open } = await started();
     const program = await start();
     const comeAndGo = async (times: number): Promise<number> => {
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     expect((await comeAndGo(20)) - before).toBeLessThan(20);
   });
 
-  test('keeps nothing of a mount that goes before it is served', async () => {
+  test('keeps nothing of a mount that is removed before it is served', async () => {
     const { start, open, rows } = await started();
     const program = await start();
     const fd = open();
@@ -94,7 +94,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     await expect.poll(() => isOpen(again)).toBe(false);
   });
 
-  test('says which mount it cannot serve, serves the others, and gives up what there is of it when told', async () => {
+  test('reports a mount that it cannot serve, serves the others, and drops it when told to', async () => {
     const { start, told, open, rows } = await started();
     const first = await start();
     for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });
@@ -113,7 +113,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     expect(told.unserved).toEqual(['bad', 'bad']);
   });
 
-  test('is stopped also while a server is silent, and that is no fault of what waits for it', async () => {
+  test('can be stopped while a server is silent, without blaming waiting requests', async () => {
     const { start, open, journal } = await started();
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });
@@ -135,7 +135,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     program.remove('one');
   });
 
-  test('has no hold on a mount of which the predecessor left what nobody can read', async () => {
+  test('releases a mount whose journal entries are unreadable', async () => {
     const { start, told, open, journal } = await started();
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });

@@ -17,7 +17,7 @@ import type { Context } from './context.ts';
 import { createFileSystem } from './file-system.ts';
 import { createReaddirAhead } from './readdir-ahead.ts';
 
-describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after the other', { timeout: 60_000 }, () => {
+describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
   const nameOf = (i: number): string => `file ${i}`;
 
@@ -58,7 +58,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     });
   }
 
-  test('are listed ahead: few of them are asked for, and each is what it is', async () => {
+  test('are listed ahead: few are requested from the server, and each is correct', async () => {
     using ground = createGround();
     // However slowly this machine asks.
     await using mount = await mounted(ground.folder, 1500, { cacheMs: 60_000 });
@@ -68,7 +68,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     expect(mount.faults).toEqual([]);
   });
 
-  test('are not listed for a few, nor all of many for some', async () => {
+  test('are not listed for a few lookups, nor all of many for some', async () => {
     using ground = createGround();
     await using mount = await mounted(ground.folder, 6000);
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
@@ -78,7 +78,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     expect(mount.asked.listed).toBeLessThan(40 * 32 + 1000);
   });
 
-  test('are not listed where nothing is to be relied on', async () => {
+  test('are not listed with caching off', async () => {
     using ground = createGround();
     await using mount = await mounted(ground.folder, 100, { cacheMs: 0 });
     for (let i = 0; i < 100; i++) await mount.sizeOf(i);
@@ -86,7 +86,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     expect(mount.asked.lookups).toBeGreaterThanOrEqual(100);
   });
 
-  test('are what they are, where they may be looked up and not listed', async () => {
+  test('are correct where lookup is permitted and listing is not', async () => {
     using ground = createGround();
     await using mount = await mounted(ground.folder, 100, { identity: { ...asCaller, squash: 'all' } });
     for (let i = 0; i < 100; i++) expect(await mount.sizeOf(i)).toBe(i);
@@ -95,7 +95,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     expect(mount.faults).toEqual([]);
   });
 
-  test('what is made and removed meanwhile is seen at once', async () => {
+  test('show own creations and removals at once', async () => {
     using ground = createGround();
     await using mount = await mounted(ground.folder, 600);
     for (let i = 0; i < 600; i++) {
@@ -114,7 +114,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
   /** What was listed of a directory that has just changed is relied on for a second; so long, and a little. */
   const soon = { timeout: 4_000, interval: 50 };
 
-  test('what another node changes meanwhile is seen as soon as if they had been asked for', async () => {
+  test('show changes by another node as soon as without listing ahead', async () => {
     using ground = createGround();
     await using mount = await mounted(ground.folder, 600);
     await using other = await elsewhere(ground.folder, mount.root);
@@ -137,7 +137,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
     expect([...mount.faults, ...other.faults]).toEqual([]);
   });
 
-  test('what another node changes between two parts of a listing is seen soon', async () => {
+  test('show changes by another node between two parts of a listing soon', async () => {
     using ground = createGround();
     let between: (() => Promise<void>) | undefined;
     await using mount = await mounted(ground.folder, 1500, {}, async () => await between?.());
@@ -165,7 +165,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names that are looked up one after th
   });
 });
 
-describe('as whom names are listed ahead', () => {
+describe('the credential of a listing ahead', () => {
   const directory: Attributes = {
     ...{ type: 2, mode: 0o751, links: 2, uid: 0, gid: 2000, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
     ...{ size: 4096, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
@@ -176,7 +176,7 @@ describe('as whom names are listed ahead', () => {
     { mode: 0o751, text: 'rwxr-x--x', groups: [] },
     { mode: 0o750, text: 'rwxr-x---', groups: [2000] },
     { mode: 0o755, text: 'rwxr-xr-x', groups: [] },
-  ])('with the group of the directory only if nobody else may look names up there: $text', async ({ mode, groups }) => {
+  ])("has the directory's group only if others may not look names up there: $text", async ({ mode, groups }) => {
     const asked: unknown[] = [];
     const now = { ...directory, mode };
     const nfs = {
@@ -201,7 +201,7 @@ describe('as whom names are listed ahead', () => {
   });
 });
 
-describe('the bounds of what is listed ahead', () => {
+describe('the limits of listing ahead', () => {
   const pageLength = 500;
   const request = {} as Request;
 
@@ -228,7 +228,7 @@ describe('the bounds of what is listed ahead', () => {
     return { ahead, clock, miss, listed: () => listed };
   }
 
-  test('names of which none is of use are listed up to a number, and more while some are', async () => {
+  test('stop a listing whose names are not used, and continue one whose names are', async () => {
     const { ahead, miss, listed } = listing();
     await miss(1, 1_000);
     expect(listed()).toBeGreaterThan(2_048);
@@ -240,7 +240,7 @@ describe('the bounds of what is listed ahead', () => {
     expect(listed()).toBeLessThanOrEqual(200 * 16 + pageLength);
   });
 
-  test('of more than 64 directories the one begun first is forgotten', async () => {
+  test('forget the oldest of more than 64 directories', async () => {
     for (const [others, isListed] of [
       [63, true],
       [64, false],
@@ -253,7 +253,7 @@ describe('the bounds of what is listed ahead', () => {
     }
   });
 
-  test('what was asked for long ago does not count', async () => {
+  test('ignore old lookups', async () => {
     const { clock, miss, listed } = listing();
     await miss(1, 15);
     clock.advance(1_001);

@@ -91,7 +91,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     await run('umount', [at]);
   });
 
-  test('comes back beside one that cannot be served', async () => {
+  test('is served again beside one that cannot be served', async () => {
     using ground = createGround();
     await using keepers = createKeeperGround();
     const { at, client } = await mounted(ground, keepers);

@@ -138,14 +138,14 @@ const cases: Readonly<Record<string, Case>> = {
 const contentOf = (path: string): string =>
   statSync(path).isDirectory() ? readdirSync(path).join() : readFileSync(path, 'utf8');
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name that was made anew before a change came again', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an old change is resent', () => {
   const it = exportedByGanesha();
 
   /**
    * The server has done each of them, its answers never came, and the data path is killed. Before the next one gets to it,
    * somebody else has given the same name to something of his own.
    */
-  test('is left alone', { timeout: 60_000 }, async () => {
+  test('is left unchanged', { timeout: 60_000 }, async () => {
     await using mounts = await keepMounts();
     const begin = async ([name, one]: [string, Case], i: number) => {
       const folder = `case-${i}`;

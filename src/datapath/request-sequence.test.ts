@@ -15,14 +15,14 @@ function sequence() {
   return { ...made, age };
 }
 
-test('what was looked up by the request just before is known to whoever did it', () => {
+test('a lookup by the request just before is known to the same thread', () => {
   const { wasJustLookedUp } = sequence();
   expect(wasJustLookedUp(7, by(1))).toBe(true);
   expect(wasJustLookedUp(8, by(1))).toBe(false);
   expect(wasJustLookedUp(7, by(2))).toBe(false);
 });
 
-test('not after another request, nor when it took long, nor while it is changed', () => {
+test('a lookup is not reused after another request, after a long time, or during a change', () => {
   const { wasJustLookedUp, begin, age } = sequence();
   age.ms = 2;
   expect(wasJustLookedUp(7, by(1))).toBe(false);

@@ -125,7 +125,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   }
   const waits = (): Promise<never> => new Promise(() => undefined);
 
-  test('have an age while they are begun, and who gets their place has none', async () => {
+  test('have an age while they are started, and the next request at their place has none', async () => {
     const { fd, requests, one, other } = left();
     const ages = new Map<number, number>();
     const seen: unknown[] = [];
@@ -146,7 +146,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(ages.size).toBe(0);
   });
 
-  test('are tried later if data paths may have ended over them; who is interrupted does not wait for that', async () => {
+  test('are started later if data paths may have died over them, unless they were interrupted', async () => {
     const clock = createFakeClock();
     let begun = 0;
     const statfs = (): Promise<never> => {
@@ -172,7 +172,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     }
   });
 
-  test("are nobody's when the mount is gone: what becomes of them touches no line of others", async () => {
+  test('do not touch lines of other mounts after their mount is gone', async () => {
     const { fd, requests, one, other } = left();
     const signals: AbortSignal[] = [];
     const clock = createFakeClock();
@@ -214,7 +214,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(requests.held.lines).toBe(4);
   });
 
-  test('the end of an open file is counted, also if it is given up', async () => {
+  test('count the close of a file even if the RELEASE is given up', async () => {
     const { fd, requests, other, answer } = left();
     const counted: unknown[] = [];
     using _served = await serveMount({
@@ -262,7 +262,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     return { requests, paused, served, asked, thaw: thawed.resolve, ask };
   }
 
-  test('is stopped when everything is answered, whatever was before', async () => {
+  test('can be stopped when everything is answered, whatever happened before', async () => {
     const { served, asked, thaw, ask } = await silent();
     const asking = once(ask('x'), 'exit');
     await expect.poll(() => asked).toEqual(['x']);
@@ -277,7 +277,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     expect(await asking).toEqual([1, null]);
   });
 
-  test('hears who is killed, also when all that it may have is in use', async () => {
+  test('sees that a process is killed even when all its lines are in use', async () => {
     const { requests, paused, asked, ask } = await silent();
     const other = requests.arm(0) ?? expect.fail();
     for (let i = 1; i < lines / 2; i++) expect(requests.take(0, other, put(other, 1_000_000 + i))).toBeDefined();
@@ -294,7 +294,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
 });
 
 test.skipIf(needs('linux'))(
-  'as many mounts as there can be are read from, whatever each of them waits for',
+  'the maximum number of mounts can be read from, whatever each of them waits for',
   async () => {
     using opened = new DisposableStack();
     const journal = createJournal();
@@ -341,7 +341,7 @@ test.skipIf(needs('linux'))(
 );
 
 test.skipIf(needs('linux'))(
-  'a request for which the one before had no room is answered when there is some',
+  'a request for which the predecessor had no room is answered when there is some',
   async () => {
     using ground = createGround();
     // Nothing ever comes from it, as from the device of a mount that nobody uses.
@@ -382,8 +382,8 @@ test.skipIf(needs('linux'))(
   },
 );
 
-describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
-  test('a request over which ten have ended is given up, and the mount goes on', { timeout: 60_000 }, async () => {
+describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
+  test('gives up a request over which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
@@ -406,7 +406,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     close();
   });
 
-  test('a WRITE that was kept and not answered is answered by the next one', async () => {
+  test('answers a WRITE that its predecessor kept and did not answer', async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
@@ -430,9 +430,9 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
 
   const ways = [
     ['', []],
-    [', where a thread waits for them', ['by-a-thread']],
+    [', with a waiting thread', ['by-a-thread']],
   ] as const;
-  test.each(ways)('no request is lost, and none is answered wrongly%s', { timeout: 120_000 }, async (_, how) => {
+  test.each(ways)('loses no request and answers none wrongly%s', { timeout: 120_000 }, async (_, how) => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);

@@ -14,7 +14,7 @@ const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
 /** What tells a server from the one before it is the second in which it was started. */
 const otherSecondMs = 1_100;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and started anew', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and restarted', () => {
   const it = exportedByGanesha();
 
   /**
@@ -57,9 +57,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
     await run('umount', [at]);
   }
 
-  test('loses nothing that was synced', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
+  test('loses no synced data', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
 
-  test('loses nothing that was synced, if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
+  test('loses no synced data if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
     loses((mounts) => mounts.killDataPath()),
   );
 

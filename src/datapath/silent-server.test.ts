@@ -14,7 +14,7 @@ import { fioVerified, run } from '#testing/workloads.ts';
 const silenceMs = 20_000;
 const endMs = 15_000;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands still', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', () => {
   const it = exportedByGanesha();
   const other = exportedByGanesha();
 
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
   const endsAlone = (children: readonly ChildProcess[], ms: number): Promise<unknown> =>
     Promise.race([Promise.all(children.map(ends)), sleep(ms, 'waits')]);
 
-  test('for 20 s: hard goes on with the right data, soft fails before', { timeout: 90_000 }, async () => {
+  test('for 20 s: hard mounts continue with correct data, soft mounts fail before', { timeout: 90_000 }, async () => {
     await using mounts = await keepMounts();
     const hard = await mounts.mount(await source());
     // The second is for a busy machine. Both together are less than the server is silent.
@@ -88,7 +88,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [hard.at, soft.at]);
   });
 
-  test('whoever waits for it can be killed', async () => {
+  test('does not keep a waiting process from being killed', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     return child;
   }
 
-  test('and the data path is killed: those of other servers go on, and whoever waits can be killed', async () => {
+  test('and a killed data path: mounts of other servers continue, and waiting processes can be killed', async () => {
     await using mounts = await keepMounts();
     const silent = await mounts.mount(await source(), { cacheMs: 60_000 });
     const well = await mounts.mount(await sourceOf(other.server, other.folder), { cacheMs: 0 });
@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [silent.at, well.at]);
   });
 
-  test('whoever was killed before the data path was is let go by the next one', async () => {
+  test('and a killed data path: its successor interrupts the requests of killed processes', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
   });
 
   test.each(['data path first', 'data path last'])(
-    'a file that is open is being replaced, and both that and the data path are killed (%s): its name means something',
+    'while an open file is replaced and both the process and the data path are killed (%s): the name refers to one of the files',
     async (order) => {
       await using mounts = await keepMounts();
       const mount = await mounts.mount(await source(), { cacheMs: 60_000 });
@@ -199,7 +199,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     },
   );
 
-  test('one mount is ended by force while requests wait: another of the same server has its own answers', async () => {
+  test('while one mount is forcibly unmounted: another mount of the same server gets its own answers', async () => {
     await using mounts = await keepMounts();
     const gone = await mounts.mount(await source(), { cacheMs: 0 });
     const stays = await mounts.mount(await source('other'));
@@ -224,7 +224,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [gone.at, stays.at]);
   });
 
-  test('soft: the time goes on when the data path is replaced', async () => {
+  test('soft: the deadline continues when the data path is replaced', async () => {
     await using mounts = await keepMounts();
     const [softMs, killedMs] = [12_000, 11_000];
     const mount = await mounts.mount(await source(), { cacheMs: 0, softMs });
@@ -245,7 +245,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [mount.at]);
   });
 
-  test('and nobody serves any more: an abort of the connection lets everybody go', async () => {
+  test('without a data path: aborting the connection ends all waiting processes', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);

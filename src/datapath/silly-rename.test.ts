@@ -39,7 +39,7 @@ interface Gate {
 
 type Call = (...args: unknown[]) => Promise<unknown>;
 
-describe.skipIf(needs('ganesha'))('names of files that are open, or being opened', () => {
+describe.skipIf(needs('ganesha'))('names of files that are open or being opened', () => {
   const it = exportedByGanesha();
 
   function mount({ clock = systemClock(), softMs }: { clock?: Clock; softMs?: number } = {}) {
@@ -123,7 +123,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
   }
 
   describe.each(ways)('$way', ({ take, left }) => {
-    test('while it is being opened: it can be read', async () => {
+    test('while it is being opened: the file is readable', async () => {
       const mounted = mount();
       const { gate, open, close, read, list } = mounted;
       const file = await ground(mounted);
@@ -139,7 +139,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(list()).toEqual(left);
     });
 
-    test('while it is being opened, which then fails: its hidden name does not stay', async () => {
+    test('while an open that fails is in progress: no hidden name is left', async () => {
       const mounted = mount();
       const { gate, open, list } = mounted;
       const file = await ground(mounted);
@@ -153,7 +153,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(list()).toEqual(left);
     });
 
-    test('and opened while the server has not done it: nobody gets a file that is about to go', async () => {
+    test('and opened before the server has done it: no open returns a file that is about to be removed', async () => {
       const mounted = mount();
       const { gate, open, settled } = mounted;
       const file = await ground(mounted);
@@ -168,9 +168,9 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     });
 
     test.each([
-      { who: 'who is interrupted', softMs: undefined, told: 'EINTR' },
-      { who: 'soft: who has waited enough', softMs: 3_000, told: 'EIO' },
-    ])('$who does not leave a hidden name, when the server does it after the file was closed', async (how) => {
+      { who: 'an interrupted request', softMs: undefined, told: 'EINTR' },
+      { who: 'soft: a request past its timeout', softMs: 3_000, told: 'EIO' },
+    ])('$who leaves no hidden name if the server executes it after the close', async (how) => {
       const clock = createFakeClock();
       const mounted = mount({ clock, ...(how.softMs === undefined ? {} : { softMs: how.softMs }) });
       const { gate, open, close, list, settled } = mounted;
@@ -190,7 +190,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(list()).toEqual(left);
     });
 
-    test('soft: nor if whoever closes it is let go as well', async () => {
+    test('soft: an interrupted close leaves no hidden name either', async () => {
       const clock = createFakeClock();
       const mounted = mount({ clock, softMs: 3_000 });
       const { gate, open, close, list } = mounted;
@@ -208,7 +208,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     });
   });
 
-  test('replaced by somebody who is interrupted: either name is there, with what belongs to it', async () => {
+  test('an interrupted replacement leaves either file under the name', async () => {
     const clock = createFakeClock();
     const mounted = mount({ clock });
     const file = await ground(mounted);
@@ -232,41 +232,38 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
   test.each([
     { way: 'removed', first: 'rename', left: ['new'] },
     { way: 'replaced', first: 'link', left: ['file'] },
-  ] as const)(
-    '$way by somebody who is let go: what is read next where the request lay is of no account',
-    async (how) => {
-      const clock = createFakeClock();
-      const mounted = mount({ clock });
-      const { on, gate, request, look, list } = mounted;
-      const file = await ground(mounted);
-      await mounted.open(file);
-      const hiding = gate(how.first);
-      const interrupt = new AbortController();
-      const { signal } = interrupt;
-      const [from, to] = [at('new'), at('file')];
-      const taken =
-        how.way === 'removed'
-          ? on.unlink(root, to.name, request({ signal }))
-          : on.rename(from, to, 0, request({ signal }));
-      const ended = expect(taken).rejects.toThrow('EINTR');
-      await expect.poll(() => hiding.calls).toBe(1);
-      interrupt.abort();
-      for (let i = 0; i < 12; i++) clock.advance(250);
-      await ended;
-      for (const { name } of [from, to]) name.fill('x');
-      hiding.open();
-      await expect.poll(() => list()).toEqual([hidden, ...how.left]);
-      if (how.way === 'replaced') expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
-      // What it means is known under the right name, too.
-      await expect.poll(() => look(root, how.way === 'removed' ? 'file' : 'new')).toBe(0);
-    },
-  );
+  ] as const)('a file $way by an interrupted process does not use the reused memory of the request', async (how) => {
+    const clock = createFakeClock();
+    const mounted = mount({ clock });
+    const { on, gate, request, look, list } = mounted;
+    const file = await ground(mounted);
+    await mounted.open(file);
+    const hiding = gate(how.first);
+    const interrupt = new AbortController();
+    const { signal } = interrupt;
+    const [from, to] = [at('new'), at('file')];
+    const taken =
+      how.way === 'removed'
+        ? on.unlink(root, to.name, request({ signal }))
+        : on.rename(from, to, 0, request({ signal }));
+    const ended = expect(taken).rejects.toThrow('EINTR');
+    await expect.poll(() => hiding.calls).toBe(1);
+    interrupt.abort();
+    for (let i = 0; i < 12; i++) clock.advance(250);
+    await ended;
+    for (const { name } of [from, to]) name.fill('x');
+    hiding.open();
+    await expect.poll(() => list()).toEqual([hidden, ...how.left]);
+    if (how.way === 'replaced') expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
+    // What it means is known under the right name, too.
+    await expect.poll(() => look(root, how.way === 'removed' ? 'file' : 'new')).toBe(0);
+  });
 
   test.each([
     { directoryIs: 'known', isForgotten: false },
     { directoryIs: 'forgotten', isForgotten: true },
   ])(
-    'it loses a second name to somebody who may not look where it is hidden: $directoryIs',
+    'a second link is removed by a user who may not look into the directory of the hidden name: $directoryIs',
     async ({ isForgotten }) => {
       for (const [text, mode] of [
         ['closed', 0o700],
@@ -299,8 +296,8 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
   );
 
   describe.each([
-    { server: 'a server that can give a file a second name', hasLink: true },
-    { server: 'one that cannot', hasLink: false },
+    { server: 'with a server that supports LINK', hasLink: true },
+    { server: 'with a server that does not support LINK', hasLink: false },
   ])('$server', ({ hasLink }) => {
     async function opened() {
       const mounted = mount();
@@ -312,7 +309,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       return { ...mounted, file, fh, replace, links };
     }
 
-    test('replaced: it can be read, has no name any more, and goes with the last close', async () => {
+    test('a replaced file is readable, has no links, and is removed with the last close', async () => {
       const { file, fh, replace, links, list, read, close } = await opened();
       await replace();
       expect(list()).toEqual([hidden, 'file']);
@@ -322,7 +319,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
     });
 
-    test('the server refuses to have it replaced: nothing has changed', async () => {
+    test('a replacement that the server refuses changes nothing', async () => {
       const { nfs, file, fh, replace, links, list, close } = await opened();
       nfs.rename = (from, to, options) =>
         from.name.toString() === 'new'
@@ -334,7 +331,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
       expect(readFileSync(it.on('file'), 'utf8')).toBe('file');
     });
 
-    test('nor does it take that back: what the file holds is not removed', async () => {
+    test('a replacement that the server refuses and cannot revert removes no data', async () => {
       const { nfs, file, fh, replace, list, close } = await opened();
       const refused = (what: string) => () => Promise.reject(new NfsError(what, nfsStatus.ACCES, false));
       nfs.rename = (from, to, options) =>
@@ -349,7 +346,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     });
   });
 
-  test('removed, and opened once more by its descriptor when it is closed: it can be read', async () => {
+  test('a removed file reopened through its descriptor while it is closed is readable', async () => {
     const { on, gate, look, open, close, read, request, list } = mount();
     writeFileSync(it.on('file'), 'file');
     const file = await look(root, 'file');
@@ -367,7 +364,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     expect(list()).toEqual([]);
   });
 
-  test('removed, closed, and opened once more by its descriptor when its hidden name is about to go: ESTALE', async () => {
+  test('a removed file reopened through its descriptor while its hidden name is removed fails with ESTALE', async () => {
     const { on, gate, look, open, close, request, settled } = mount();
     writeFileSync(it.on('file'), 'file');
     const file = await look(root, 'file');
@@ -386,7 +383,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     { directoryIs: 'known', isForgotten: false },
     { directoryIs: 'forgotten', isForgotten: true },
   ])(
-    'two names are removed by somebody who may do so by a group, the directory is $directoryIs',
+    'two names are removed by a user with access by a group, the directory is $directoryIs',
     async ({ isForgotten }) => {
       mkdirSync(it.on('directory'));
       writeFileSync(it.on('directory/file'), 'x');
@@ -406,7 +403,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     },
   );
 
-  test('replaced by somebody who may do so by the group of the directory: not by that of the file', async () => {
+  test("a user with access by the directory's group replaces a file, without using the file's group", async () => {
     mkdirSync(it.on('directory'));
     for (const text of ['file', 'new']) writeFileSync(it.on(`directory/${text}`), text);
     chownSync(it.on('directory/file'), 1000, 4000);
@@ -427,7 +424,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     expect(asked).toEqual([credential({ uid: 3000, gid: 3000, groups: [2000], machine: 'stowage-test' })]);
   });
 
-  test('a hidden name that could not be removed is removed after another close, as whoever gave it', async () => {
+  test('a hidden name that could not be removed is removed after a later close, as the user who created it', async () => {
     writeFileSync(it.on('file'), 'x');
     linkSync(it.on('file'), it.on('other'));
     await it.nfs.setattr(it.directory, { mode: 0o777 });
@@ -449,7 +446,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open, or being opened
     expect(list()).toEqual(['other']);
   });
 
-  test('its hidden name was cleared away, and it loses another in another directory: nothing stays there', async () => {
+  test('a file whose hidden name was removed by another client loses a link elsewhere without a trace', async () => {
     for (const text of ['one', 'two']) mkdirSync(it.on(text));
     writeFileSync(it.on('one/file'), 'x');
     linkSync(it.on('one/file'), it.on('two/other'));

@@ -28,7 +28,7 @@ function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) 
   return { ask, pass };
 }
 
-test('soft: who waited before has what is left of the time, and who comes now is not concerned', async () => {
+test('soft: a request of the predecessor has the rest of its time, and new requests are not affected', async () => {
   const ages = new Map([
     [3, 700],
     [4, 5_000],
@@ -47,7 +47,7 @@ test('soft: who waited before has what is left of the time, and who comes now is
   expect([other.code, again.code]).toEqual(['waits', 'waits']);
 });
 
-test('who is interrupted meanwhile is told so', async () => {
+test('a request interrupted meanwhile fails with EINTR', async () => {
   const { ask, pass } = waiting(1_000, new Map([[3, 700]]));
   const interrupt = new AbortController();
   const asked = ask(3, interrupt);
@@ -56,7 +56,7 @@ test('who is interrupted meanwhile is told so', async () => {
   expect(asked.code).toBe('EINTR');
 });
 
-test('hard: there is no time to be over', async () => {
+test('hard: there is no deadline', async () => {
   const { ask, pass } = waiting(undefined, new Map([[3, 700]]));
   const asked = ask(3);
   await pass(100_000_000);

@@ -39,7 +39,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     }
   }
 
-  test('whoever opens a file sees what was written and closed on the other one', async () => {
+  test('opening a file shows what the other node wrote and closed', async () => {
     await byTurns(16, async (i, here, there) => {
       const text = `${i} `.repeat(1 + ((i * 997) % 5_000));
       await fs.writeFile(here.on('file'), text);
@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  test('what was changed in place is read, and nothing beside it is another', async () => {
+  test('a change in place is visible and changes nothing beside it', async () => {
     const data = Buffer.alloc(1_000_000, '.');
     await fs.writeFile(a('file'), data);
     await byTurns(16, async (i, here, there) => {
@@ -62,13 +62,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  test('lines that are appended by turns are all there, in order', async () => {
+  test('lines appended alternately are all present and in order', async () => {
     const lines = Array.from({ length: 24 }, (_, i) => `line ${i} ${'.'.repeat(i * 100)}\n`);
     await byTurns(lines.length, async (i, here) => await fs.appendFile(here.on('log'), lines[i] ?? ''));
     for (const path of [a('log'), b('log')]) expect((await fs.readFile(path, 'utf8')) === lines.join('')).toBe(true);
   });
 
-  test('a file that is cut and made longer on one is so on the other', async () => {
+  test('a file truncated and extended on one node is so on the other', async () => {
     let data = Buffer.from('x'.repeat(300_000));
     await fs.writeFile(a('file'), data);
     await byTurns(16, async (i, here, there) => {
@@ -92,7 +92,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     return buffer.subarray(0, bytesRead).toString();
   };
 
-  test('a file is replaced while the other one reads it: that one reads the old, or hears that it is gone', async () => {
+  test('the reader of a file replaced by the other node reads the old file or gets ESTALE', async () => {
     const [old, young] = ['o'.repeat(200_000), 'n'.repeat(100_000)];
     await fs.writeFile(a('file'), old);
     await using cached = await fs.open(b('file'));
@@ -109,7 +109,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     expect(await fs.readdir(it.folder)).toEqual(['file']);
   });
 
-  test('a file is replaced while the other one writes to it: the new one is not touched', async () => {
+  test('the writer of a file replaced by the other node does not touch the new file', async () => {
     await fs.writeFile(a('file'), 'old');
     const writer = await fs.open(b('file'), 'r+');
     await writer.write('begun');
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
       await expect.poll(() => fs.readFile(path, 'utf8'), soon).toBe('the new one');
   });
 
-  test('a file is replaced by the node that writes to it: the other one reads on until it is closed there', async () => {
+  test('the reader of a file replaced by its writer continues until that closes it', async () => {
     await fs.writeFile(a('file'), 'old');
     const writer = await fs.open(a('file'), 'r+');
     await using reader = await fs.open(b('file'));

@@ -14,7 +14,7 @@ import { openFileSystem } from './file-system.ts';
 import { createRequests } from './journal/requests.ts';
 import { createMountJournal } from './mount-journal.ts';
 
-describe('a mount that is over while its server is silent', () => {
+describe('a mount that is removed while its server is silent', () => {
   /** Every call waits until it is given up. */
   function silent() {
     const given: CallOptions[] = [];
@@ -61,7 +61,7 @@ describe('a mount that is over while its server is silent', () => {
     return { on: system.operations as Operations, given, budget, freed, request, end, write };
   }
 
-  test("what was answered is not on its way any more: its memory is somebody else's", async () => {
+  test('stops sending acknowledged data, since their memory belongs to others', async () => {
     const { given, budget, freed, end, write } = silent();
     expect(await write(100_000)).toBe(100_000);
     await nextTurn();
@@ -75,7 +75,7 @@ describe('a mount that is over while its server is silent', () => {
     expect([given.length, freed]).toEqual([1, []]);
   });
 
-  test('whoever waits is let go at once, and nothing more is asked', async () => {
+  test('interrupts waiting requests at once and sends no more calls', async () => {
     const { on, given, request, end } = silent();
     const name = Buffer.from('name');
     const waiting = expect(on.mkdir(1, name, 0o755, request())).rejects.toThrow('EINTR');
@@ -87,8 +87,8 @@ describe('a mount that is over while its server is silent', () => {
   });
 });
 
-describe('what a mount has of the journal', () => {
-  test('is not its own when it is over', () => {
+describe("a mount's part of the journal", () => {
+  test('is not written to after the mount is gone', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const over = new AbortController();

@@ -17,7 +17,7 @@ def tried(name, call, *args):
     except OSError as error: said[name] = errno.errorcode[error.errno]
 `;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFS version 3 has no words for', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFSv3 does not support', () => {
   const it = exportedByGanesha();
 
   let mounts: KeptMounts;
@@ -33,7 +33,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('calls that NFS ver
   const python = async (script: string, at: string): Promise<unknown> =>
     JSON.parse((await run('python3', ['-c', `${head}${script}\nprint(json.dumps(said))`, at])).stdout);
 
-  test('extended attributes and access lists are refused, and whoever copies some goes on', async () => {
+  test('extended attributes and ACLs are refused, and copying programs continue', async () => {
     const { at, on } = await mounted();
     writeFileSync(it.on('file'), 'data');
     const script = `
@@ -63,7 +63,7 @@ tried('list', os.listxattr, path)
     await run('umount', [at]);
   });
 
-  test('room is not reserved and not given back: refused, and nothing has changed', async () => {
+  test('fallocate is refused and changes nothing', async () => {
     const { at, on } = await mounted();
     const data = randomBytes(10_000);
     writeFileSync(it.on('file'), data);
@@ -85,7 +85,7 @@ os.close(file)
     await run('umount', [at]);
   });
 
-  test('where a file has holes is not known: all of it counts as data', async () => {
+  test('SEEK_HOLE finds no holes: everything counts as data', async () => {
     const { at, on } = await mounted();
     const script = `
 file = os.open(os.path.join(at, 'sparse'), os.O_CREAT | os.O_RDWR)
@@ -107,7 +107,7 @@ os.close(file)
     await run('umount', [at]);
   });
 
-  test('copy_file_range: the kernel copies, and every byte is right', async () => {
+  test('copy_file_range is done by the kernel, and every byte is correct', async () => {
     const { at, on } = await mounted();
     // Of what was just written, without being synced; into the middle of something; beyond its end; within one file.
     const script = `

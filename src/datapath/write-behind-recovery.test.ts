@@ -44,7 +44,7 @@ const written = (): Buffer => {
   return all;
 };
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were answered', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged writes', () => {
   const ganesha = ganeshaFolders('behind');
 
   async function mounted(options: Partial<MountSpec> = {}) {
@@ -54,7 +54,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     return { mounts, mount, folder, [Symbol.asyncDispose]: () => mounts[Symbol.asyncDispose]() };
   }
 
-  test('are there when the data path was killed before the server had any of them', { timeout: 60_000 }, async () => {
+  test('survive a data path killed before the server had any of them', { timeout: 60_000 }, async () => {
     await using at = await mounted();
     await using user = useFiles();
     const path = at.mount.on('file');
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     await run('umount', [at.mount.at]);
   });
 
-  test('are on the server already with sync, also after the data path was killed', { timeout: 60_000 }, async () => {
+  test('are already on the server with `sync`, also after the data path was killed', { timeout: 60_000 }, async () => {
     await using at = await mounted({ version: 3, sync: true, checks: 'kernel' });
     await using user = useFiles();
     const file = await user.open(at.mount.on('file'));
@@ -105,7 +105,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     await run('umount', [at.mount.at]);
   });
 
-  test('are there when data path and server were killed', { timeout: 60_000 }, async () => {
+  test('survive a killed data path and a killed server', { timeout: 60_000 }, async () => {
     await using at = await mounted();
     await using user = useFiles();
     const file = await user.open(at.mount.on('file'));
@@ -121,7 +121,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     await run('umount', [at.mount.at]).catch(() => undefined);
   });
 
-  test('are all there, and in their order, when the server is killed again and again meanwhile', {
+  test('are complete and in order when the server is killed again and again', {
     timeout: 90_000,
   }, async () => {
     await using at = await mounted();
@@ -153,7 +153,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     await run('umount', [at.mount.at]);
   });
 
-  test('more of them than there is memory for: who writes waits, and nobody fails', { timeout: 90_000 }, async () => {
+  test('that exceed the memory make writers wait, without an error', { timeout: 90_000 }, async () => {
     await using at = await mounted();
     // Each is too large for anything but a slot, and there are fewer of these.
     const script = `
@@ -192,7 +192,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('writes that were a
     await run('umount', [at.mount.at]);
   });
 
-  test('that do not fit: write, fsync or close says so, and there is room again afterwards', {
+  test('that do not fit are reported by write, fsync or close, and space is free again afterwards', {
     timeout: 60_000,
   }, async () => {
     await using exported = await mountSmall();
@@ -255,7 +255,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
   return it;
 }
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses unwritten data', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and loses uncommitted data', () => {
   const it = exportedByGanesha();
 
   async function mounted() {
@@ -274,7 +274,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     };
   }
 
-  test('has all of it in the end', async () => {
+  test('has all data in the end', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
     for (const { offset, size, letter } of pieces) {
@@ -286,7 +286,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     expect(on.mount.faults).toEqual([]);
   });
 
-  test('does not get back what was cut off meanwhile', async () => {
+  test('does not get back data truncated meanwhile', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
     await on.user.write(file, 0, 100_000, 'a');
@@ -297,7 +297,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     expect(readFileSync(it.on('file'), 'utf8')).toBe('a'.repeat(10));
   });
 
-  test('is asked to put it there when there is no memory for more', async () => {
+  test('is asked to commit when memory is short', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
     // Each holds memory for one request, and the mount has less of that.
@@ -306,7 +306,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     expect(await on.user.close(file)).toBe('ok');
   });
 
-  test('is read from when it has all of it again', async () => {
+  test('is read from only when it has all data again', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
     await on.user.write(file, 0, 102_400, 'a');
@@ -327,7 +327,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
   });
 });
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('what is asked of the server for', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server for a workload', () => {
   const it = exportedByGanesha();
 
   test.each<readonly [string, readonly string[] | 'sync', readonly number[], readonly string[]]>([

@@ -22,7 +22,7 @@ const faulty = 'a message could not be processed';
 const open = (): number => readdirSync('/proc/self/fd').length;
 let before = 0;
 
-describe.skipIf(needs('linux'))('lines and estates', () => {
+describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   beforeEach(() => {
     // Loads what keeps descriptors for good.
     const [one, other] = socketPair();
@@ -66,7 +66,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     return bytes.readUInt16LE();
   }
 
-  test('messages and descriptors arrive in order, also those that the socket had no room for', async () => {
+  test('messages and descriptors arrive in order, including those that the socket had no room for', async () => {
     const [here, there] = socketPair();
     const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
     const text = 'x'.repeat(10_000);
@@ -93,7 +93,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     );
   });
 
-  test('what a process said before it died is heard, even if it had not read what was said to it', async () => {
+  test('the last messages of a dead process are received, even if it had unread messages', async () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
     const fd = marked(7);
@@ -116,7 +116,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     ['another version', Buffer.from('{"v":2,"kind":"stop"}'), 'a message is not of version 1'],
     ['not for this side', encode({ kind: 'yours' }), 'a message (yours) came with 1 descriptors'],
     ['more than is read', Buffer.alloc(100_000, ' '), 'a message is too long'],
-  ])('garbage ends the line, and its descriptors are closed: %s', async (_, bytes, why) => {
+  ])('garbage closes the connection and its descriptors: %s', async (_, bytes, why) => {
     const [here, there] = socketPair();
     const heard = listen(createConnection(here, clock), ['stop']);
     const peer = listen(createConnection(there, clock), []);
@@ -135,7 +135,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     );
   });
 
-  test('a kind that this side does not take ends the line', async () => {
+  test('a kind that this side does not accept closes the connection', async () => {
     const [here, there] = socketPair();
     const heard = listen(createConnection(here, clock), ['stop']);
     const peer = createConnection(there, clock);
@@ -148,7 +148,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
   });
 
   test.each([new Error('a fault of ours'), undefined])(
-    'what whoever is told does not take is closed, also when he fails: %s',
+    'descriptors that a handler does not take are closed, also if it throws: %s',
     async (fault) => {
       const [here, there] = socketPair();
       const taken: number[] = [];
@@ -171,7 +171,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     },
   );
 
-  test('what comes after the line was closed here is not heard, and its descriptors are closed', async () => {
+  test('messages after a local close are ignored, and their descriptors are closed', async () => {
     const [here, there] = socketPair();
     const connection = createConnection(here, clock);
     const fd = marked(1);
@@ -186,7 +186,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     for (const each of [fd, there]) closeSync(each);
   });
 
-  test('a process can end while it waits for a message', async () => {
+  test('a process can exit while it waits for a message', async () => {
     const script = `
     import { systemClock } from ${JSON.stringify(import.meta.resolve('#base/clock.ts'))};
     import { socketPair } from ${JSON.stringify(import.meta.resolve('#base/linux/socket-pair.ts'))};
@@ -197,7 +197,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     expect(await once(child, 'exit')).toEqual([7, null]);
   });
 
-  test('an estate of more descriptors than one message takes arrives whole', async () => {
+  test('a set of more descriptors than one message holds arrives complete', async () => {
     const [here, there] = socketPair();
     const [sender, receiver] = [createConnection(here, clock), createConnection(there, clock)];
     const held = createHeldDescriptors(marked(9999));
@@ -226,7 +226,7 @@ describe.skipIf(needs('linux'))('lines and estates', () => {
     sender.close();
   });
 
-  test('an estate closes each descriptor when it is dropped or replaced, and the rest at its end', () => {
+  test('each descriptor is closed when it is dropped or replaced, and the rest at disposal', () => {
     const isOpen = (fd: number): boolean => {
       try {
         return fstatSync(fd).ino > 0;

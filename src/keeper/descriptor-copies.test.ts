@@ -11,7 +11,7 @@ import { connectKeeper, type KeeperClient } from './keeper-client.ts';
 
 const clock = systemClock();
 
-describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does', () => {
+describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
   let ground: KeeperGround;
   let copies: DescriptorCopies;
 
@@ -55,7 +55,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
       }
     });
 
-  test('hears of all that comes and goes, and closes what is gone', async () => {
+  test('receives every change, and closes what is dropped', async () => {
     await ground.startKeeper();
     const { promise: connected, resolve } = Promise.withResolvers<Socket>();
     const server = createServer(resolve).listen(0, '127.0.0.1');
@@ -90,7 +90,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
     expect(kept.filter((name) => !name.endsWith('.sock'))).toEqual([]);
   });
 
-  test('gives it to the next one, which goes on with the same journal', async () => {
+  test('restores them into the next keeper, which continues with the same journal', async () => {
     const keeper = await ground.startKeeper();
     const client = await shared();
     await ground.adopt(client, 'm');
@@ -109,7 +109,7 @@ describe.skipIf(needs('linux', 'root'))('an agent that holds what a keeper does'
     expect(copies.mounts).toEqual(['m']);
   });
 
-  test('does not give it to one that has mounts, nor where a data path lives that has them', {
+  test('does not restore them into a keeper with mounts, or while a data path serves them', {
     timeout: 60_000,
   }, async () => {
     const keeper = await ground.startKeeper();

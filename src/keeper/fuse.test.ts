@@ -27,7 +27,7 @@ const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-progr
 const nobody = 65_534;
 const withoutRights = ['setpriv', `--reuid=${nobody}`, `--regid=${nobody}`, '--clear-groups', '--no-new-privs'];
 
-describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without any rights', () => {
+describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged processes', () => {
   let ground: KeeperGround;
   let at: string;
 
@@ -71,7 +71,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     });
   const statusOf = (pid: number): string => readFileSync(`/proc/${pid}/status`, 'utf8');
 
-  test('outlives data paths that die, upgrades, and its keeper', async () => {
+  test('survives dying data paths, upgrades and its keeper', async () => {
     const keeper = await ground.startKeeper({ program, enter: withoutRights });
     const client = ground.client(undefined, nobody);
     await mount(client);
@@ -106,7 +106,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     expect(await next.status(ground.signal)).toMatchObject({ doing: 'idle', mounts: 0 });
   });
 
-  test('is taken over from one that was killed and cannot end before somebody has answered', {
+  test('is taken over from a killed data path that cannot exit before a request is answered', {
     timeout: 60_000,
   }, async () => {
     await ground.startKeeper({ program, enter: withoutRights });

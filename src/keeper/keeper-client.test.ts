@@ -14,7 +14,7 @@ vi.mock(import('./system-calls.ts'), async (original) => {
 });
 
 describe.skipIf(needs('linux'))('an agent', () => {
-  test('that may not kill a keeper says so', { timeout: 30_000 }, async () => {
+  test('reports that it is not permitted to kill a keeper', { timeout: 30_000 }, async () => {
     await using ground = createKeeperGround();
     await ground.startKeeper();
     const client = ground.client();

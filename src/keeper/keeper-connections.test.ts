@@ -38,7 +38,7 @@ function alone(mounts: Map<string, HeldMount>) {
 
 const mount: HeldMount = { id: 'sv1-a', spec: {}, fd: -1 };
 
-test('it ends when it has had nothing to serve for a minute', async () => {
+test('a data path without mounts exits a minute after its keeper is gone', async () => {
   const it = alone(new Map());
   await it.pass(59_000);
   expect(it.abandoned()).toBe(0);
@@ -46,7 +46,7 @@ test('it ends when it has had nothing to serve for a minute', async () => {
   expect(it.abandoned()).toBe(1);
 });
 
-test('as long as it serves it goes on, and a minute more', async () => {
+test('a data path with mounts keeps looking for a keeper, and a minute longer', async () => {
   const mounts = new Map([['sv1-a', mount]]);
   const it = alone(mounts);
   await it.pass(120_000);

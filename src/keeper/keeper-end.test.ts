@@ -6,7 +6,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeChildren, settled } from '#testing/keeper/fake-children.ts';
 import { createKeeper } from './keeper.ts';
 
-test.skipIf(needs('linux'))('a keeper lets nobody in any more when it says that it has ended', async () => {
+test.skipIf(needs('linux'))('a keeper stops accepting connections before it reports its end', async () => {
   const [dataPaths, agents] = [createFakeChildren(), createFakeChildren()];
   const { connection } = agents.start('agent');
   const [dataPath, agent] = [() => dataPaths.all[0] ?? expect.fail(), agents.all[0] ?? expect.fail()];

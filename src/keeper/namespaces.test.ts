@@ -124,7 +124,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     return pid;
   };
 
-  test('hand over to each other, and the mount goes on', { timeout: 60_000 }, async () => {
+  test('hand over to each other while the mount works', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     expect(await first.start()).toEqual({ pid: expect.any(Number) });
     const client = ground.client();
@@ -146,7 +146,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     expect(await whoServes()).toBe(after.active?.pid);
   });
 
-  test('and the one whose data path serves ends: another takes over', { timeout: 60_000 }, async () => {
+  test('take over when the keeper whose data path serves ends', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     await first.start();
     const client = ground.client();
@@ -174,7 +174,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     return Number(numbers.find(isIt) ?? expect.fail('it is not there'));
   }
 
-  test('and a data path of the other hangs: that is said, and it is followed when it goes', {
+  test('report a hanging data path in the other container, and replace it when it is gone', {
     timeout: 60_000,
   }, async () => {
     const [first, second] = containers;
@@ -195,7 +195,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     expect(await whoServes()).toBe(after.active?.pid);
   });
 
-  test('one that lives, does not hand over and cannot be ended stays: that is said', {
+  test('report a live keeper that neither hands over nor can be killed, and leave it in charge', {
     timeout: 60_000,
   }, async () => {
     // This process: it is above the container, where nobody in there can reach it.

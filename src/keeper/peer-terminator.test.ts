@@ -11,7 +11,7 @@ import { createPeerTerminator } from './peer-terminator.ts';
 // As where a kernel before 6.5 has nothing but a number, and that is none in this container.
 vi.mock(import('./system-calls.ts'), async (original) => ({ ...(await original()), openPeerPidfd: () => undefined }));
 
-describe.skipIf(needs('linux'))('a keeper of which nothing is known but where it listens', () => {
+describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
   /** The other one, and what is asked about it. */
   function created() {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-before-'));
@@ -24,7 +24,7 @@ describe.skipIf(needs('linux'))('a keeper of which nothing is known but where it
     return { clock, listening, end: createPeerTerminator(fd, path, clock) };
   }
 
-  test('has gone when nobody listens there any more', async () => {
+  test('is gone when nothing listens there any more', async () => {
     const { clock, listening, end } = created();
     const told: boolean[] = [];
     const ending = end().then((hasGone) => told.push(hasGone));
@@ -39,7 +39,7 @@ describe.skipIf(needs('linux'))('a keeper of which nothing is known but where it
     expect(told).toEqual([true]);
   });
 
-  test('and that listens on is not waited for without end', async () => {
+  test('that keeps listening is waited for with a limit', async () => {
     const { clock, listening, end } = created();
     onTestFinished(() => closeSync(listening));
     const ending = end();

@@ -25,9 +25,9 @@ const children = (): readonly string[] =>
 
 describe.skipIf(needs('linux'))('a program that cannot be started', () => {
   test.each([
-    ['because the system refuses it', 'no \0 program', /null bytes/],
-    ['because it could not be watched', 'a program', /EMFILE/],
-  ])('%s: nothing is left of it', async (_, program, why) => {
+    ['the system refuses it', 'no \0 program', /null bytes/],
+    ['it cannot be watched', 'a program', /EMFILE/],
+  ])('leaves nothing behind when %s', async (_, program, why) => {
     // Loads what keeps descriptors for good.
     for (const fd of socketPair()) closeSync(fd);
     const before = [open(), children().length];

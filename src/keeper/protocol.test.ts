@@ -5,15 +5,15 @@ const secret = 'hunter2';
 const raw = (value: unknown): Buffer => Buffer.from(JSON.stringify(value));
 const adopt: Message = { kind: 'adopt', ask: 1, mount: 'm', spec: { password: secret } };
 
-test('what is encoded is decoded', () => {
+test('decoding returns what was encoded', () => {
   expect(decode(encode(adopt), 1)).toEqual({ v: 1, ...adopt });
 });
 
-test('a field that is not known yet does not matter', () => {
+test('unknown fields are ignored', () => {
   expect(decode(raw({ v: 1, kind: 'remove', mount: 'm', since: 'later' }), 0)).toMatchObject({ kind: 'remove' });
 });
 
-describe('refused, without quoting it', () => {
+describe('invalid messages are refused without being quoted', () => {
   const state = { doing: 'idle', active: { pid: 'x' }, standby: null };
   test.each([
     ['no JSON', Buffer.from(`{"password":"${secret}`), 0, 'a message is not a JSON object'],
@@ -54,7 +54,7 @@ describe('refused, without quoting it', () => {
   });
 });
 
-test('nothing is sent that would be refused for its length', () => {
+test("messages longer than the receiver's limit are not sent", () => {
   const long: Message = { ...adopt, spec: 'x'.repeat(longestMessage) } as Message;
   expect(() => encode(long)).toThrow(new ProtocolError('a message (adopt) is too long'));
 });

@@ -11,7 +11,7 @@ import { holdServingLock, isServed } from './serving-lock.ts';
 const run = promisify(execFile);
 const clock = systemClock();
 
-describe.skipIf(needs('linux'))('presence', () => {
+describe.skipIf(needs('linux'))('the serving lock', () => {
   let folder: string;
   let path: string;
 
@@ -21,7 +21,7 @@ describe.skipIf(needs('linux'))('presence', () => {
     onTestFinished(() => rmSync(folder, { recursive: true }));
   });
 
-  test('is seen for as long as it lasts, and looking makes nothing', () => {
+  test('is visible while it is held, and checking creates no file', () => {
     expect(isServed(path)).toBe(false);
     const presence = holdServingLock(path, clock);
     expect(isServed(path)).toBe(true);
@@ -29,7 +29,7 @@ describe.skipIf(needs('linux'))('presence', () => {
     expect(isServed(path)).toBe(false);
   });
 
-  test('a link is not followed, and a folder is nobody', () => {
+  test('does not follow a link, and a folder does not count', () => {
     using _ = holdServingLock(join(folder, 'other'), clock);
     symlinkSync(join(folder, 'other.serving'), `${path}.serving`);
     expect(isServed(path)).toBe(false);
@@ -37,7 +37,7 @@ describe.skipIf(needs('linux'))('presence', () => {
     expect(isServed(join(folder, 'third'))).toBe(false);
   });
 
-  test('a pipe that nobody writes to holds up nobody', { timeout: 30_000 }, async () => {
+  test('does not block on a FIFO without a writer', { timeout: 30_000 }, async () => {
     await run('mkfifo', [`${path}.serving`]);
     const program = join(folder, 'look.mjs');
     const presence = JSON.stringify(join(import.meta.dirname, 'serving-lock.ts'));

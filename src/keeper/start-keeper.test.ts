@@ -6,8 +6,8 @@ import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually } from '#testing/keeper/keeper-process.ts';
 import { type Launch, launchProcess } from './launch.ts';
 
-describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
-  test('and gives up when it is in charge already: it stays', { timeout: 60_000 }, async () => {
+describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
+  test('keeps it running if the start is aborted after it took charge', { timeout: 60_000 }, async () => {
     await using ground = createKeeperGround();
     const first = await ground.startKeeper();
     const client = ground.client();
@@ -29,7 +29,7 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     expect(await ground.client().status(ground.signal)).toMatchObject({ mounts: 1 });
   });
 
-  test('that it cannot see knows it by the name that it takes over', { timeout: 60_000 }, async () => {
+  test('recognizes an invisible keeper by the socket that it publishes', { timeout: 60_000 }, async () => {
     await using ground = createKeeperGround();
     const first = await ground.startKeeper();
     const client = ground.client();
@@ -49,7 +49,7 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     await next.end(ground.signal);
   });
 
-  test('that it cannot see, and that ends at once, is told so', async () => {
+  test('reports an invisible keeper that exits at once', async () => {
     await using ground = createKeeperGround();
     await ground.startKeeper();
     const broken: Launch = async () => ({ pid: undefined, ended: Promise.resolve(2), kill: async () => undefined });
@@ -57,7 +57,7 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     expect(await ground.client().status(ground.signal)).toMatchObject({ mounts: 0 });
   });
 
-  test('reads in the error how a keeper ended, and in the log why', { timeout: 60_000 }, async () => {
+  test('reports the exit status, and the log has the reason', { timeout: 60_000 }, async () => {
     await using ground = createKeeperGround();
     mkdirSync(dirname(ground.socket), { mode: 0o755 });
     await expect(ground.startKeeper()).rejects.toThrow(
@@ -68,7 +68,7 @@ describe.skipIf(needs('linux', 'root'))('who starts a keeper', () => {
     );
   });
 
-  test('reads in the error which signal killed a keeper', { timeout: 60_000 }, async () => {
+  test('reports the signal that killed the keeper', { timeout: 60_000 }, async () => {
     await using ground = createKeeperGround();
     const enter = ['sh', '-c', 'kill -SEGV $$'];
     await expect(ground.startKeeper({ enter })).rejects.toThrow(

@@ -15,7 +15,7 @@ let children: FakeChildren;
 let held: HeldDescriptors;
 let supervisor: Supervisor;
 
-describe.skipIf(needs('linux'))('supervision', () => {
+describe.skipIf(needs('linux'))('the supervisor', () => {
   beforeEach(() => {
     clock = createFakeClock();
     children = createFakeChildren();
@@ -57,8 +57,8 @@ describe.skipIf(needs('linux'))('supervision', () => {
     nth(1).hello();
   }
 
-  describe('one serves, one waits', () => {
-    test('a mount that comes before the first data path is loaded waits for it', () => {
+  describe('with one serving data path and one standby', () => {
+    test('keeps a mount that arrives before the first data path is loaded', () => {
       addMount();
       expect(supervisor.state.doing).toBe('taking over');
       nth(0).hello();
@@ -67,7 +67,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(supervisor.state.doing).toBe('serving');
     });
 
-    test('the next standby is started when the data path is ready, or after a while', () => {
+    test('starts the next standby when the data path is ready, or after a while', () => {
       nth(0).hello();
       addMount();
       expect(children.all).toHaveLength(1);
@@ -75,7 +75,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(children.all).toHaveLength(2);
     });
 
-    test('when the one that serves dies, the other one gets everything, but only when it is certainly gone', async () => {
+    test('gives everything to the standby only when the dead data path is certainly gone', async () => {
       serving();
       addMount('second');
       nth(0).says({ kind: 'holding', sockets: [{ socket: 's', about: 'x' }] }, [openSync('/dev/null', 'r')]);
@@ -95,7 +95,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(supervisor.state).toMatchObject({ takeovers: 1, sockets: 1, deaths: 1 });
     });
 
-    test('a standby that is not loaded yet is used as soon as it is', async () => {
+    test('uses a standby that is still loading as soon as it is loaded', async () => {
       serving();
       await nth(0).dies();
       expect(kinds(nth(1))).toContain('serve');
@@ -107,14 +107,14 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(kinds(nth(2))).toContain('serve');
     });
 
-    test('a standby that dies is replaced', async () => {
+    test('replaces a standby that dies', async () => {
       serving();
       await nth(1).dies();
       expect(children.all).toHaveLength(3);
       expect(supervisor.state.doing).toBe('serving');
     });
 
-    test('one that never says hello is ended and replaced', async () => {
+    test('ends and replaces a process that never says hello', async () => {
       clock.advance(30_000);
       expect(nth(0).isEnding).toBe(true);
       await nth(0).dies();
@@ -122,7 +122,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(children.all).toHaveLength(2);
     });
 
-    test('without mounts nobody serves, and the sockets of the dead are closed', async () => {
+    test('without mounts serves nothing and closes the sockets of the dead data path', async () => {
       serving();
       nth(0).says({ kind: 'holding', sockets: [{ socket: 's', about: 'x' }] }, [openSync('/dev/null', 'r')]);
       supervisor.remove('m');
@@ -133,10 +133,10 @@ describe.skipIf(needs('linux'))('supervision', () => {
     });
   });
 
-  describe('asked whether all is written', () => {
+  describe('on a flush', () => {
     const asked = (child: FakeChild) => child.sent.filter((message) => message.kind === 'flush');
 
-    test('the data path says how much is not', async () => {
+    test('returns the count from the data path', async () => {
       serving();
       addMount('second');
       const [one, other] = [supervisor.flush('m', 500, signal), supervisor.flush('second', 700, signal)];
@@ -148,7 +148,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect([await one, await other]).toEqual([3, 4]);
     });
 
-    test('its successor is asked for the rest of the time, when it did not answer', async () => {
+    test('asks the successor with the remaining time if the data path did not answer', async () => {
       serving();
       const flushing = supervisor.flush('m', 5_000, signal);
       live(1_000);
@@ -161,22 +161,22 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(await flushing).toBe(7);
     });
 
-    test('nobody answers: there may be something', async () => {
+    test('returns one if nobody answers, because there may be some', async () => {
       addMount();
       const flushing = supervisor.flush('m', 5_000, signal);
       clock.advance(6_000);
       expect(await flushing).toBe(1);
     });
 
-    test('of a mount that is not there nothing is left', async () => {
+    test('returns zero for a mount that does not exist', async () => {
       serving();
       expect(await supervisor.flush('other', 5_000, signal)).toBe(0);
       expect(asked(nth(0))).toEqual([]);
     });
   });
 
-  describe('a data path that hangs', () => {
-    test('is killed, and the standby takes over', async () => {
+  describe('with a data path that hangs', () => {
+    test('kills it, and the standby takes over', async () => {
       serving();
       live(30_000);
       expect(nth(0).isEnding).toBe(false);
@@ -188,7 +188,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(kinds(nth(1))).toContain('serve');
     });
 
-    test('does not count as one that serves, also if it cannot be killed', () => {
+    test('does not count it as serving, even if it cannot be killed', () => {
       serving();
       live(1_000);
       expect(supervisor.state).toMatchObject({ doing: 'serving', active: { ready: true } });
@@ -197,7 +197,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(supervisor.state).toMatchObject({ doing: 'taking over', active: { ready: false } });
     });
 
-    test('is killed at once if its program runs no more', () => {
+    test('kills it at once if its program no longer runs', () => {
       serving();
       live(1_000);
       nth(0).wasKilled();
@@ -207,7 +207,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(0).isEnding).toBe(true);
     });
 
-    test('is not one that stood still because the machine did', () => {
+    test('does not kill it if the whole machine stood still', () => {
       serving();
       live(1_000);
       clock.advance(3_600_000);
@@ -215,7 +215,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(0).isEnding).toBe(false);
     });
 
-    test('a successor has as long as its predecessor had', async () => {
+    test('gives a successor as much time as its predecessor', async () => {
       serving();
       live(1_000);
       for (let i = 0; i < 9; i++) clock.advance(500);
@@ -228,7 +228,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
     });
   });
 
-  describe('data paths that die again and again', () => {
+  describe('with data paths that die repeatedly', () => {
     /** How many were started in a minute in which each dies in this way. */
     async function startsInAMinute(die: (child: FakeChild) => Promise<void>): Promise<number> {
       const before = children.all.length;
@@ -240,7 +240,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       return children.all.length - before;
     }
 
-    test('before they are loaded: fewer and fewer are started, the agent is told, and it never ends', async () => {
+    test('before they are loaded starts fewer and fewer, reports it, and never gives up', async () => {
       addMount();
       const starts = await startsInAMinute((child) => child.dies());
       expect(starts).toBeGreaterThan(5);
@@ -255,7 +255,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(supervisor.state).toMatchObject({ doing: 'serving', deaths: 0 });
     });
 
-    test('after they were ready: one a second', async () => {
+    test('after they were ready starts one per second', async () => {
       addMount();
       const starts = await startsInAMinute(async (child) => {
         child.hello();
@@ -267,7 +267,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(supervisor.state.doing).toBe('failing');
     });
 
-    test('a program that cannot be started is tried again', () => {
+    test('retries a program that cannot be started', () => {
       let tries = 0;
       const other = createSupervisor({
         ...{ clock, log: silentLog(), program: 'old', path: '/keeper', held, wasServed: false, serving: undefined },
@@ -284,8 +284,8 @@ describe.skipIf(needs('linux'))('supervision', () => {
     });
   });
 
-  describe('upgrade', () => {
-    test('the new program is loaded first; then the old one stops, and gives up before the new one begins', async () => {
+  describe('on an upgrade', () => {
+    test('loads the new program first, then stops the old one before the new one starts', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       expect(nth(2).program).toBe('new');
@@ -309,7 +309,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(3).program).toBe('new');
     });
 
-    test('one that has stopped and cannot be seen to end is waited for no longer than two seconds', async () => {
+    test('waits at most two seconds for a stopped process whose exit it cannot see', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       nth(2).hello();
@@ -325,7 +325,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       await upgrade;
     });
 
-    test('one that does not stop is killed', async () => {
+    test('kills a data path that does not stop', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       nth(2).hello();
@@ -339,7 +339,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       await upgrade;
     });
 
-    test('a program that does not start changes nothing', async () => {
+    test('changes nothing if the new program does not start', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       const failed = expect(upgrade).rejects.toMatchObject({ reason: 'not-started' });
@@ -351,7 +351,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(nth(3).program).toBe('old');
     });
 
-    test('a program that dies when it takes over gives way to the one before', async () => {
+    test('returns to the previous program if the new one dies while taking over', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       const failed = expect(upgrade).rejects.toMatchObject({ reason: 'not-ready' });
@@ -367,7 +367,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect(kinds(nth(-1))).toContain('serve');
     });
 
-    test('a program that cannot serve a mount gives way to the one before, and no mount is dropped', async () => {
+    test('returns to the previous program if the new one cannot serve a mount, and drops no mount', async () => {
       serving();
       addMount('second');
       const upgrade = supervisor.upgrade('new', signal);
@@ -394,7 +394,7 @@ describe.skipIf(needs('linux'))('supervision', () => {
       expect([...held.mounts.keys()]).toEqual(['m']);
     });
 
-    test('two at once are refused', async () => {
+    test('refuses a second concurrent upgrade', async () => {
       serving();
       const upgrade = supervisor.upgrade('new', signal);
       await expect(supervisor.upgrade('newer', signal)).rejects.toMatchObject({ reason: 'busy' });

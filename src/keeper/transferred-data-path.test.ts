@@ -11,7 +11,7 @@ import { receiveTransfer, type TransferredDataPath } from './transferred-data-pa
 
 const clock = systemClock();
 
-describe.skipIf(needs('linux'))('a data path that comes from another keeper', () => {
+describe.skipIf(needs('linux'))('a data path transferred from another keeper', () => {
   /** It has two mounts, and has given them. */
   async function arrived() {
     const [here, there] = socketPair();
@@ -41,7 +41,7 @@ describe.skipIf(needs('linux'))('a data path that comes from another keeper', ()
   }
 
   test.each([{ unserved: false }, { unserved: true }])(
-    'and says that a mount is over before anybody is in charge: $unserved',
+    'reports an ended mount before any keeper is in charge: $unserved',
     async ({ unserved }) => {
       const { transferred, its, told } = await arrived();
       its.send({ kind: 'ended', mount: 'a', unserved });

@@ -54,8 +54,8 @@ function beganOnly({ words }: JournalMemory, step: number, node: number): void {
   words[step] = node | 0x4000_0000;
 }
 
-describe('what a request counts is counted once, however often it comes', () => {
-  test('a lookup', () => {
+describe('a resent request does not count again', () => {
+  test('for a lookup', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
@@ -77,7 +77,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(second.nodes.get(id)).toBeUndefined();
   });
 
-  test('a lookup whose name means something else when it comes again: both are counted', () => {
+  test('except for a lookup whose name now means another node: both are counted', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
@@ -87,7 +87,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect([second.nodes.get(one), second.nodes.get(other)]).toEqual([expect.anything(), expect.anything()]);
   });
 
-  test('a lookup that was taken back', () => {
+  test('for a lookup that was undone', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
@@ -100,7 +100,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(third.table.size).toBe(0);
   });
 
-  test('open and close', () => {
+  test('for open and close', () => {
     const { next } = journal();
     const first = next();
     const { id } = first.nodes.addLookup(handle('a'));
@@ -119,7 +119,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(third.nodes.get(id)?.opens).toBe(1);
   });
 
-  test('a listing, which names some of them twice', () => {
+  test('for a listing that contains some nodes twice', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
@@ -143,7 +143,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(second.table.size).toBe(0);
   });
 
-  test('a listing longer than there is room for in its line', () => {
+  test('for a listing longer than its line has room for', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
@@ -160,7 +160,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(left).toHaveLength(10);
   });
 
-  test('killed in the middle of it: the count becomes what it was to become', () => {
+  test('when killed in the middle of a step: the step is completed', () => {
     const { next, open } = journal();
     const place = next().take();
     const killed = (): never => {
@@ -175,7 +175,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(counts).toEqual([7, 3, 'opened'.length]);
   });
 
-  test('killed in the middle of it: who counts before it comes again is not forgotten', () => {
+  test('when killed in the middle of a step: counts made before the resend are kept', () => {
     const { next, open } = journal();
     const first = next();
     const { id } = first.nodes.addLookup(handle('a'));
@@ -188,7 +188,7 @@ describe('what a request counts is counted once, however often it comes', () => 
     expect(second.nodes.get(id)?.opens).toBe(2);
   });
 
-  test('killed while a node was made: it is there, and counted once', () => {
+  test('when killed while creating a node: the node exists and counts once', () => {
     const { next, open } = journal();
     const first = next();
     const place = first.take();

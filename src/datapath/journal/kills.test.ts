@@ -65,7 +65,7 @@ function journal(): Disposable & { next(): JournalMemory } {
   return { next, [Symbol.dispose]: () => opened.dispose() };
 }
 
-describe('requests', () => {
+describe('requests in the journal', () => {
   /** By their numbers: those that a successor must find, and those that it may. */
   interface Read {
     readonly must: Map<number, { readonly mount: number; readonly length: number }>;
@@ -131,7 +131,7 @@ describe('requests', () => {
     }
   }
 
-  test('are all there and each is there once, wherever a process is killed, and the next one too', () => {
+  test('exist exactly once wherever a process and its successor are killed', () => {
     atEachStore(500, (after) => {
       using kept = journal();
       const all: Read = { must: new Map(), may: new Set() };
@@ -157,7 +157,7 @@ describe('requests', () => {
   }, 120_000);
 });
 
-describe('nodes', () => {
+describe('nodes in the journal', () => {
   const handle = (name: string): Buffer => Buffer.from(name);
 
   interface Process {
@@ -189,7 +189,7 @@ describe('nodes', () => {
     },
   ];
 
-  test('are counted once by each request, never too little, wherever a process is killed', () => {
+  test('are counted once per request, and never too low, wherever a process is killed', () => {
     atEachStore(500, (after) => {
       using kept = journal();
       const progress = { step: 0, read: -1 };
@@ -227,7 +227,7 @@ describe('nodes', () => {
     });
   }, 120_000);
 
-  test('are there for who asks again, also if the kernel has let go of them in between', () => {
+  test('are found by a resent request, even if the kernel has forgotten them in between', () => {
     using kept = journal();
     const first = start(kept.next());
     const place = takeOne(first, { step: 0, read: -1 });

@@ -9,8 +9,8 @@ import { createRequests } from './requests.ts';
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('root');
 
-describe('nodes', () => {
-  test('a handle has one node for as long as the kernel knows it, and a successor finds it', () => {
+describe('the node table', () => {
+  test('keeps one node per handle while the kernel knows it, also for a successor', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
     const [one, again, other] = [
@@ -40,7 +40,7 @@ describe('nodes', () => {
     expect(reused?.generation).toBe(one.generation + 1);
   });
 
-  test('that data of a file got lost is known to a successor, and not of what has its number later', () => {
+  test('tells a successor about lost data of a file, but not after the id is reused', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
     const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
@@ -61,7 +61,7 @@ describe('nodes', () => {
     expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
   });
 
-  test('the root is always node 1', () => {
+  test('always has the root as node 1', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, handle('r0')), table.of(1, handle('r1'))];
@@ -72,7 +72,7 @@ describe('nodes', () => {
     expect(table.size).toBe(0);
   });
 
-  test('is found by its handle, also where a program made it that kept no hashes', () => {
+  test('finds nodes by handle if an older program without hashes created them', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const nodes = createNodeTable(memory).of(0, root);
@@ -91,7 +91,7 @@ describe('nodes', () => {
     expect(next.find(handle('a'))).toBeUndefined();
   });
 
-  test('and where it did so in the place of one that has a hash', () => {
+  test('finds nodes by handle if an older program reused a record with a hash', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const { id } = createNodeTable(memory).of(0, root).addLookup(handle('a'));
@@ -103,7 +103,7 @@ describe('nodes', () => {
     expect([next.find(handle('a')), next.find(handle('b'))?.id]).toEqual([undefined, id]);
   });
 
-  test('whoever still works for a mount that is gone has nothing to do with the next one of its number', () => {
+  test('ignores work for a gone mount after its index was reused', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const [requests, table] = [createRequests(memory), createNodeTable(memory)];
@@ -134,7 +134,7 @@ describe('nodes', () => {
     expect(next.get(id)).toBeUndefined();
   });
 
-  test('mounts do not see each other, and one that goes takes its nodes along', () => {
+  test('separates mounts and removes all nodes of a removed one', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, root), table.of(1, root)];
@@ -148,7 +148,7 @@ describe('nodes', () => {
     expect(createNodeTable(kept.open()).size).toBe(1);
   });
 
-  test('a stale handle is exchanged', () => {
+  test('replaces a stale handle', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
     const { id } = nodes.addLookup(handle('old'));
@@ -157,7 +157,7 @@ describe('nodes', () => {
     expect(nodes.find(handle('new'))?.id).toBe(id);
   });
 
-  test('numbers that the kernel should not know are nothing', () => {
+  test('returns nothing for ids unknown to the kernel', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
     nodes.addLookup(handle('a'));
@@ -169,7 +169,7 @@ describe('nodes', () => {
     }
   });
 
-  test('it grows, and a place without its file is let go at the next start', () => {
+  test('grows, and frees a hidden name without a file at the next start', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const table = createNodeTable(memory);
@@ -191,7 +191,7 @@ describe('nodes', () => {
     ).toBeDefined();
   });
 
-  test('as a model says, whatever is done, with a successor in between', () => {
+  test('behaves like a model under random operations and restarts', () => {
     const step = fc.oneof(
       fc.record({ do: fc.constant('look' as const), key: fc.nat(20) }),
       fc.record({ do: fc.constant('forget' as const), key: fc.nat(20), count: fc.integer({ min: 1, max: 3 }) }),

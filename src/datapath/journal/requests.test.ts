@@ -11,8 +11,8 @@ const handle = (text: string): Buffer => Buffer.from(text);
 const long = 100_000;
 const unique = (message: Message): number => message.view.getUint32(8, true);
 
-describe('requests', () => {
-  test('a successor finds what was read and not answered, with how far it came', () => {
+describe('requests in the journal', () => {
+  test('a successor finds unanswered requests and their phase', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const armed = requests.arm(3) ?? expect.fail();
@@ -57,7 +57,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toEqual([]);
   });
 
-  test('a line is freed once: not by whoever still works for a mount that is gone', () => {
+  test('a line is freed once, and not by work for a gone mount', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const take = (mount: number, length: number): number => {
@@ -74,7 +74,7 @@ describe('requests', () => {
     expect(requests.held).toEqual({ lines: 0, slots: 0 });
   });
 
-  test('a successor knows who was interrupted, wherever the request lies', () => {
+  test('a successor knows which requests were interrupted, wherever they lie', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const read = (number: number, length: number): number => {
@@ -96,7 +96,7 @@ describe('requests', () => {
     for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
   });
 
-  test('a successor knows how long ago it was read, whoever sets the time of day', () => {
+  test('a successor knows the age of a request even if the time of day was set', () => {
     using kept = keepJournal(8);
     const clock = createFakeClock();
     // 0 says that it was not noted.
@@ -121,7 +121,7 @@ describe('requests', () => {
     expect(ages()).toEqual([1_500, 500, 0]);
   });
 
-  test('requests of middle size are moved out of the way, while there is room for them', () => {
+  test('medium requests are moved to cells while there is room', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -150,7 +150,7 @@ describe('requests', () => {
     expect(next.held).toEqual({ lines: 0, slots: 0 });
   });
 
-  test('one that lies in two places, because of a kill in between, is one', () => {
+  test('a request stored in two places because of a kill counts once', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -161,7 +161,7 @@ describe('requests', () => {
     expect(next.held).toEqual({ lines: 1, slots: 0 });
   });
 
-  test('what is used again knows nothing of its former request', () => {
+  test('a reused line has no data of its former request', () => {
     using kept = keepJournal(1);
     const requests = createRequests(kept.open());
     const armed = requests.arm(7) ?? expect.fail();
@@ -177,7 +177,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toMatchObject([{ mount: 8, phase: 'taken' }]);
   });
 
-  test('an answer is kept only for a call that was sent', () => {
+  test('an answer is stored only for a call that was sent', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -186,7 +186,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toMatchObject([{ phase: 'taken' }]);
   });
 
-  test('what a mount leaves behind goes with it', () => {
+  test('everything of a removed mount is freed', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     for (const mount of [1, 2, 1]) {
@@ -199,7 +199,7 @@ describe('requests', () => {
     expect(requests.left()).toMatchObject([{ mount: 2 }]);
   });
 
-  test('when there is no room for another it stays where it is', () => {
+  test('a request that finds no room stays in its slot', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -210,7 +210,7 @@ describe('requests', () => {
     expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
   });
 
-  test('however much others want, there is something for one more, also for a successor', () => {
+  test('a mount always gets one more request, whatever others want, also from a successor', () => {
     using kept = keepJournal(16);
     let requests = createRequests(kept.open());
     for (let mount = 0; mount < 5; mount++) {
@@ -225,7 +225,7 @@ describe('requests', () => {
     }
   });
 
-  test('long requests of one mount leave memory to read those of others into', () => {
+  test('long requests of one mount leave slots for reading those of others', () => {
     using kept = keepJournal(16);
     const requests = createRequests(kept.open());
     let [taken, armed] = [0, requests.arm(0) ?? expect.fail()];
@@ -240,7 +240,7 @@ describe('requests', () => {
     }
   });
 
-  describe('data paths that ended over requests', () => {
+  describe('data paths that died during requests', () => {
     /** Each process is one that ended; gives how often each request was blamed for it. */
     function ends(kept: ReturnType<typeof keepJournal>, how: (requests: Requests) => void): readonly number[] {
       const requests = createRequests(kept.open());
@@ -254,7 +254,7 @@ describe('requests', () => {
     };
     const nothing = (): void => undefined;
 
-    test('are no fault of theirs if they were told to stop', () => {
+    test('are not counted if they were told to stop', () => {
       using kept = keepJournal();
       ends(kept, taking);
       ends(kept, (requests) => requests.stopping());
@@ -262,7 +262,7 @@ describe('requests', () => {
       expect(ends(kept, nothing)).toEqual([2, 2]);
     });
 
-    test('are the fault of all for three times, then of the one that was just being tried', () => {
+    test('are counted for all requests three times, then only for the one being tried', () => {
       using kept = keepJournal();
       ends(kept, taking);
       for (let i = 1; i <= 3; i++) expect(ends(kept, nothing)).toEqual([i, i]);
@@ -273,7 +273,7 @@ describe('requests', () => {
     });
   });
 
-  test('what there was no room for is there for a successor, too', () => {
+  test('a request that found no room is found by a successor', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const own = requests.arm(0) ?? expect.fail();
@@ -292,7 +292,7 @@ describe('requests', () => {
     expect(next.held.slots).toBe(0);
   });
 
-  test('all mounts that there can be hold a long request, and one that has no line: each can still be read from', () => {
+  test('the maximum number of mounts can each hold a long request and one without a line, and still be read from', () => {
     const fd = createJournal();
     using memory = openJournal(fd);
     // Pages that nobody touches are not needed here.
@@ -325,7 +325,7 @@ describe('requests', () => {
       for (const place of places) requests.free(place);
     }
 
-    test('is given back when it has not been needed for some time, but for a little', () => {
+    test('is returned after some time without use, except for a little', () => {
       using kept = keepJournal(64);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);
@@ -346,7 +346,7 @@ describe('requests', () => {
       expect(requests.held).toEqual({ lines: 0, slots: 0 });
     });
 
-    test('is given back if a predecessor had it', () => {
+    test('is returned if a predecessor had used it', () => {
       using kept = keepJournal(64);
       burst(createRequests(kept.open()), 50);
       const armed = createRequests(kept.open()).arm(0) ?? expect.fail();
@@ -359,7 +359,7 @@ describe('requests', () => {
       expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
     });
 
-    test('is not given back by one that was stopped: it is its successor’s', () => {
+    test('is not returned by a stopped process: its successor owns it', () => {
       using kept = keepJournal(64);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);

@@ -119,8 +119,8 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
 /** The last: one in which a file is removed during a count, and written again. */
 const seeds = [...Array.from({ length: 16 }, (_, i) => i + 1), 168];
 
-describe.each(seeds)('several nodes, in the order of seed %d', (seed) => {
-  test('never have more on the server than the volume may hold, whatever they write, free and count', async () => {
+describe.each(seeds)('concurrent nodes with seed %d', (seed) => {
+  test("never exceed the volume's size on the server, whatever they write, free and count", async () => {
     const folder = createSharedFolder(seed * 7919);
     const { random } = folder;
     const server = createTree(24);

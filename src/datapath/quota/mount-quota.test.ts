@@ -19,7 +19,7 @@ const silent = new Proxy({} as NfsClient, {
     },
 });
 
-test('a mount that is over does not wait for a server that is gone, also if it was asked for something', async () => {
+test('a removed mount does not wait for a dead server, even if a request is pending', async () => {
   const clock = createFakeClock();
   const gone = new AbortController();
   const quota = createMountQuota({
@@ -45,7 +45,7 @@ test('a mount that is over does not wait for a server that is gone, also if it w
   await expect(admitted).rejects.toThrow('unmounted');
 });
 
-describe('what a predecessor sent may still be done', () => {
+describe('while calls of a predecessor may still run', () => {
   /** A mount of a volume on a server of ours, as each process that serves it makes it; and the names that it makes in the ledger. */
   async function volume() {
     const own = await startOwnServer();
@@ -79,7 +79,7 @@ describe('what a predecessor sent may still be done', () => {
     };
   }
 
-  test('nothing in the ledger is changed before that is over', async () => {
+  test('nothing in the ledger is changed before they are drained', async () => {
     const start = await volume();
     const { promise: drained, resolve } = Promise.withResolvers<void>();
     const { quota, made, asked } = start(drained);
@@ -99,7 +99,7 @@ describe('what a predecessor sent may still be done', () => {
     await other.quota.close();
   });
 
-  test('no process writes where another one did', async () => {
+  test('no process writes to a temporary file of another one', async () => {
     const start = await volume();
     const processes = [start(), start()];
     for (const { quota } of processes) {
