@@ -15,8 +15,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
   }
 
   /**
-   * Of its file system stressors, those that end by themselves after so many operations. Not those that make thousands of
-   * names before they look at the time, that need what NFS has no words for, or that sync the whole machine.
+   * The file system stressors that end after a fixed number of operations. Excluded are those that create thousands of
+   * names before checking the time, need what NFSv3 lacks, or sync the whole machine.
    */
   test.skipIf(needs('stress-ng'))('stress-ng reports no errors', async () => {
     const stressors = [
@@ -43,13 +43,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
     const { stdout, stderr } = await run('make', ['-C', folder, '-j2', 'CFLAGS=-O0']);
     expect(stdout).toContain("If you got this far and the 'cmp's didn't complain");
     expect(stderr).not.toMatch(/clock skew|in the future/i);
-    // By their times, everything is as new as it must be.
+    // By its times, everything is up to date.
     await run('make', ['-C', folder, '-q', 'libbz2.a', 'bzip2', 'bzip2recover']);
     await run('rm', ['-r', folder]);
     await run('umount', [at]);
   });
 
-  /** What `git fast-import` reads: commits that change a few of many files. */
+  /** Input for `git fast-import`: commits that change a few of many files. */
   function history(): string {
     const commits = Array.from({ length: 40 }, (_, commit) => {
       const files = Array.from({ length: 25 }, (_unused, i) => {

@@ -10,7 +10,7 @@ const file: Attributes = {
   ...{ type: 1, mode: 0o644, links: 1, uid: 0, gid: 0, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
   ...{ size: 10, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
 };
-/** As it is after so many changes. */
+/** Attributes after this many changes. */
 const at = (change: number): Attributes => ({ ...file, size: 10 + change, mtime: 1 + change, ctime: 1 + change });
 const from = (before: number, after: number): Wcc => ({ before: at(before), after: at(after) });
 const id = 2;
@@ -22,7 +22,7 @@ function cache(ttlMs = 1_000, end?: () => number | undefined) {
     ...(end === undefined ? {} : { end }),
   });
   const saw = (what: Attributes, since = attributes.now()) => attributes.update(id, what, since);
-  /** How often somebody else has changed it. */
+  /** Number of changes by other clients. */
   const seen: number[] = [];
   const epoch = (): number => {
     const now = attributes.epoch(id);
@@ -60,7 +60,7 @@ describe('the attribute cache', () => {
     for (let round = 0; round < 2; round++) {
       await crowd();
       expect(attributes.kernelRights(id)).toMatchObject({ gid: 2000, mode: 0o770 });
-      // Somebody else has changed it, and the kernel has not heard of it.
+      // Another client changed it, and the kernel does not know.
       saw(of(3000));
       expect([attributes.kernelRights(id)?.gid, attributes.kernelView(id).rights?.gid]).toEqual([2000, 2000]);
     }
@@ -88,7 +88,7 @@ describe('the attribute cache', () => {
     expect(freshMs(at(0))).toBe(10_500);
     elsewhere(100_000);
     expect(freshMs(at(0))).toBe(30_000);
-    // Somebody gave it a time; or it was changed and given its old time.
+    // Its mtime was set, or it was changed and its old mtime restored.
     expect(freshMs({ ...at(0), mtime: 200_000 })).toBe(1_000);
     expect(freshMs({ ...at(0), ctime: 99_999 })).toBe(1_000);
     elsewhere(200_000);
@@ -110,7 +110,7 @@ describe('the attribute cache', () => {
     attributes.change(id).ended(from(0, 3));
     expect(saw(at(0), since).size).toBe(13);
     expect([size(), epoch()]).toEqual([13, 0]);
-    // Asked for before, and newer all the same: whoever asked gets it, nobody else.
+    // Requested before, but newer: only the requester gets it.
     expect(saw(at(4), since).size).toBe(14);
     expect([size(), epoch()]).toEqual([13, 0]);
     saw(at(4));
@@ -138,7 +138,7 @@ describe('the attribute cache', () => {
     expect(epoch()).toBe(1);
     saw(at(8));
     expect(epoch()).toBe(2);
-    // A server that does not tell what was before is believed.
+    // A server without before attributes is believed.
     attributes.change(id).ended({ before: undefined, after: at(9) });
     expect(epoch()).toBe(2);
   });
@@ -151,12 +151,12 @@ describe('the attribute cache', () => {
     second.ended({ before: undefined, after: at(5) });
     first.ended({ before: undefined, after: at(3) });
     expect([size(), epoch(), attributes.freshMs(id)]).toEqual([15, 0, 1_000]);
-    // At one tick of the server's clock: it could be either.
+    // Within one tick of the server's clock: either is possible.
     const [third, fourth] = both();
     third.ended({ before: undefined, after: at(6) });
     fourth.ended({ before: undefined, after: { ...at(6), size: 3 } });
     expect([epoch(), attributes.freshMs(id)]).toEqual([0, 0]);
-    // One that nothing is known of.
+    // A node without attributes.
     const [fifth, sixth] = both();
     fifth.ended(undefined);
     sixth.ended({ before: undefined, after: at(7) });
@@ -182,7 +182,7 @@ describe('the attribute cache', () => {
     saw(at(0));
     const write = attributes.change(id);
     const commit = attributes.change(id);
-    // A server that does not tell the state before, as nfs-ganesha does for a WRITE.
+    // A server without before attributes, as nfs-ganesha for a WRITE.
     write.ended({ before: undefined, after: at(5) });
     saw(at(5));
     expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 }, attrMs: 0 });
@@ -200,7 +200,7 @@ describe('the attribute cache', () => {
     const more = [0, 1].map(() => attributes.change(id));
     more[0]?.ended(from(6, 7));
     more[1]?.ended(from(4, 5));
-    // Somebody else was between them.
+    // Another client's change came in between.
     expect([size(), epoch(), attributes.freshMs(id)]).toEqual([17, 1, 0]);
   });
 

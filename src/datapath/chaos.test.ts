@@ -12,7 +12,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
   }
 
   let rounds = 0;
-  /** Changes of names and of what is in files, by several at once, each in a folder of its own. */
+  /** Several processes change names and contents, each in its own directory. */
   async function names({ on }: KeptMount): Promise<void> {
     const round = ++rounds;
     const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
@@ -25,7 +25,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
     await disturbed(12, () => mounts.upgrade(), both);
-    // Each stopped by itself, between two requests.
+    // Each data path stopped voluntarily, between two requests.
     expect(mounts.log()).not.toContain('did not stop');
     await run('umount', [mount.at]);
   });
@@ -58,7 +58,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see corre
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
     let count = 0;
     await disturbed(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
-    // The keeper of the end has all that it takes for another one to go on.
+    // The last keeper can still start another data path.
     await disturbed(1, () => mounts.killDataPath(), both);
     await run('umount', [mount.at]);
   });

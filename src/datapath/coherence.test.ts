@@ -14,7 +14,7 @@ import type { Attributes } from '#wire/nfs3/structures.ts';
 const run = promisify(execFile);
 const never = new AbortController().signal;
 
-/** Names and attributes of what has just changed are relied on for a second; so long, and a little. */
+/** Names and attributes of a recently changed object are cached for a second; wait a little longer. */
 const soon = { timeout: 5_000, interval: 50 };
 
 describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
@@ -39,7 +39,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     const { a, b } = both;
     await fs.writeFile(a('file'), 'first');
     for (const [i, text] of ['other', 'longer than before', 'short', ''].entries()) {
-      // Read before, so that it is cached.
+      // Read it first, so that it is cached.
       await fs.readFile(b('file'));
       await (i % 2 === 0 ? fs.writeFile(a('file'), text) : fs.writeFile(b('file'), text));
       for (const path of [b('file'), a('file')]) {
@@ -74,7 +74,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     };
     await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, read }, root: it.directory });
     const path = join(mount.at, 'file');
-    // Whole pages: of others the kernel reads the rest.
+    // Whole pages: the kernel would read the rest of partial ones.
     const data = Buffer.alloc(4096 * 700, 'some text ');
     const file = await fs.open(path, 'w+');
     await file.write(data);
@@ -110,7 +110,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     for (const [i, line] of lines.entries()) await fs.appendFile(i % 2 === 0 ? a('log') : b('log'), line);
     expect(await fs.readFile(a('log'), 'utf8')).toBe(lines.join(''));
     expect(await fs.readFile(b('log'), 'utf8')).toBe(lines.join(''));
-    // Opened through a descriptor there is no name to look up; it is opened all the same.
+    // An open through a descriptor has no name to look up, and still succeeds.
     await run('sh', ['-c', 'exec 3>>"$1"; echo more >> "$2"; echo last >> /proc/self/fd/3', 'sh', a('log'), b('log')]);
     expect(await fs.readFile(b('log'), 'utf8')).toContain('last\n');
   });
@@ -162,7 +162,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     await fs.writeFile(it.on('new'), 'tells the time of the server');
     await fs.writeFile(it.on('old'), 'before');
     const newest = BigInt((await fs.stat(it.on('new'))).ino);
-    // Nobody can give a file the time of its last change: it is told so.
+    // ctime cannot be set, so the kernel gets the server's.
     const aged = <A extends Attributes | undefined>(told: A): A =>
       told === undefined || told.fileId === newest
         ? told
@@ -187,7 +187,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
       entryMs: expect.closeTo(30_000, -2),
       attrMs: expect.closeTo(30_000, -2),
     });
-    // Who waits for a name does not wait for so long.
+    // Waiting for a name takes less time.
     expect((await look('none'))?.entryMs).toBeLessThanOrEqual(1_000);
 
     const path = join(mount.at, 'old');

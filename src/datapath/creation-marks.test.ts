@@ -43,7 +43,7 @@ describe('creation marks', () => {
     expect(first.set).toEqual({ atime: first.time });
     marks.made(first, keeping(first, 'mtime'));
     expect(marks.areKept).toBeUndefined();
-    // It was under way.
+    // It was in flight.
     marks.made(second, keeping(second, 'mtime'));
     expect(marks.areKept).toBeUndefined();
     const next = make();
@@ -82,7 +82,7 @@ describe.skipIf(needs('ganesha'))('times of created files', () => {
     const note = ({ mtime, mtimeNs, atime, atimeNs, ctime, ctimeNs }: Attr): void => {
       const ns = (seconds: number, rest: number): bigint => BigInt(seconds) * 1_000_000_000n + BigInt(rest);
       times.push(ns(mtime, mtimeNs));
-      // What is set to the time of now has this as its time of change.
+      // Setting a time to now makes it equal to ctime.
       expect(ns(mtime, mtimeNs)).toBeLessThanOrEqual(ns(ctime, ctimeNs));
       expect(ns(atime, atimeNs)).toBeLessThanOrEqual(ns(ctime, ctimeNs));
     };

@@ -31,15 +31,15 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
       for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
       said.push(await user.sync(file));
       expect(said).toContain('ENOSPC');
-      // Nothing is left that a successor could send once more, and fail with.
+      // Nothing is left that a successor could resend and fail with.
       expect(await user.sync(file)).toBe('ok');
       await afterLastAnswer(mount, 'first');
       await mounts[replace]();
       const later = await user.open(path);
       expect([await user.sync(later), await user.sync(other), await user.sync(other)]).toEqual(['ok', 'ENOSPC', 'ok']);
-      // Once more: nobody knows what its predecessor has told to whom.
+      // Reported again: the successor does not know who was told.
       expect([await user.sync(file), await user.sync(file)]).toEqual(['ENOSPC', 'ok']);
-      // Everybody knows.
+      // All were told.
       await afterLastAnswer(mount, 'second');
       await mounts[replace]();
       for (const each of [file, other, later])
@@ -61,7 +61,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
     if (said === 'ok') said = await user.sync(file);
     expect(said).toBe('ENOSPC');
     await eventually(mounts.whole, ({ takeovers }) => takeovers === 1);
-    // The successor handles the answered request again. Nobody gets that answer, so it must not count as reported.
+    // The successor handles the answered request again. Its answer reaches no process, so it must not count as
+    // reported.
     expect([await user.sync(file), await user.sync(file), await user.close(file)]).toEqual(['ENOSPC', 'ok', 'ok']);
     await run('umount', [mount.at]);
   });
@@ -76,7 +77,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
     for (let i = 0; i < 8; i++) said.push(await user.write(file, i * mebibyte, mebibyte, 'x'));
     said.push(await user.close(file));
     expect(said).toContain('ENOSPC');
-    // Who only reads was not told, and does not ask.
+    // A reader was not told and does not ask.
     expect(await user.close(reader)).toBe('ok');
     await mounts.killDataPath();
     const next = await user.open(path);
@@ -133,14 +134,15 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
 });
 
 /**
- * A data path that is killed right after it answered an fsync may not have recorded that: its successor handles the request again, and nobody gets
- * that answer. A later request that is sent to the server is answered only after the record of all earlier answers.
+ * A data path killed right after it answered an fsync may not have recorded that: its successor handles the request
+ * again, and no process gets that answer. A later request to the server is answered only after all earlier answers were
+ * recorded.
  */
 async function afterLastAnswer(mount: KeptMount, newName: string): Promise<void> {
   await expect(stat(mount.on(newName))).rejects.toThrow('ENOENT');
 }
 
-/** More than there is room for, and then waits for the end of it. */
+/** Writes more than fits, then waits for the result. */
 const writes = `
 import os, sys
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)

@@ -20,7 +20,7 @@ import type { Nodes } from './ports.ts';
 
 const run = promisify(execFile);
 
-/** For a mount without a journal of its requests: none comes again. */
+/** For a mount without a journal of requests: none is resent. */
 const withoutPlaces = (nodes: Nodes): Nodes => ({
   ...nodes,
   addLookup: (handle) => nodes.addLookup(handle),
@@ -67,7 +67,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', ()
     mkdirSync(it.on('sub'));
     const { mount, table } = await mounted(100_000);
     const path = (name: string): string => join(mount.at, name);
-    // Somebody is in it, and has something open. Not this process: it could not start others then.
+    // Another process has its cwd in it and a file open. Not this one: it could not start processes then.
     const script = 'cd "$1"; exec 3<"$2"; echo ready; read line; pwd; cat <&3';
     const inside = run('sh', ['-c', script, 'sh', path('sub'), path('file-0')], { timeout: 60_000 });
     await once(inside.child.stdout ?? expect.fail(), 'data');
@@ -113,7 +113,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', ()
     await expect(fs.writeFile(path('new'), 'x')).rejects.toMatchObject({ code: 'ENOMEM' });
     await expect(fs.mkdir(path('new'))).rejects.toMatchObject({ code: 'ENOMEM' });
     await expect(fs.stat(it.on('new'))).rejects.toMatchObject({ code: 'ENOENT' });
-    // Names alone can still be listed, and what is open is used.
+    // Names can still be listed, and open files used.
     expect(await fs.readdir(mount.at)).toHaveLength(names.length);
     for (const [i, one] of held.entries()) expect(await one.readFile('utf8')).toBe(names[i]);
     for (const one of held.splice(0)) await one.close();

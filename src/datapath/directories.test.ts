@@ -27,7 +27,7 @@ function serving(nfs: Partial<NfsClient>) {
     ...{ clock: systemClock(), notify: () => undefined, options: { identity: asCaller, softMs: 1_000 } },
   }) as Operations;
 
-  /** Reads on from a position, so many at once. */
+  /** Reads on from a position, `most` entries at once. */
   async function read(
     fh: number,
     offset: bigint,
@@ -60,7 +60,7 @@ function serving(nfs: Partial<NfsClient>) {
   return { operations, read, list };
 }
 
-/** Two entries a page. */
+/** Two entries per page. */
 const paged = (names: readonly string[], { cookie, verifier }: ReaddirArgs, started = 1) => {
   const from = cookie === 0n ? 0 : Number(cookie) - started * 100;
   const entries = names.slice(from, from + 2).map((name, i) => entry(name, started * 100 + from + i + 1));
@@ -82,7 +82,7 @@ describe('reading a directory', () => {
     await read(fh, first.offset, 2);
     expect((await read(fh, first.offset, 2)).names).toEqual(['a', 'b']);
     expect((await read(fh, 0n, 2)).names).toEqual(['.', '..']);
-    // Of a directory that a predecessor opened nothing is known.
+    // Nothing is known of a directory opened by a predecessor.
     expect((await read(4711, first.offset, 1)).names).toEqual(['a']);
   });
 

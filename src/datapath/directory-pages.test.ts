@@ -15,7 +15,7 @@ const run = promisify(execFile);
 describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a loop', () => {
   const it = exportedByGanesha();
 
-  /** It never says that this was the end. `again`: the entry after which it begins again. */
+  /** Never returns eof. `again`: the entry at which it starts over. */
   function circling(nfs: NfsClient, again: number): NfsClient {
     return {
       ...nfs,
@@ -59,7 +59,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that can never continue a li
   const it = exportedByGanesha();
   let calls = 0;
 
-  /** The first few names, and then it has forgotten where it was. */
+  /** Returns the first few names, then rejects every cookie. */
   const forgetting: NfsClient['readdirplus'] = async (args, options) => {
     calls++;
     if (args.cookie !== 0n) throw new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);

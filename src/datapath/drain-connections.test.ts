@@ -7,7 +7,9 @@ import { drainConnections } from './drain-connections.ts';
 
 const never = new AbortController().signal;
 
-/** A connection whose client is gone, but for a copy of its descriptor. What it had sent may not have been read yet. */
+/**
+ * A connection whose client is gone, except for a copy of its descriptor. The server may not have read all data yet.
+ */
 async function leftBehind(sent: string) {
   const server = createServer({ allowHalfOpen: true, pauseOnConnect: true });
   server.listen(0, '127.0.0.1');

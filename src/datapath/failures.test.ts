@@ -117,7 +117,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   test('signals that a program handles do not interrupt its calls', async () => {
     using ground = createGround();
     await using on = await mounted(ground, { cacheMs: 0 });
-    // Without SA_RESTART, so that a call which was interrupted would fail.
+    // Without SA_RESTART, so that an interrupted call fails.
     const script = `
       use POSIX; use Time::HiRes qw(setitimer ITIMER_REAL time);
       my $count = 0;
@@ -137,7 +137,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(on.mount.faults).toEqual([]);
   });
 
-  /** Another process with the file open. Not this one: it serves the mount, and cannot start processes then. */
+  /** Another process has the file open. Not this one: it serves the mount and could not start processes then. */
   function holder(path: string) {
     const script = `
       use Fcntl; use IO::Handle; use POSIX ();
@@ -180,7 +180,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     await using one = holder(on.path('file'));
     expect(await one.isOpen).toBe('open');
     expect([await one.does('write'), await one.does('write')]).toEqual(['ok', 'ok']);
-    // Its verifier is the second that it was started in.
+    // The server's verifier is the second of its start.
     await sleep(1_100);
     await it.server.restart();
     expect([await one.does('write'), await one.does('sync')]).toEqual(['ok', 'ok']);
@@ -210,7 +210,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     await using later = holder(path);
     expect(await later.isOpen).toBe('open');
     expect(await later.does('sync')).toBe('ok');
-    // By the next write, and by the close.
+    // Reported by the next write and by close.
     isFull = true;
     expect(await one.does('write')).toBe('ok');
     await expect.poll(() => one.does('write')).toBe(full);
@@ -219,7 +219,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 });
 
-/** All handles but the root's have a number in front of them; with another number they are others. */
+/** All handles except the root's have a prefix; changing it makes them stale. */
 function renumbered(nfs: NfsClient, root: FileHandle, number: () => number): NfsClient {
   const shown = (handle: FileHandle): FileHandle => Uint8Array.from([number(), ...handle]);
   const real = (handle: FileHandle): FileHandle => {

@@ -96,7 +96,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     await fs.rename(path('a/one'), path('three'));
     expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
     await expect(fs.stat(path('a/one'))).rejects.toThrow('ENOENT');
-    // Two names of one file: POSIX wants that nothing happens.
+    // Two links of one file: POSIX requires that nothing happens.
     await fs.rename(path('three'), path('a/b/two'));
     expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
     await expect(fs.rmdir(path('a'))).rejects.toThrow('ENOTEMPTY');
@@ -196,7 +196,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     asked.length = 0;
     for (let i = 0; i < 50; i++) expect((await fs.stat(join(mount.at, `file-${i}`))).size).toBe(1);
     expect(asked).toEqual([]);
-    // Our own changes do not make it doubtful.
+    // Own changes do not expire the cache.
     await fs.unlink(join(mount.at, 'file-3'));
     await fs.writeFile(join(mount.at, 'new'), '');
     asked.length = 0;
@@ -235,7 +235,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', 
     expect((await fs.readFile(path('file'))).equals(data)).toBe(true);
     writeFileSync(it.on('other'), 'seen at once');
     expect(await fs.readFile(path('other'), 'utf8')).toBe('seen at once');
-    // By another client: the server itself does not look at its disk again at once.
+    // Through another client: the server does not look at its disk again at once.
     const { handle } = await it.nfs.lookup(it.directory, 'other');
     await it.nfs.setattr(handle, { size: 17 });
     expect((await fs.stat(path('other'))).size).toBe(17);

@@ -45,7 +45,7 @@ describe('the credential of a call', () => {
     expect(of(user, access.list, object(0o775, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.search, object(0o771, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.none, object(0o770, 0, 2000))).toEqual(sent(1000, 1000));
-    // A program that may only be run is read, too.
+    // An execute-only program is also read.
     expect(of(user, access.read, object(0o710, 0, 2000))).toEqual(sent(1000, 1000, 2000));
   });
 
@@ -63,7 +63,7 @@ describe('the credential of a call', () => {
   });
 });
 
-/** As a user with groups. */
+/** Runs as a user with groups. */
 const as = (uid: number, groups: string, script: string, ...args: readonly string[]) =>
   run('setpriv', [
     ...['--reuid', `${uid}`, '--regid', `${uid}`, ...(groups === '' ? ['--clear-groups'] : ['--groups', groups])],
@@ -151,7 +151,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       rename: 'mv "$1/file" "$1/new"',
     };
 
-    /** As others know it before, and as it becomes. */
+    /** The rights before and after the change. */
     interface Change {
       readonly mode: number;
       readonly uid?: number;
@@ -178,7 +178,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
         ({ stderr }: { stderr: string }) => /Permission denied|Stale file handle/.exec(stderr)?.[0] ?? stderr,
       );
 
-    /** What becomes of each when the user does it, who could do it before; and when he tries again what failed. */
+    /** The result of each operation for a user who was permitted before, and of a retry. */
     async function tried(kind: 'file' | 'directory', change: Change, groups: string) {
       using ground = createGround();
       const scripts: Readonly<Record<string, string>> = kind === 'file' ? ofFiles : ofDirectories;
@@ -188,7 +188,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       for (const [what, script] of Object.entries(scripts)) {
         const path = join(mount.at, what);
         await as(1000, groups, kind === 'file' ? 'cat "$1"' : 'cat "$1/file"', path);
-        // Through the server, which has a cache of its own.
+        // Through the server, because it has its own cache.
         const { handle } = await it.nfs.lookup(it.directory, what);
         await it.nfs.setattr(handle, change.becomes);
         const found = await attempt(groups, script, path);
@@ -201,7 +201,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
 
     const all = (scripts: Readonly<Record<string, string>>, how: string) =>
       Object.fromEntries(Object.keys(scripts).map((what) => [what, how]));
-    /** The kernel does not look again of itself for these. */
+    /** For these, the kernel does not look again by itself. */
     const stale = expect.stringMatching(/^(Permission denied|Stale file handle)$/);
 
     const lost: readonly (readonly [string, Change, string])[] = [

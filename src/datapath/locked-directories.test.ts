@@ -13,7 +13,7 @@ const nothing: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, at
 describe('locked directories', () => {
   let clock: FakeClock;
   let lockedDirectories: LockedDirectories;
-  /** Of operations under way. */
+  /** Pending operations. */
   let answers: PromiseWithResolvers<never>[];
   let operations: Partial<Operations>;
 
@@ -130,7 +130,7 @@ describe('locked directories', () => {
       told.splice(0);
       places.clear();
       lost.clear();
-      // Names a to h, by turns in two directories; c is a directory itself, and d is open.
+      // Names a to h, alternating between two directories; c is a directory, and d is open.
       for (const [i, key] of [...'abcdefgh'].entries())
         places.set(10 + i, { id: 10 + i, parent: 5 + (i % 2), key, isDirectory: key === 'c' });
     });

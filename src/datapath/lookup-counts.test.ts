@@ -16,7 +16,7 @@ const name = (text: string): Buffer => Buffer.from(text);
 describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not answered, and is resent', () => {
   const it = exportedByGanesha();
 
-  /** The real journal, and processes that use it one after the other. */
+  /** The real journal, and successive processes that use it. */
   function journal() {
     const fd = createJournal(4);
     const opened: Disposable[] = [];

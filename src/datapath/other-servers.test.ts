@@ -15,7 +15,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 
 const run = promisify(execFile);
 
-/** What any server can do, however odd it is. */
+/** Operations that every server supports. */
 async function exercise(mount: NfsMount): Promise<void> {
   const path = (name: string): string => join(mount.at, name);
   const data = randomBytes(3_000_000);

@@ -15,11 +15,11 @@ import { type FileSystemParts, openFileSystem } from './file-system.ts';
 const root = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const hidden = expect.stringMatching(/^\.nfs[0-9a-f]{24}$/);
-/** All that can go on without an answer of the server has gone on. */
+/** Waits until everything that does not need the server's answer is done. */
 const asFarAsItGets = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 interface Gate {
-  /** How often a call came there. */
+  /** Counts calls at the server. */
   calls: number;
   open(): void;
 }
@@ -27,7 +27,7 @@ interface Gate {
 describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
   const it = exportedByGanesha();
 
-  /** Names are relied on for long: what a name means is not asked for then. */
+  /** Long cache time, so that names are not requested. */
   function mount(parts: Partial<FileSystemParts> = {}) {
     const nfs: NfsClient = { ...it.nfs };
     const clock = parts.clock ?? systemClock();
@@ -42,7 +42,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
       ...{ uid: 0, gid: 0, pid: 1, place: ++places, resent: false, signal },
     });
 
-    /** Calls of this kind wait until it is opened; or what they are answered does. */
+    /** Blocks calls of this kind, or their answers, until opened. */
     function gate(procedure: 'remove' | 'rename' | 'write', what: 'calls' | 'answers' = 'calls'): Gate {
       const { promise, resolve } = Promise.withResolvers<void>();
       const made: Gate = { calls: 0, open: resolve };
@@ -79,7 +79,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
 
     const close = (file: number, fh: number) => on.release(file, { fh, unlock: undefined }, request());
 
-    /** A directory with a file in it, which is opened, and removed. */
+    /** A directory with a file that is opened and removed. */
     async function removed() {
       mkdirSync(it.on('directory'));
       writeFileSync(it.on('directory/file'), 'x');
@@ -100,7 +100,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const removal = gate('remove');
     const closed = close();
     const listed = list(directory);
-    // Another directory has nothing to do with it.
+    // Another directory is not affected.
     expect(await list(root)).toEqual(['directory']);
     expect(removal.calls).toBe(1);
     removal.open();
@@ -234,7 +234,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const unlinked = on.unlink(root, name('file'), request());
     await asFarAsItGets();
     const closed = close(file, fh);
-    // The server has answered whatever it was asked.
+    // Waits until the server has answered every call.
     for (const text of ['1', '2', '3']) await look(root, text);
     expect([hiding.calls, removal.calls]).toEqual([1, 0]);
     hiding.open();

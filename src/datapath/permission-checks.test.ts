@@ -19,7 +19,7 @@ import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 
 const run = promisify(execFile);
 
-/** Those whom an engine that remaps users makes of its root and of somebody else, and others of this machine. */
+/** Root and another user as remapped by an engine with user namespaces, and users of this machine. */
 const callers = [
   ['root', 0],
   ['an ordinary user', 1001],
@@ -38,7 +38,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'perl'))('a mount whose users a
   let ground: Ground;
   let mount: NfsMount;
 
-  /** On the server. */
+  /** The owner on the server. */
   function place(name: string, content: string, mode: number, owner = 1000): void {
     writeFileSync(it.on(name), content);
     chownSync(it.on(name), owner, owner);

@@ -26,7 +26,7 @@ interface Told {
   readonly ended: string[];
 }
 
-/** A program without mounts, and what it says. `open` is a device from which nothing ever comes. */
+/** A program without mounts, and its reports. `open` returns a device that never delivers a request. */
 async function started() {
   const ground = createGround();
   const device = join(ground.folder, 'device');
@@ -72,7 +72,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
       return queryObjects(Map, { format: 'count' });
     };
     const before = await comeAndGo(5);
-    // A file system has more than ten.
+    // A file system references more than ten.
     expect((await comeAndGo(20)) - before).toBeLessThan(20);
   });
 
@@ -82,7 +82,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     const fd = open();
     const adding = program.add({ id: 'one', spec, fd });
     program.remove('one');
-    // The next of that name comes after it.
+    // A later mount with the same id.
     const again = open();
     const addingAgain = program.add({ id: 'one', spec, fd: again });
     await Promise.all([adding, addingAgain]);
@@ -105,7 +105,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     ]);
     expect(told.unserved).toEqual(['bad']);
     expect([isOpen(good), isOpen(bad)]).toEqual([true, false]);
-    // Another program, to which the keeper may go back, finds it as it was.
+    // Another program, to which the keeper may return, finds it unchanged.
     expect(rows().toSorted()).toEqual(['bad', 'good']);
     program.remove('bad');
     expect(rows()).toEqual(['good']);
@@ -130,7 +130,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     await program.stop();
     const left = (): unknown => createRequests(openJournal(journal)).left();
     expect(left()).toMatchObject([{ outlived: 1 }]);
-    // Nobody told this one to stop.
+    // This process was not told to stop.
     expect(left()).toMatchObject([{ outlived: 2 }]);
     program.remove('one');
   });
@@ -145,7 +145,7 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     slot.buffer.fill(0, 0, inHeaderSize + 40);
     slot.view.setUint32(0, inHeaderSize + 40, true);
     slot.view.setUint32(4, opcode.write, true);
-    // It says that it has data which it has not.
+    // Its header claims more data than it has.
     slot.view.setUint32(inHeaderSize + 16, 100, true);
     const { place } = requests.take(0, slot, inHeaderSize + 40) ?? expect.fail();
     requests.behind(place);

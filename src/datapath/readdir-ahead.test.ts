@@ -21,7 +21,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
   const it = exportedByGanesha();
   const nameOf = (i: number): string => `file ${i}`;
 
-  /** A mount of a directory with so many files, each as long as its number; and what the server is asked for. */
+  /** A mount of a directory with `count` files, each as long as its number, and the calls that the server gets. */
   async function mounted(
     folder: string,
     files: number,
@@ -60,7 +60,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
 
   test('are listed ahead: few are requested from the server, and each is correct', async () => {
     using ground = createGround();
-    // However slowly this machine asks.
+    // However slow this machine is.
     await using mount = await mounted(ground.folder, 1500, { cacheMs: 60_000 });
     for (let i = 0; i < 1500; i++) expect(await mount.sizeOf(i)).toBe(i % 1000);
     expect(mount.asked.lookups).toBeLessThan(500);
@@ -74,7 +74,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     for (let i = 0; i < 10; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
     expect(mount.asked.listed).toBe(0);
     for (let i = 10; i < 40; i++) expect(await mount.sizeOf(i * 100)).toBe((i * 100) % 1000);
-    // A page may be larger than what is still to be listed.
+    // A page may exceed what is left to list.
     expect(mount.asked.listed).toBeLessThan(40 * 32 + 1000);
   });
 
@@ -108,10 +108,10 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     expect(mount.faults).toEqual([]);
   });
 
-  /** The same directory as another node has it; it knows nothing of it yet. */
+  /** The same directory on another node, with an empty cache. */
   const elsewhere = (folder: string, root: FileHandle) => mountNfs(join(folder, 'other'), { nfs: it.nfs, root });
 
-  /** What was listed of a directory that has just changed is relied on for a second; so long, and a little. */
+  /** A listing of a recently changed directory is cached for a second; wait a little longer. */
   const soon = { timeout: 4_000, interval: 50 };
 
   test('show changes by another node as soon as without listing ahead', async () => {
@@ -121,13 +121,13 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
     const there = (i: number): string => join(other.at, nameOf(i));
     for (let i = 0; i < 40; i++) await mount.sizeOf(i);
     await expect.poll(() => mount.asked.listed).toBeGreaterThan(500);
-    // None of these has been asked for.
+    // None of these was looked up.
     await fs.writeFile(there(501), 'in its place');
     await fs.rm(there(502));
     await fs.writeFile(join(other.at, 'new'), 'another one');
     await fs.rename(join(other.at, 'new'), there(503));
     await fs.writeFile(join(other.at, 'more'), 'more');
-    // Who opens it sees what was written before it was closed, at once.
+    // An open shows what was written before the close at once.
     expect(await fs.readFile(join(mount.at, nameOf(501)), 'utf8')).toBe('in its place');
     const sizeOf = (i: number): Promise<number> => mount.sizeOf(i).catch(() => -1);
     await expect.poll(() => sizeOf(501), soon).toBe('in its place'.length);
@@ -147,7 +147,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
         () => true,
         () => false,
       );
-    // Each part is on its way when something of it goes, and something comes that it does not tell of.
+    // Each part is in flight when some of its entries are removed and new ones are created.
     let parts = 0;
     between = async () => {
       const part = parts++;
@@ -172,7 +172,7 @@ describe('the credential of a listing ahead', () => {
   };
 
   test.each([
-    // Whoever is not in the group looks names up, too: the kernel did not see whether he is.
+    // Others may look names up, too: the kernel did not check for the group.
     { mode: 0o751, text: 'rwxr-x--x', groups: [] },
     { mode: 0o750, text: 'rwxr-x---', groups: [2000] },
     { mode: 0o755, text: 'rwxr-xr-x', groups: [] },
@@ -205,7 +205,7 @@ describe('the limits of listing ahead', () => {
   const pageLength = 500;
   const request = {} as Request;
 
-  /** Of directories without end. */
+  /** Endless directories. */
   function listing() {
     const clock = createFakeClock();
     let listed = 0;

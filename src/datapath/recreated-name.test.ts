@@ -9,23 +9,23 @@ import { run } from '#testing/workloads.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
 
-/** Of NFS version 3. */
+/** NFSv3 procedure. */
 const procedure = { create: 8, mkdir: 9, symlink: 10, remove: 12, rmdir: 13, rename: 14, link: 15 } as const;
 
 interface Case {
   readonly procedure: number;
-  /** What is there before. */
+  /** The initial files. */
   put(on: Folder): Promise<unknown> | undefined;
   readonly script: string;
-  /** What somebody else does after the server has done what it was asked for. */
+  /** Another client's change after the server has executed the call. */
   meanwhile(on: Folder): Promise<unknown> | undefined;
-  /** What the application is told; '' that it was done. */
+  /** The error that the application gets; '' for success. */
   readonly told: string;
-  /** What is there in the end: names, and what is in them. */
+  /** The final names and contents. */
   readonly left: Readonly<Record<string, string>>;
 }
 
-/** Through the server: it has a cache of its own. */
+/** Through the server, because it has its own cache. */
 interface Folder {
   make(name: string, text?: string): Promise<void>;
   makeDirectory(name: string, inside?: string): Promise<void>;
@@ -142,8 +142,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('a name recreated before an ol
   const it = exportedByGanesha();
 
   /**
-   * The server has done each of them, its answers never came, and the data path is killed. Before the next one gets to it,
-   * somebody else has given the same name to something of his own.
+   * The server executed each call, the replies were lost, and the data path is killed. Before the successor resends,
+   * another client recreates the same name.
    */
   test('is left unchanged', { timeout: 60_000 }, async () => {
     await using mounts = await keepMounts();

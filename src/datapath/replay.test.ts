@@ -19,7 +19,7 @@ const place = 7;
 describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   const it = exportedByGanesha();
 
-  /** What outlives processes, and processes that use it. */
+  /** What outlives processes, and the processes that use it. */
   function mount() {
     const nodes = createMemoryNodes(it.directory);
     const proofs = createMemoryProofs();
@@ -34,7 +34,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     ...{ uid: 0, gid: 0, pid: 1, place: at, resent: true, signal: new AbortController().signal },
   });
 
-  /** The process dies when it is about to send such a call. */
+  /** The process dies just before it sends such a call. */
   const dyingAt = (procedure: keyof NfsClient): NfsClient => ({
     ...it.nfs,
     [procedure]: () => Promise.reject(new RpcError('died', { failure: 'canceled' })),
@@ -70,7 +70,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
         (answer as { entry?: { node: number }; node: number }).entry?.node ?? (answer as { node: number }).node;
       expect(node(again)).toBe(node(first));
       expect(statSync(it.on('made'), { throwIfNoEntry: false })?.ino ?? 0).toBe(ino);
-      // Another request is told that it is there.
+      // Another request gets EEXIST.
       proofs.clear(place);
       await expect(make(process())).rejects.toThrow('EEXIST');
     });
@@ -91,7 +91,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     });
   });
 
-  /** As a server that gives new files the time that they are made at, whatever it is told. */
+  /** Like a server that ignores given times for new files. */
   const keepingNoTime = (): NfsClient => ({
     ...it.nfs,
     create: (directory, file, how, options) => {
@@ -140,7 +140,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('on a server that keeps only modification times', () => {
-    /** As go-nfs. */
+    /** Like go-nfs. */
     const keepingNoAccess = (): NfsClient => ({
       ...it.nfs,
       create: (directory, file, how, options) =>
@@ -181,7 +181,10 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   });
 
   describe('on a server that caches another time than is on its disk', () => {
-    /** As when somebody looks the name up while it is made: nfs-ganesha then tells for a minute what it saw in between. */
+    /**
+     * As after a lookup of the name during its creation: nfs-ganesha then returns the intermediate attributes for a
+     * minute.
+     */
     async function rememberOtherTime(): Promise<void> {
       const { atimeNs } = statSync(it.on('made'), { bigint: true });
       const { handle } = await it.nfs.lookup(it.directory, 'made');
@@ -332,7 +335,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       writeFileSync(it.on('from'), 'moved');
       const { process } = mount();
       await rename(process());
-      // By way of the server, which has a cache of its own.
+      // Through the server, because it has its own cache.
       const { directory } = it;
       await it.nfs.rename({ directory, name: 'to' }, { directory, name: 'elsewhere' });
       await rename(process());
@@ -348,7 +351,7 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
       await on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
     const changes = ['link', 'rename', 'remove'] as const;
 
-    /** The process is killed at its nth change: before the server has it, or when it is done and before it is known. */
+    /** The process is killed at its nth change: before the server has it, or after the server executed it. */
     function killedAt(nth: number, when: string): { readonly nfs: NfsClient; readonly killed: Promise<void> } {
       const { promise: killed, resolve } = Promise.withResolvers<void>();
       let count = 0;

@@ -35,9 +35,9 @@ const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
 interface Started {
   readonly child: ChildProcess;
-  /** By the one before. */
+  /** By the predecessor. */
   readonly left: number;
-  /** It has read something; or has ended. */
+  /** It has read a request or has exited. */
   readonly busy: Promise<unknown>;
 }
 
@@ -52,7 +52,7 @@ async function mountAt(at: string): Promise<number> {
   return fuse;
 }
 
-/** Mounted, and served by a process that can be killed and followed by another. */
+/** A mount served by a process that can be killed and succeeded by another. */
 async function mounted(at: string) {
   const fuse = await mountAt(at);
   const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
@@ -80,14 +80,14 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
   return length;
 };
 
-/** Nobody has anything to tell. */
+/** No callbacks expected. */
 const untold = {
   ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
   onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
 };
 
 describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
-  /** A device that nobody uses, and two requests. */
+  /** An unused device and two requests. */
   function left() {
     const ground = createGround();
     const device = join(ground.folder, 'device');
@@ -108,7 +108,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     before.take(0, armed, inHeaderSize + 8);
     const requests = createRequests(openJournal(journal));
     const [one, other, interrupt] = requests.left();
-    /** The number of the request, and the error. */
+    /** The request's unique id and the error. */
     const answer = (): readonly [number, number] => {
       const bytes = Buffer.alloc(64);
       expect(readSync(answers, bytes)).toBe(16);
@@ -163,7 +163,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(begun).toBe(0);
     clock.advance(1_000);
     expect(begun).toBe(1);
-    // The kernel says so now, or has said so to a predecessor.
+    // The kernel reports the interrupt now, or reported it to a predecessor.
     for (const isKnown of [false, true]) {
       const { fd, requests, one, interrupt, answer } = suspected();
       const given = isKnown ? [{ ...one, isInterrupted: true }] : [one, interrupt];
@@ -197,7 +197,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     });
     served[Symbol.dispose]();
     expect(signals.map(({ aborted }) => aborted)).toEqual([true, true]);
-    // Nor are they to blame if this process ends.
+    // They are not blamed if this process dies.
     expect(over).toEqual([one.place, other.place]);
     requests.freeAll(0);
     const take = (unique: number): number => {
@@ -223,7 +223,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
       left: [{ ...other, outlived: 10 }],
     });
-    // Before the answer: a crash in between must not lose it.
+    // Counted before the answer: a crash in between must not lose it.
     expect(counted).toEqual([[1, other.place, 3]]);
     expect(answer()).toEqual([2, -5]);
   });
@@ -299,7 +299,7 @@ test.skipIf(needs('linux'))(
     using opened = new DisposableStack();
     const journal = createJournal();
     opened.defer(() => closeSync(journal));
-    // Pages that nobody touches are not needed here.
+    // Untouched pages need no memory here.
     const requests = createRequests({ ...openJournal(journal), populate: () => undefined });
     const paused = new Set<() => void>();
     const waiting: number[] = [];
@@ -344,7 +344,7 @@ test.skipIf(needs('linux'))(
   'a request for which the predecessor had no room is answered when there is some',
   async () => {
     using ground = createGround();
-    // Nothing ever comes from it, as from the device of a mount that nobody uses.
+    // It never delivers a request, like the device of an unused mount.
     const device = join(ground.folder, 'device');
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
@@ -436,7 +436,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
-    // Kills alone do not count: there may be nothing under way yet.
+    // Kills alone do not count: no request may be in flight.
     const enough = 12;
     let restored = 0;
     const serve = async (): Promise<Started> => {
@@ -472,7 +472,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     work.catch(() => undefined);
     while (!isDone && restored < enough) {
       await Promise.race([server.busy, work]);
-      // Anywhere in what it does.
+      // At any point of its work.
       await delay(Math.random() * 20);
       await kill();
       server = await serve();

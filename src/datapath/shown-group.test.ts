@@ -7,12 +7,12 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 
-// What Kubernetes' fsGroup asks for, where everybody is one user on the server: nothing there is given to anybody.
+// Kubernetes' fsGroup on a volume whose users are all one user on the server: nothing is chowned there.
 
 const run = promisify(execFile);
 const group = 2000;
 
-/** As a container of a pod with that fsGroup runs its processes. */
+/** Runs like a container of a pod with that fsGroup. */
 const as = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
   const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`];
   return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;

@@ -30,10 +30,10 @@ const at = (text: string) => ({ parent: root, name: name(text) });
 const hidden = expect.stringMatching(/^\.nfs[0-9a-f]{24}$/);
 
 interface Gate {
-  /** How often a call came there. */
+  /** Counts calls at the server. */
   calls: number;
   open(): void;
-  /** Calls are refused from now on, instead of being done. */
+  /** The server refuses calls from now on. */
   refuse(status: number): void;
 }
 
@@ -53,7 +53,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       ...{ uid, gid: uid, pid: ++places, place: places, resent: false, signal },
     });
 
-    /** As a client does: it gives a call up when it is told to, or has waited enough. The server may do it all the same. */
+    /** Like a real client: it gives a call up on abort or timeout. The server may still execute it. */
     function given<R>(answer: Promise<R>, { signal, deadlineMs = Number.POSITIVE_INFINITY }: CallOptions): Promise<R> {
       const { promise, reject } = Promise.withResolvers<never>();
       const giveUp = (failure: 'canceled' | 'deadline') => () =>
@@ -63,7 +63,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       return Promise.race([answer, promise]);
     }
 
-    /** Calls of this kind wait until it is opened; or what they are answered does. */
+    /** Blocks calls of this kind, or their answers, until opened. */
     function gate(procedure: 'remove' | 'rename' | 'link' | 'getattr', what: 'calls' | 'answers' = 'calls'): Gate {
       const { promise, resolve } = Promise.withResolvers<number | undefined>();
       const made: Gate = { calls: 0, open: () => resolve(undefined), refuse: resolve };
@@ -93,7 +93,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
         const { buffer, length } = await on.read(file, { fh, offset: 0, size: 10 } as never, request());
         return buffer.toString('latin1', outHeaderSize, outHeaderSize + length);
       },
-      /** The server has answered whatever it was asked before. */
+      /** Waits until the server has answered every earlier call. */
       settled: async () => {
         for (let i = 0; i < 4; i++) await it.nfs.fsstat(it.directory);
       },
@@ -103,7 +103,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
 
   type Mount = ReturnType<typeof mount>;
 
-  /** Two ways to take its name away from `file`. */
+  /** Two ways to remove the name `file`. */
   const ways: readonly { way: string; left: string[]; take: (m: Mount, signal?: AbortSignal) => Promise<void> }[] = [
     {
       way: 'removed',
@@ -222,7 +222,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
     interrupt.abort();
     for (let i = 0; i < 12; i++) clock.advance(250);
     await ended;
-    // Nor does anybody else ever see neither.
+    // No other client ever sees the name absent.
     expect(mounted.list()).toEqual([hidden, 'file', 'new']);
     moving.open();
     await expect.poll(() => mounted.list()).toEqual([hidden, 'file']);
@@ -255,7 +255,7 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
     hiding.open();
     await expect.poll(() => list()).toEqual([hidden, ...how.left]);
     if (how.way === 'replaced') expect(readFileSync(it.on('file'), 'utf8')).toBe('new');
-    // What it means is known under the right name, too.
+    // The cache has the right object for the name, too.
     await expect.poll(() => look(root, how.way === 'removed' ? 'file' : 'new')).toBe(0);
   });
 

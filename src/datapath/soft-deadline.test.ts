@@ -5,7 +5,7 @@ import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import { withSoftDeadline } from './soft-deadline.ts';
 import { unlessAborted } from './unless-aborted.ts';
 
-/** A file system that never answers, but lets go whoever was interrupted. */
+/** A file system that never answers, but ends interrupted requests. */
 function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
   const clock = createFakeClock();
   const statfs = (_node: number, { signal }: Request): Promise<Statfs> =>

@@ -5,10 +5,10 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { run } from '#testing/workloads.ts';
 
-/** What a name means is relied on for a second. */
+/** Names are cached for a second. */
 const soon = { timeout: 10_000, interval: 50 };
 
-/** Each with a keeper, a data path and a journal of its own, as two machines have. */
+/** Each node has its own keeper, data path and journal, like two machines. */
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
   let nodes: readonly [KeptMounts, KeptMounts];
@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
   const b = (name: string): string => mounts[1].on(name);
 
   let kills = 0;
-  /** By turns; the data path of one of them is killed meanwhile. */
+  /** Alternately; one node's data path is killed meanwhile. */
   async function byTurns(often: number, each: (i: number, here: KeptMount, there: KeptMount) => Promise<void>) {
     for (let i = 0; i < often; i++) {
       const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
@@ -82,11 +82,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  /** Node has no name for it. */
+  /** Node has no constant for it. */
   const named = ({ errno, code }: { readonly errno: number; readonly code: string }): string =>
     errno === -116 ? 'ESTALE' : code;
 
-  /** What somebody reads through a file that he opened before. */
+  /** Reads through a file that is already open. */
   const readAll = async (file: fs.FileHandle, length: number): Promise<string> => {
     const { buffer, bytesRead } = await file.read(Buffer.alloc(length), 0, length, 0);
     return buffer.subarray(0, bytesRead).toString();
@@ -105,7 +105,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
       expect(found === old || found === 'ESTALE').toBe(true);
     }
     await expect.poll(async () => (await fs.readFile(b('file'), 'utf8')) === young, soon).toBe(true);
-    // Nobody on the node of whoever replaced it had it open, so it has no hidden name.
+    // No process on the replacing node had it open, so it has no hidden name.
     expect(await fs.readdir(it.folder)).toEqual(['file']);
   });
 
@@ -138,7 +138,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     expect(await readAll(reader, 100)).toBe('OLD');
     await expect.poll(() => fs.readFile(b('file'), 'utf8'), soon).toBe('the new one');
     await writer.close();
-    // The hidden name that it had meanwhile goes.
+    // Its temporary hidden name is removed.
     await expect.poll(() => fs.readdir(it.folder), soon).toEqual(['file']);
   });
 });

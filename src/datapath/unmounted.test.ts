@@ -15,7 +15,7 @@ import { createRequests } from './journal/requests.ts';
 import { createMountJournal } from './mount-journal.ts';
 
 describe('a mount that is removed while its server is silent', () => {
-  /** Every call waits until it is given up. */
+  /** Every call blocks until it is aborted. */
   function silent() {
     const given: CallOptions[] = [];
     const waits = (...args: readonly unknown[]): Promise<never> => {
@@ -69,7 +69,7 @@ describe('a mount that is removed while its server is silent', () => {
     expect(budget.used).toBeGreaterThan(0);
     end();
     expect(given.map(({ signal }) => signal?.aborted)).toEqual([true]);
-    // Others have the room.
+    // The memory is free for others.
     expect(budget.used).toBe(0);
     await nextTurn();
     expect([given.length, freed]).toEqual([1, []]);

@@ -7,7 +7,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { run } from '#testing/workloads.ts';
 
-/** Does each call and says how it ended: as JSON, by a name that the script gives it. */
+/** Makes each call and prints the results as JSON, by the names in the script. */
 const head = `
 import errno, json, os, sys
 at = sys.argv[1]
@@ -49,7 +49,7 @@ tried('list', os.listxattr, path)
         ['set', 'get', 'remove'].map((what) => [`${what} ${name}`, 'ENOTSUP']),
       ),
     );
-    // That there is no list is the other way to say it, of some kernels.
+    // Some kernels report that there is no list instead.
     const nothing = expect.stringMatching(/^(ENOTSUP|ENODATA)$/);
     const expected = { ...refused, list: 'ENOTSUP', 'get system.posix_acl_access': nothing };
     expect(await python(script, at)).toEqual(expected);
@@ -73,7 +73,7 @@ tried('list', os.listxattr, path)
         /not supported|unsupported/,
       );
     expect(readFileSync(it.on('file')).equals(data)).toBe(true);
-    // The library then writes: it is as long as it was promised, and what was there is there.
+    // The C library then writes zeros: the file has the promised length and keeps its data.
     const script = `
 file = os.open(os.path.join(at, 'file'), os.O_RDWR)
 tried('reserve', os.posix_fallocate, file, 0, 100_000)
@@ -109,7 +109,7 @@ os.close(file)
 
   test('copy_file_range is done by the kernel, and every byte is correct', async () => {
     const { at, on } = await mounted();
-    // Of what was just written, without being synced; into the middle of something; beyond its end; within one file.
+    // Copies recently written, unsynced data: into the middle of a file, beyond its end, and within one file.
     const script = `
 import random
 random.seed(7)
@@ -145,7 +145,7 @@ with open(os.path.join(at, 'other'), 'rb') as file: said['same when closed'] = f
       ...{ 'copied 0': true, 'copied 1': true, 'copied 2': true, 'same now': true, 'same when closed': true },
       ...{ within: 1_000_000, 'same within': true, overlapping: 'EINVAL' },
     });
-    // On the server's disk, too.
+    // The same on the server's disk.
     for (const name of ['one', 'other']) await run('cmp', [on(name), it.on(name)]);
     await run('cp', ['--reflink=auto', on('other'), on('copied')]);
     await run('cmp', [it.on('other'), it.on('copied')]);

@@ -21,7 +21,7 @@ import type { MountSpec } from './mount-spec.ts';
 const run = promisify(execFile);
 const mebibyte = 1024 * 1024;
 
-/** Of each size that the journal keeps in its own way, and some over others. */
+/** One write of each size class of the journal, some overlapping. */
 const pieces = [
   ...[
     [0, mebibyte],
@@ -61,14 +61,14 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     const file = await user.open(path);
     await ganesha.server.freeze();
     try {
-      // Nobody waits for the server.
+      // No write waits for the server.
       for (const { offset, size, letter } of pieces) expect(await user.write(file, offset, size, letter)).toBe('ok');
       await at.mounts.killDataPath();
       await at.mounts.killDataPath();
     } finally {
       ganesha.server.thaw();
     }
-    // Nothing was closed, or asked to be on the disk.
+    // No close and no fsync.
     const { stdout } = await run('cat', [path], { encoding: 'buffer', maxBuffer: 2 ** 24, timeout: 30_000 });
     expect(stdout.equals(written())).toBe(true);
     expect(readFileSync(join(at.folder, 'file')).equals(written())).toBe(true);
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     await using user = useFiles();
     const file = await user.open(at.mount.on('file'));
     for (const { offset, size, letter } of pieces.slice(0, 4)) await user.write(file, offset, size, letter);
-    // Its verifier is the second that it was started in.
+    // The server's verifier is the second of its start.
     await sleep(1_100);
     await ganesha.server.kill();
     for (const { offset, size, letter } of pieces.slice(4)) await user.write(file, offset, size, letter);
@@ -125,7 +125,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     timeout: 90_000,
   }, async () => {
     await using at = await mounted();
-    // Each round writes the whole file anew, in pieces of another size, until it is told to stop.
+    // Each round rewrites the whole file in pieces of another size, until told to stop.
     const script = `
       import os, select, sys, hashlib
       file = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR)
@@ -142,7 +142,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
       timeout: 80_000,
     });
     for (let i = 0; i < 4; i++) {
-      // Its verifier is the second that it was started in.
+      // The server's verifier is the second of its start.
       await sleep(1_100);
       await ganesha.server.restart();
     }
@@ -155,7 +155,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
 
   test('that exceed the memory make writers wait, without an error', { timeout: 90_000 }, async () => {
     await using at = await mounted();
-    // Each is too large for anything but a slot, and there are fewer of these.
+    // Each write needs a slot, and there are fewer slots.
     const script = `
       import os, sys, threading
       data = b'x' * 131072
@@ -180,7 +180,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     await ganesha.server.freeze();
     try {
       child.stdin?.write('\n');
-      // As many are answered as may be behind; the others fill the memory that there is, in a moment.
+      // As many are answered as the budget allows; the others fill the memory at once.
       await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - mostBehindOfMount / mebibyte);
       await sleep(1_000);
     } finally {
@@ -216,7 +216,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
   });
 });
 
-/** What is not committed lies in its memory only, which `restart` empties. */
+/** Uncommitted data are in memory only, which `restart` clears. */
 function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): void; disk: Promise<void> } {
   let verifier = 1n;
   let memory: (readonly [Parameters<NfsClient['write']>[0], number, Buffer])[] = [];
@@ -246,7 +246,7 @@ function forgetful(nfs: NfsClient, said: string[]): NfsClient & { restart(): voi
       await put();
       return { verifier };
     },
-    // Whatever it has answered is read from it, also when it is not on the disk.
+    // Reads return answered writes, committed or not.
     read: async (...args) => {
       await put();
       return await nfs.read(...args);
@@ -300,7 +300,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
   test('is asked to commit when memory is short', async () => {
     await using on = await mounted();
     const file = await on.user.open(on.path('file'));
-    // Each holds memory for one request, and the mount has less of that.
+    // Each holds memory for one request, and the mount has fewer.
     for (let i = 0; i < 200; i++) expect(await on.user.write(file, i * 4096, 10, 'x')).toBe('ok');
     expect(on.said).toContain('commit');
     expect(await on.user.close(file)).toBe('ok');
@@ -316,7 +316,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     const { promise, resolve } = Promise.withResolvers<void>();
     on.nfs.disk = promise;
     on.mount.behind.revalidate();
-    // Not from what the kernel has cached.
+    // Not from the kernel's cache.
     const dd = ['iflag=direct', 'bs=204800', 'count=1', `if=${on.path('file')}`];
     const reading = run('dd', dd, { encoding: 'utf8', maxBuffer: 2 ** 20 });
     expect(await Promise.race([reading, sleep(500, 'waits')])).toBe('waits');
@@ -348,7 +348,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
     let offset = 0;
     for (const size of sizes) {
       await user.write(file, offset, size, 'x');
-      // Whoever wants it on the disk has it there now.
+      // A committed copy exists now.
       if (how.length > 0) expect(readFileSync(it.on('file'))).toHaveLength(offset + size);
       offset += size;
     }
@@ -358,7 +358,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('the calls to the server fo
   });
 });
 
-/** A small write is held back for 30 ms, so that a close can come before it is sent: nothing to be counted on here. */
+/** A small write is delayed for 30 ms so that a close can come first: do not count on it here. */
 function withPatience(): Clock {
   const real = systemClock();
   return { ...real, after: (ms, then) => real.after(ms === 30 ? 60_000 : ms, then) };

@@ -8,7 +8,7 @@ import { createWriteBehind } from './write-behind.ts';
 
 const never = new AbortController().signal;
 
-/** A server with a disk, a memory that a restart loses, and a queue of calls that the test answers in any order. */
+/** A server with a disk, memory that a restart clears, and a queue of calls that the test answers in any order. */
 function createServer() {
   let verifier = 1n;
   const disk = Buffer.alloc(4096);
@@ -35,7 +35,7 @@ function createServer() {
       queue(`write ${piece.offset}+${piece.data.length}${stable ? ' stable' : ''}`, () => {
         const isStable = stable || it.answersStable;
         if (isStable) put(disk, piece);
-        // Also then: it lies over what is in the memory already.
+        // Even then: it overwrites data that are already in memory.
         memory.push({ offset: piece.offset, data: Buffer.from(piece.data) });
         return { isStable, verifier };
       }),
@@ -45,7 +45,7 @@ function createServer() {
         memory = [];
         return { verifier };
       }),
-    /** Answers everything that comes, until nothing does. */
+    /** Answers all calls until none is left. */
     serve: async (): Promise<void> => {
       for (let idle = 0; idle < 5; idle++) {
         for (const call of calls.splice(0)) {
@@ -81,7 +81,7 @@ function create(most = 1024 * 1024) {
 
 const large = 'x'.repeat(70_000);
 
-/** What applications, the server and time may do. */
+/** The possible actions of applications, the server and time. */
 const step = fc.oneof(
   {
     weight: 5,
@@ -372,7 +372,7 @@ describe('write-behind', () => {
   });
 
   describe('a waiting writer gets room when the server has answered', () => {
-    /** In the end it answers everything. Nobody closes the file, or asks for its data to be on the disk. */
+    /** In the end the server answers everything. No close or fsync follows. */
     async function isTakenAfter(writes: number, disturb: (on: ReturnType<typeof create>) => Promise<void>) {
       const made = create(writes * 8);
       const { behind, piece, server } = made;

@@ -24,7 +24,7 @@ let before = 0;
 
 describe.skipIf(needs('linux'))('connections and held descriptors', () => {
   beforeEach(() => {
-    // Loads what keeps descriptors for good.
+    // Loads modules that keep descriptors open.
     const [one, other] = socketPair();
     for (const fd of [one, other]) closeSync(fd);
     before = open();
@@ -54,7 +54,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     return heard;
   }
 
-  /** Memory whose first byte says which one it is. */
+  /** Memory marked by its content. */
   function marked(mark: number): number {
     const fd = createMemory('test', 4096);
     writeSync(fd, Buffer.from([mark % 256, mark >> 8]), 0, 2, 0);
@@ -73,7 +73,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
     for (let i = 0; i < 200; i++) {
       const fd = marked(i);
       sender.send({ kind: 'adopt', ask: i, mount: 'm', spec: text }, [fd]);
-      // Those that wait must not need it: its number is soon another's.
+      // Queued messages must not need the original: its number is soon reused.
       closeSync(fd);
     }
     const heard = listen(receiver, ['adopt']);
@@ -128,7 +128,7 @@ describe.skipIf(needs('linux'))('connections and held descriptors', () => {
       (now) => now === why,
     );
     expect(heard.messages).toEqual([]);
-    // The other end is told why.
+    // The peer gets the reason.
     await eventually(
       () => peer.why,
       (now) => now === why,

@@ -98,7 +98,7 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
       () => client.status(ground.signal),
       (state) => state.active?.ready === true && state.standby !== null,
     );
-    // As the end of a container does.
+    // Like the end of a container.
     for (const pid of [keeper.pid, active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await keeper.ended;
     await ground.startKeeper();
@@ -125,7 +125,7 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
     const second = await ground.startKeeper();
     const next = connect(createDescriptorCopies());
     await expect(next.restore(everything(), ground.signal)).rejects.toMatchObject({ reason: 'served' });
-    // Nothing of it is kept by who has refused it.
+    // A keeper that refused it keeps nothing.
     expect(namesOf(second.pid).filter((name) => name === join(ground.folder, 'm'))).toEqual([]);
     process.kill(pid, 'SIGCONT');
     const after = await eventually(

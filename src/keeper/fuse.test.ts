@@ -38,12 +38,12 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
     mkdirSync(at);
   });
   afterEach(async () => {
-    // By force: whatever waits for an answer that nobody gives could not be ended otherwise.
+    // By force: a process that waits for an answer could not be killed otherwise.
     await run('umount', ['--force', '--lazy', at], { timeout: 10_000 }).catch(() => undefined);
     await ground[Symbol.asyncDispose]();
   });
 
-  /** As an agent does it: nothing but the mount itself needs rights. */
+  /** Like an agent: only the mount itself needs privileges. */
   async function mount(client: KeeperClient): Promise<void> {
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
@@ -55,7 +55,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
     closeSync(fd);
   }
 
-  /** In a process of its own: this one must not wait for a mount. */
+  /** In a separate process: this one must not block on a mount. */
   const whoServes = async (): Promise<number> =>
     Number((await run('cat', [join(at, 'who')], { timeout: 20_000 })).stdout);
   const whole = (client: KeeperClient): Promise<KeeperState> =>
@@ -63,7 +63,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
       () => client.status(ground.signal),
       ({ doing, standby }) => doing === 'serving' && standby !== null,
     );
-  /** Nothing else of a process that may be dying is safe to read. */
+  /** Nothing else is safe to read of a process that may be dying. */
   const states = (pid: number): readonly string[] =>
     readdirSync(`/proc/${pid}/task`).map((id) => {
       const stat = readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8');
@@ -79,7 +79,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
     expect(await whoServes()).toBe(before.active?.pid);
     for (const pid of [keeper.pid, before.active?.pid ?? 0]) {
       expect(statusOf(pid)).toMatch(/^Uid:\t65534\t65534\t65534/m);
-      // Nobody of the same user may look into it.
+      // Other processes of the same user may not inspect it.
       expect(statSync(`/proc/${pid}/fd`).uid).toBe(0);
       expect(statusOf(pid)).toMatch(/^CapEff:\t0+$/m);
     }
@@ -118,7 +118,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
     const pidfd = openPidfd(pid);
     onTestFinished(() => closeSync(pidfd));
 
-    // It holds the lock of the directory until it is answered; a thread of the data path waits for that lock.
+    // mkdir holds the directory's lock until it is answered; a thread of the data path waits for that lock.
     const making = run('mkdir', [join(at, 'made')]);
     making.catch(() => undefined);
     await eventually(
@@ -135,7 +135,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged proces
     );
     await making;
     expect(await whoServes()).toBe(standby?.pid);
-    // Now it can end; and the next keeper must know that there is somebody else.
+    // Now it can exit; the next keeper must see that another data path serves.
     await eventually(
       () => existsSync(`/proc/${pid}`),
       (isThere) => !isThere,

@@ -2,7 +2,7 @@ import { describe, expect, test, vi } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround } from '#testing/keeper/keeper-process.ts';
 
-// Only a profile or another kernel would refuse it to root.
+// Only a seccomp profile or another kernel would refuse this to root.
 vi.mock(import('./system-calls.ts'), async (original) => {
   const all = await original();
   return {

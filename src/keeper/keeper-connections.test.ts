@@ -6,7 +6,7 @@ import type { Connection } from './connection.ts';
 import type { HeldDescriptors, HeldMount } from './held-descriptors.ts';
 import { createKeeperConnections } from './keeper-connections.ts';
 
-/** A data path whose keeper has just died, and that finds no other. */
+/** A data path whose keeper has just died and that finds no other one. */
 function alone(mounts: Map<string, HeldMount>) {
   const clock = createFakeClock();
   let abandoned = 0;

@@ -27,7 +27,7 @@ test.skipIf(needs('linux'))('a keeper stops accepting connections before it repo
   agent.says({ kind: 'hello', role: 'agent', pid: 1, version: 'test' });
   agent.says({ kind: 'end', ask: 1 });
   await settled();
-  // Not before all that it has is gone.
+  // Not before everything it has is gone.
   expect([dataPath().isEnding, told(), closed]).toEqual([true, false, []]);
   await dataPath().dies();
   expect(await keeper.outcome).toBe('ended');

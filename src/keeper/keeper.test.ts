@@ -33,7 +33,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
   });
 
   const isWhole = ({ doing, standby }: KeeperState): boolean => doing === 'serving' && standby !== null;
-  /** One serves, and another waits. */
+  /** One serves, another is standby. */
   const whole = (client: KeeperClient): Promise<KeeperState> => eventually(() => client.status(ground.signal), isWhole);
   const pidOf = (state: KeeperState): number => state.active?.pid ?? expect.fail('nobody serves');
   const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
@@ -153,7 +153,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       process.kill(pidOf(before), 'SIGKILL');
       expect(await ground.notedAfter('m', 2)).toMatchObject({ sockets: [`to ${port}`] });
       expect(sockets[0]?.readableEnded).toBe(false);
-      // The next one is started to let go.
+      // The successor starts closing them.
       ground.behave({ letsGo: true });
       await eventually(
         () => client.status(ground.signal),
@@ -301,7 +301,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       await ground.adopt(client, 'm');
       const { active, standby } = await whole(client);
       await client.end(ground.signal);
-      // Whoever looks for one now is not to find this one.
+      // A data path that reconnects now must not find this keeper.
       expect(() => connectTo(ground.socket)).toThrow('ECONNREFUSED');
       expect(await keeper.ended).toBe(0);
       expect([active, standby].map((worker) => lives(worker?.pid ?? 0))).toEqual([false, false]);
@@ -410,7 +410,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const before = await whole(client);
       process.kill(first.pid, 'SIGKILL');
       await first.ended;
-      // The standby has nothing to wait for.
+      // The standby has no reason to wait.
       await eventually(
         () => lives(before.standby?.pid ?? 0),
         (alive) => !alive,
@@ -486,7 +486,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
       const client = ground.client();
       await ground.adopt(client, 'm');
       const before = await whole(client);
-      // It hears nothing of where it is to go.
+      // It does not receive the order to move.
       await suspend(pidOf(before));
       await ground.startKeeper();
       expect(await first.ended).toBe(0);

@@ -8,11 +8,11 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { settled } from '#testing/keeper/fake-children.ts';
 import { createPeerTerminator } from './peer-terminator.ts';
 
-// As where a kernel before 6.5 has nothing but a number, and that is none in this container.
+// Like a kernel before 6.5, which offers only a pid that is not visible in this container.
 vi.mock(import('./system-calls.ts'), async (original) => ({ ...(await original()), openPeerPidfd: () => undefined }));
 
 describe.skipIf(needs('linux'))('a keeper known only by its socket', () => {
-  /** The other one, and what is asked about it. */
+  /** The other keeper and its terminator. */
   function created() {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-before-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));

@@ -6,7 +6,7 @@ import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { startChild } from './processes.ts';
 
-// Only a profile or a shortage would refuse it.
+// Only a seccomp profile or a shortage of descriptors would refuse it.
 vi.mock(import('./system-calls.ts'), async (original) => ({
   ...(await original()),
   openPidfd: () => {
@@ -14,7 +14,7 @@ vi.mock(import('./system-calls.ts'), async (original) => ({
   },
 }));
 
-// It would run on, for as long as a test may take.
+// It would keep running for as long as a test may take.
 const flags = ['--eval', 'setTimeout(() => undefined, 60_000)'];
 const options = { clock: systemClock(), flags, log: 2 };
 const open = (): number => readdirSync('/proc/self/fd').length;
@@ -28,7 +28,7 @@ describe.skipIf(needs('linux'))('a program that cannot be started', () => {
     ['the system refuses it', 'no \0 program', /null bytes/],
     ['it cannot be watched', 'a program', /EMFILE/],
   ])('leaves nothing behind when %s', async (_, program, why) => {
-    // Loads what keeps descriptors for good.
+    // Loads modules that keep descriptors open.
     for (const fd of socketPair()) closeSync(fd);
     const before = [open(), children().length];
     for (let i = 0; i < 3; i++) expect(() => startChild(program, options)).toThrow(why);

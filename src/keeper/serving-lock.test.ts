@@ -42,7 +42,7 @@ describe.skipIf(needs('linux'))('the serving lock', () => {
     const program = join(folder, 'look.mjs');
     const presence = JSON.stringify(join(import.meta.dirname, 'serving-lock.ts'));
     writeFileSync(program, `import { isServed } from ${presence};\nconsole.log(isServed(${JSON.stringify(path)}));\n`);
-    // In a process of its own: one that waits for the pipe does nothing else any more.
+    // In a separate process: one blocked on the FIFO does nothing else.
     const flags = ['--disable-warning=ExperimentalWarning'];
     expect((await run(process.execPath, [...flags, program], { timeout: 15_000, killSignal: 'SIGKILL' })).stdout).toBe(
       'false\n',

@@ -14,7 +14,7 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
     await ground.adopt(client, 'm');
     const clock = {
       ...systemClock(),
-      // Between two looks it is put in charge, and whoever wanted it goes away.
+      // Between two checks it takes charge, and the caller aborts.
       sleep: async () => {
         await first.ended;
         await eventually(
@@ -36,16 +36,16 @@ describe.skipIf(needs('linux', 'root'))('starting a keeper', () => {
     await ground.adopt(client, 'm');
     const hidden: Launch = async (...how) => ({ ...(await launchProcess(...how)), pid: undefined });
     expect((await ground.startKeeper({ launch: hidden })).pid).toBe(0);
-    // It takes the name first, and says so then.
+    // It publishes the socket before it reports that.
     await eventually(
       () => ground.log().match(/"this keeper is in charge"/g)?.length,
       (count) => count === 2,
     );
-    // The one before has handed over, and is on its way out.
+    // The previous keeper has handed over and is exiting.
     await first.ended;
     const next = ground.client();
     expect(await next.status(ground.signal)).toMatchObject({ mounts: 1 });
-    // Nobody else knows its number.
+    // No other process knows its pid.
     await next.end(ground.signal);
   });
 

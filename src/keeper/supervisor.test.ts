@@ -41,7 +41,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
     writeSync(held.journal, word, 0, 4, heartbeatAt);
   }
 
-  /** Time in which the data path lives. */
+  /** Advances the clock while the data path beats. */
   function live(ms: number): void {
     for (let passed = 0; passed < ms; passed += 250) {
       beat();
@@ -49,7 +49,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
     }
   }
 
-  /** One serves and another waits: children 0 and 1. */
+  /** One serves, one is standby: children 0 and 1. */
   function serving(): void {
     nth(0).hello();
     addMount();
@@ -90,7 +90,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
         { kind: 'add', mounts: [{ mount: 'm' }, { mount: 'second' }] },
         { kind: 'holding', sockets: [{ socket: 's' }] },
       ]);
-      // What the dead one may still say changes nothing.
+      // Later messages of the dead one change nothing.
       nth(0).says({ kind: 'letGo', socket: 's' });
       expect(supervisor.state).toMatchObject({ takeovers: 1, sockets: 1, deaths: 1 });
     });
@@ -155,7 +155,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       await nth(0).dies();
       expect(asked(nth(1))).toMatchObject([{ mount: 'm', ms: 4_000 }]);
       const [{ ask } = expect.fail()] = asked(nth(1));
-      // What the dead one says does not count.
+      // Messages of the dead one do not count.
       nth(0).says({ kind: 'flushed', ask, files: 0 });
       nth(1).says({ kind: 'flushed', ask, files: 7 });
       expect(await flushing).toBe(7);
@@ -201,7 +201,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       serving();
       live(1_000);
       nth(0).wasKilled();
-      // Its heart still beat since the last look.
+      // Its heartbeat moved since the last check.
       clock.advance(500);
       clock.advance(500);
       expect(nth(0).isEnding).toBe(true);
@@ -229,7 +229,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
   });
 
   describe('with data paths that die repeatedly', () => {
-    /** How many were started in a minute in which each dies in this way. */
+    /** Number of starts in a minute in which each dies this way. */
     async function startsInAMinute(die: (child: FakeChild) => Promise<void>): Promise<number> {
       const before = children.all.length;
       for (let i = 0; i < 240; i++) {
@@ -246,7 +246,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       expect(starts).toBeGreaterThan(5);
       expect(starts).toBeLessThan(25);
       expect(supervisor.state.doing).toBe('failing');
-      // The one that lives at last.
+      // Finally one survives.
       live(11_000);
       nth(-1).hello();
       expect(kinds(nth(-1))).toContain('serve');
@@ -298,7 +298,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       expect(kinds(nth(2))).toEqual([]);
       nth(0).says({ kind: 'stopped' });
       await settled();
-      // It may still have something under way.
+      // It may still have a call in flight.
       expect([nth(0).isEnding, kinds(nth(2))]).toEqual([true, []]);
       await nth(0).dies();
       expect(nth(2).sent[0]).toMatchObject({ kind: 'serve', as: 'successor' });
@@ -377,7 +377,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       nth(0).says({ kind: 'stopped' });
       await nth(0).dies();
       live(1_000);
-      // Another of the new program is loaded already.
+      // Another process of the new program is already loaded.
       nth(3).hello();
       nth(2).says({ kind: 'ended', mount: 'second', unserved: true });
       nth(2).says({ kind: 'ended', mount: 'm', unserved: true });
@@ -389,7 +389,7 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
       expect(nth(-1).program).toBe('old');
       nth(-1).hello();
       expect(nth(-1).sent[0]).toMatchObject({ kind: 'serve', mounts: 2 });
-      // Without another program to try, it is dropped.
+      // Without another program to try, the mount is dropped.
       nth(-1).says({ kind: 'ended', mount: 'second', unserved: true });
       expect([...held.mounts.keys()]).toEqual(['m']);
     });

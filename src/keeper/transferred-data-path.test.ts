@@ -12,7 +12,7 @@ import { receiveTransfer, type TransferredDataPath } from './transferred-data-pa
 const clock = systemClock();
 
 describe.skipIf(needs('linux'))('a data path transferred from another keeper', () => {
-  /** It has two mounts, and has given them. */
+  /** It has two mounts and has transferred them. */
   async function arrived() {
     const [here, there] = socketPair();
     const [connection, its] = [createConnection(here, clock), createConnection(there, clock)];
@@ -52,7 +52,7 @@ describe.skipIf(needs('linux'))('a data path transferred from another keeper', (
       expect(told).toEqual([{ v: 1, kind: 'remove', mount: 'a' }]);
       expect([...transferred.held.mounts.keys()]).toEqual(['b']);
       expect(transferred.isLost).toBe(false);
-      // The keeper before has had it removed as well, or has not.
+      // The previous keeper may have told it to remove the mount, too.
       its.send({ kind: 'ended', mount: 'a', unserved });
       transferred.welcome();
       its.send({ kind: 'ended', mount: 'b', unserved });

@@ -48,7 +48,7 @@ function journal(): { next(): Process; open(): ReturnType<typeof openJournal> } 
   };
 }
 
-/** As if it had been killed before it could say that it had counted. */
+/** As if killed before recording the count. */
 function beganOnly({ words }: JournalMemory, step: number, node: number): void {
   expect(words[step]).toBe(node | 0x2000_0000);
   words[step] = node | 0x4000_0000;
@@ -60,7 +60,7 @@ describe('a resent request does not count again', () => {
     const first = next();
     const place = first.take();
     const { id } = first.nodes.addLookup(handle('a'), place);
-    // Another request, which was answered.
+    // Another request, already answered.
     const other = first.take();
     first.nodes.addLookup(handle('a'), other);
     first.requests.free(other);
@@ -132,7 +132,7 @@ describe('a resent request does not count again', () => {
     const second = next();
     expect(list(second).slice(0, 3)).toEqual(ids.slice(0, 3));
     second.requests.free(place);
-    // Another listing, which does not care for what that one counted.
+    // Another listing, independent of the first one's counts.
     expect(second.take()).toBe(place);
     const [one = 0, two = 0, , three = 0] = list(second);
     second.nodes.forget(one, 1);
@@ -156,7 +156,7 @@ describe('a resent request does not count again', () => {
       second.nodes.forget(id, 1);
       return second.nodes.get(id) !== undefined;
     });
-    // Too many, never too few.
+    // Too high, never too low.
     expect(left).toHaveLength(10);
   });
 
@@ -169,7 +169,7 @@ describe('a resent request does not count again', () => {
     const about = { place, what: 'opened', node: 7 } as const;
     expect(() => createIdempotentCounts(open()).once({ ...about, becomes: 3 }, killed)).toThrow('killed');
     const counts: number[] = [];
-    // It was counted, or not: that cannot be seen.
+    // Whether it was counted cannot be seen.
     createIdempotentCounts(open()).end(({ node, what, becomes }) => void counts.push(node, becomes, what.length));
     createIdempotentCounts(open()).once({ ...about, becomes: 4 }, (count) => void counts.push(count));
     expect(counts).toEqual([7, 3, 'opened'.length]);
@@ -193,7 +193,7 @@ describe('a resent request does not count again', () => {
     const first = next();
     const place = first.take();
     const { id } = first.nodes.addLookup(handle('a'), place);
-    // As it was a moment before.
+    // The state a moment earlier.
     const memory = open();
     memory.chunks[0]?.setUint32((id - 2) * record.size + record.owner, 0, true);
     beganOnly(memory, lineWord(place, line.looked), id);

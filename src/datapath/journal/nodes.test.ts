@@ -34,7 +34,7 @@ describe('the node table', () => {
     next.forget(one.id, 1);
     expect(next.get(one.id)).toBeUndefined();
     expect(next.find(handle('a'))).toBeUndefined();
-    // Its number comes back with another generation.
+    // The id is reused with another generation.
     const later = next.addLookup(handle('c'));
     const reused = [later, next.addLookup(handle('d'))].find(({ id }) => id === one.id);
     expect(reused?.generation).toBe(one.generation + 1);
@@ -47,7 +47,7 @@ describe('the node table', () => {
     nodes.setLost(id, 'ENOSPC');
     const next = createNodeTable(kept.open()).of(0, root);
     expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
-    // Whether anybody was told is known, too, of this loss and not of the next one.
+    // It is also known whether this loss was reported, and not the next one.
     for (const each of [id, other.id]) next.setLossTold(each);
     const third = createNodeTable(kept.open()).of(0, root);
     expect([third.isLossTold(id), third.lost(id), third.isLossTold(other.id)]).toEqual([true, 'ENOSPC', false]);
@@ -79,7 +79,7 @@ describe('the node table', () => {
     const { id } = nodes.addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
-    // What such a program leaves of a record that said where a file is hidden.
+    // What such a program leaves in a record of a hidden name.
     chunk?.setUint32(field(record.name), 28, true);
     Buffer.from('.nfs0123456789abcdef01234567').forEach((byte, i) => {
       chunk?.setUint8(field(record.name) + 4 + i, byte);
@@ -128,7 +128,7 @@ describe('the node table', () => {
     before.setLost(id, 'EIO');
     expect(before.get(id)).toBeUndefined();
     expect([next.hidden(id), next.lost(id), table.size]).toEqual([undefined, undefined, 1]);
-    // However often that request comes.
+    // However often the request is resent.
     next.addLookup(handle('b'), place);
     next.forget(id, 1);
     expect(next.get(id)).toBeUndefined();
@@ -179,7 +179,7 @@ describe('the node table', () => {
     expect(memory.chunks).toHaveLength(3);
     const { id } = nodes.find(handle('file 5')) ?? expect.fail();
     nodes.hide(id, { directory: root, name: 'x' });
-    // Killed after the node went and before its place did.
+    // Killed after the node was removed and before its hidden name was.
     const chunk = memory.chunks[0] ?? expect.fail();
     chunk.setUint32((id - 2) * record.size + record.owner, 0, true);
     const next = createNodeTable(kept.open());

@@ -25,12 +25,12 @@ describe('requests in the journal', () => {
     requests.write(done, { kind: 'gone', handle: handle('a handle') });
     requests.keepAnswer(done, Buffer.from('the answer'));
     requests.free(read(4));
-    // One for all, until a long one was read into it.
+    // All mounts share the slot until a long request was read into it.
     expect(requests.arm(4)).toBe(armed);
     expect(requests.arm(3)).toBe(armed);
     const behind = read(5, long);
     requests.behind(behind);
-    // Killed when the kernel had just put another one there.
+    // Killed when the kernel had just written another request there.
     const last = requests.arm(3) ?? expect.fail();
     expect(last).not.toBe(armed);
     putRequest(last, 6, 200);
@@ -90,7 +90,7 @@ describe('requests in the journal', () => {
       [6, true],
       [8, false],
     ]);
-    // Another request in the same line was not.
+    // Another request in the same line was not interrupted.
     for (const place of places) requests.free(place);
     for (const number of [10, 12, 14, 16]) read(number, 100);
     for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
@@ -99,7 +99,7 @@ describe('requests in the journal', () => {
   test('a successor knows the age of a request even if the time of day was set', () => {
     using kept = keepJournal(8);
     const clock = createFakeClock();
-    // 0 says that it was not noted.
+    // 0: not recorded.
     clock.advance(1);
     const requests = createRequests(kept.open(), clock);
     const armed = requests.arm(3) ?? expect.fail();
@@ -116,7 +116,7 @@ describe('requests in the journal', () => {
     expect(ages()).toEqual([1_500, 500]);
     clock.jump(2_000_000);
     expect(ages()).toEqual([1_500, 500]);
-    // One that was read by a process that did not note it.
+    // A request read by a process that did not record its time.
     createRequests(kept.open()).take(3, armed, putRequest(armed, 6, 100));
     expect(ages()).toEqual([1_500, 500, 0]);
   });
@@ -137,7 +137,7 @@ describe('requests in the journal', () => {
       expect(message.buffer.subarray(16, message.end).every((byte) => byte === unique(message))).toBe(true);
       next.free(place);
     }
-    // All cells of both classes, then the slots themselves.
+    // All cells of both size classes, then the slots.
     const mounts = [1, 2];
     for (const mount of mounts) {
       for (let i = 0; i < cellCount / 2 + (mount === 2 ? 2 : 0); i++) {
@@ -220,7 +220,7 @@ describe('requests in the journal', () => {
       let [taken, unique] = [0, 0];
       while (requests.take(mount, armed, putRequest(armed, ++unique, 60)) !== undefined) taken++;
       expect(taken).toBeGreaterThan(lines / 100);
-      // What is read only so that reading goes on.
+      // Requests read only to continue reading.
       expect(requests.take(mount, armed, 60, 3)).toBeDefined();
     }
   });
@@ -241,7 +241,7 @@ describe('requests in the journal', () => {
   });
 
   describe('data paths that died during requests', () => {
-    /** Each process is one that ended; gives how often each request was blamed for it. */
+    /** Each process died; returns how often each request was blamed. */
     function ends(kept: ReturnType<typeof keepJournal>, how: (requests: Requests) => void): readonly number[] {
       const requests = createRequests(kept.open());
       const left = requests.left();
@@ -279,7 +279,7 @@ describe('requests in the journal', () => {
     const own = requests.arm(0) ?? expect.fail();
     for (let i = 1; i <= lines / 2; i++) requests.take(0, own, putRequest(own, i, 60));
     requests.take(0, own, putRequest(own, lines + 1, 60));
-    // Another had only memory for one.
+    // Another mount had memory for only one.
     requests.arm(1);
     const next = createRequests(kept.open());
     expect(next.left()).toHaveLength(lines / 2);
@@ -295,7 +295,7 @@ describe('requests in the journal', () => {
   test('the maximum number of mounts can each hold a long request and one without a line, and still be read from', () => {
     const fd = createJournal();
     using memory = openJournal(fd);
-    // Pages that nobody touches are not needed here.
+    // Untouched pages need no memory here.
     const requests = createRequests({ ...memory, populate: () => undefined });
     const taken = (mount: number, unique: number): boolean => {
       const slot = requests.arm(mount) ?? expect.fail();
@@ -316,7 +316,7 @@ describe('requests in the journal', () => {
 
   describe('memory of long requests', () => {
     const mebibyte = 1024 * 1024;
-    /** Some of them at once, then none. */
+    /** Some at once, then none. */
     function burst(requests: Requests, count: number): void {
       const places = Array.from({ length: count }, (_, i) => {
         const armed = requests.arm(i) ?? expect.fail();
@@ -333,7 +333,7 @@ describe('requests in the journal', () => {
       const before = held();
       burst(requests, 50);
       expect(held() - before).toBeGreaterThan(45);
-      // While it is used it stays.
+      // Memory in use stays.
       for (let i = 0; i < 10; i++) {
         clock.advance(4_000);
         burst(requests, 50);

@@ -34,7 +34,7 @@ function* rowsOf(fd: number): Generator<string> {
   }
 }
 
-/** One of everything. */
+/** One of each kind. */
 function fill(fd: ReturnType<typeof keepJournal>): void {
   const memory = fd.open();
   const rows = createMountRows(memory);

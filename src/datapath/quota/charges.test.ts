@@ -7,18 +7,18 @@ import { type Charges, createCharges, type Leaving } from './charges.ts';
 const block = 4096;
 const tebi = 2 ** 40;
 
-/** What is known of the files, what the server would say, and how old what is known is. */
+/** The cached attributes, the server's attributes, and the age of the cache. */
 let files: Map<number, Attributes>;
 let onServer: Map<number, Attributes>;
 let ageMs: number;
 let content: number;
 let epoch: number;
 let admitted: number[];
-/** What counts, and of it what is not settled. */
+/** The charged bytes, and the unsettled part. */
 let balance: number;
 let unsettled: number;
 let isFull: boolean;
-/** Before anybody is told that there is room. */
+/** Before the admission is reported. */
 let waits: Promise<void> | undefined;
 let isCounting: boolean;
 let charges: Charges;
@@ -33,7 +33,7 @@ const leaving = (attributes: Attributes): Leaving => ({ attributes, epoch });
 const write = (id: number, offset: number, length: number): Promise<void> | undefined =>
   charges.write(id, offset, length, request());
 
-/** All that was written is on the server's disk, which says that. */
+/** Everything is on the server's disk and settled. */
 function done(id: number, now: Attributes): void {
   files.set(id, now);
   for (let place = 1; place <= places; place++) charges.written(place);

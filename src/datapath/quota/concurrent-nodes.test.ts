@@ -7,10 +7,10 @@ import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
 import { createCharges } from './charges.ts';
 
 const block = 4096;
-/** The volume in which files have holes. */
+/** A volume with sparse files. */
 const blocks = 128;
 
-/** The files of a server, with the blocks that each has. */
+/** The server's files and their blocks. */
 interface BlockTree {
   readonly sizes: Tree;
   put(name: string, first: number, count: number): void;
@@ -42,13 +42,13 @@ const attributesOf = (used: number, size: number): Attributes =>
   ({ type: fileType.regular, links: 1, used: used * block, size: size * block }) as Attributes;
 
 interface Mounted extends Node {
-  /** False: EDQUOT. Else it is accepted, and comes to the server some time later. In blocks. */
+  /** False: EDQUOT. Otherwise the write is accepted and reaches the server later. In blocks. */
   write(name: string, first: number, count: number): Promise<boolean>;
   remove(name: string): Promise<void>;
   flush(): Promise<unknown>;
 }
 
-/** A node as its file system does it: what is written lies behind for a while, and only then the server knows of it. */
+/** A node like the file system: writes stay buffered for a while before the server has them. */
 function mounted(folder: SharedFolder, server: BlockTree, member: string): Mounted {
   const one = node(folder, server.sizes, member, keptIn(), blocks * block);
   const names: string[] = [];
@@ -116,7 +116,7 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
   };
 }
 
-/** The last: one in which a file is removed during a count, and written again. */
+/** The last seed: a file is removed and rewritten during a count. */
 const seeds = [...Array.from({ length: 16 }, (_, i) => i + 1), 168];
 
 describe.each(seeds)('concurrent nodes with seed %d', (seed) => {
@@ -144,7 +144,7 @@ describe.each(seeds)('concurrent nodes with seed %d', (seed) => {
       most = Math.max(most, sizeOf(server.sizes));
       expect(sizeOf(server.sizes)).toBeLessThanOrEqual(blocks * block);
     });
-    // Else nothing was tried.
+    // Otherwise nothing was tested.
     expect(refused).toBeGreaterThan(0);
     expect(most).toBeGreaterThan(blocks * block * 0.75);
     expect((JSON.parse(folder.texts.get('base') ?? '{}') as { epoch: number }).epoch).toBeGreaterThan(3);

@@ -42,7 +42,7 @@ test('a grant that exceeds the limit is reverted', async () => {
   const files = folder.files();
   const { clock, texts } = folder;
   texts.set('base', JSON.stringify({ version: 1, epoch: 1, used: 0, counting: false, countedAt: 0 }));
-  // Another takes all that is left between our look and our writing.
+  // Another member takes the rest between our look and our write.
   const late: LedgerFiles = {
     ...files,
     write: async (name, text) => {
@@ -145,7 +145,7 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
         ...{ clock, limit, signal: unending, failed: (cause) => void failures.push(cause) },
       });
     });
-    // Both know the ledger, so that both ask at once.
+    // Both have read the ledger, so they ask at the same time.
     for (const quota of quotas) await quota.admit(0);
     const admitted = await Promise.all(
       quotas.map(async (quota) => {

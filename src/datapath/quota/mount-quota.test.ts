@@ -46,7 +46,7 @@ test('a removed mount does not wait for a dead server, even if a request is pend
 });
 
 describe('while calls of a predecessor may still run', () => {
-  /** A mount of a volume on a server of ours, as each process that serves it makes it; and the names that it makes in the ledger. */
+  /** Successive processes that serve a mount on our own server, and the names that they create in the ledger. */
   async function volume() {
     const own = await startOwnServer();
     for (const name of ['data', 'ledger']) mkdirSync(join(own.directory, name));
@@ -88,7 +88,7 @@ describe('while calls of a predecessor may still run', () => {
       isAdmitted = true;
     });
     await expect.poll(() => asked.length, { timeout: 10_000 }).toBeGreaterThan(0);
-    // Somebody else has all he wants meanwhile, so that there was time enough for the first.
+    // Meanwhile another user got everything, so the first one had enough time.
     const other = start();
     await other.quota.admit(0);
     expect([made, isAdmitted]).toEqual([[], false]);

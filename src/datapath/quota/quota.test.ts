@@ -8,7 +8,7 @@ import { createRecount } from './recount.ts';
 
 const chunk = chunkOf(limit);
 
-/** As the file system does it: asks, writes, tells what it came to. False: EDQUOT. */
+/** Like the file system: admit, write, settle. False: EDQUOT. */
 async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: string, to: number): Promise<boolean> {
   const most = Math.max(0, to - (tree.get(name) ?? 0));
   try {
@@ -39,7 +39,7 @@ describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a v
     const tree: Tree = new Map([['old', limit - 1000]]);
     const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
     const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
-    // Both know the ledger, so that both ask at once.
+    // Both have read the ledger, so they ask at the same time.
     for (const one of [a, b]) {
       await folder.run(one.quota.admit(1), look);
       one.quota.changed(0, 1);
@@ -115,7 +115,7 @@ describe('a single node', () => {
     const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
-    // Else it was a new count that told.
+    // Otherwise a new count found it.
     expect(successor.kept.value).toEqual({ epoch, growth: limit });
   });
 
@@ -178,7 +178,7 @@ describe('a single node', () => {
     const other = node(folder, tree, 'b');
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(60_000, unending));
-    // There is still no room, and it is time to count anew.
+    // There is still no room, and a new count is due.
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(10_000, unending));
     expect(await put('new', limit, other)).toBe(true);
