@@ -31,7 +31,7 @@ export interface AttributeCache extends Disposable {
    */
   update(id: number, attributes: Attributes, since: number, at?: number): Attributes;
   /** Starts a change of our own. Its `ended` must be called with what the server said about it. */
-  change(id: number): Change;
+  change(id: number): OwnChange;
   /** A call of ours changed its links or ctime without returning new attributes. */
   expire(id: number): void;
   /** Changes whenever another client changed the node: its cached content is then invalid. */
@@ -56,7 +56,7 @@ export interface AttributeCache extends Disposable {
   forget(id: number): void;
 }
 
-export interface Change {
+export interface OwnChange {
   ended(wcc: Wcc | undefined): void;
 }
 
@@ -214,7 +214,7 @@ export function createAttributeCache({
     known.isTied = false;
   }
 
-  function change(id: number): Change {
+  function change(id: number): OwnChange {
     const known = of(id);
     known.changing++;
     known.isChanged = true;
@@ -290,7 +290,7 @@ export function createAttributeCache({
 }
 
 /** Runs a call that changes a node and records the server's before and after attributes, however the call ends. */
-export async function changing<R>(
+export async function recordChange<R>(
   attributes: Pick<AttributeCache, 'change'>,
   id: number,
   call: () => Promise<R>,

@@ -2,11 +2,11 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { stability } from '#wire/nfs3/structures.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { asErrno } from './errors.ts';
 import { access } from './identity.ts';
-import type { Piece, Sent } from './pieces.ts';
+import type { Piece, SendResult } from './pieces.ts';
 
 /** The writer: the open file and the identity. */
 export interface Writer {
@@ -17,7 +17,7 @@ export interface Writer {
 
 /** Calls that send buffered writes; no request waits for them. They throw an Errno. */
 export interface BackgroundWrites {
-  send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<Sent>;
+  send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<SendResult>;
   commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
   /** Stops sending and ignores further answers; resolves when no call is in flight. */
   stop(): Promise<void>;
@@ -81,12 +81,16 @@ export function createBackgroundWrites(
         (handle, options) => nfs.write(handle, offset, data, stable, options),
         access.write,
       );
-    return changing(attributes, id, call, ({ change }) => change);
+    return recordChange(attributes, id, call, ({ change }) => change);
   };
 
   /** Undefined: the server restarted between two parts. */
-  async function sendOnce(id: number, { offset, data, who }: Piece<Writer>, stable: number): Promise<Sent | undefined> {
-    let sent: Sent | undefined;
+  async function sendOnce(
+    id: number,
+    { offset, data, who }: Piece<Writer>,
+    stable: number,
+  ): Promise<SendResult | undefined> {
+    let sent: SendResult | undefined;
     let hasMixedVerifiers = false;
     for (let done = 0; done < data.length; ) {
       const part = data.subarray(done, done + maxWrite);
@@ -116,7 +120,7 @@ export function createBackgroundWrites(
             (handle, options) => nfs.commit(handle, 0, 0, options),
             access.write,
           );
-        return changing(attributes, id, call, ({ change }) => change);
+        return recordChange(attributes, id, call, ({ change }) => change);
       }),
     stop: async () => {
       isStopped = true;

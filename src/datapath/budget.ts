@@ -40,8 +40,8 @@ export function createBudget(most: number): Budget {
 }
 
 /** Limits of unwritten data: of all mounts of the process, and of one mount. */
-export const mostBehind = 64 * 1024 * 1024;
-export const mostBehindOfMount = mostBehind / 4;
+export const maxUnwritten = 64 * 1024 * 1024;
+export const maxUnwrittenOfMount = maxUnwritten / 4;
 
 /** Size of a WRITE request without its data. */
 const overhead = 128;

@@ -6,7 +6,7 @@ import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { majorOf, minorOf, typeByBits } from './attr.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { type CreationMark, isMarked, verifierOf } from './creation-marks.ts';
 import type { Entries, ResolvedName } from './entries.ts';
@@ -105,7 +105,7 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     const call = isSure ? what.make : (what.exclusively ?? what.make);
     const send = () => server.on(request, parent, (directory, options) => call(directory, mark, options));
     try {
-      const { handle, attributes: found, change } = await changing(attributes, parent, send, (made) => made.change);
+      const { handle, attributes: found, change } = await recordChange(attributes, parent, send, (made) => made.change);
       marks.sawChange(change?.after);
       if (what.type === fileType.regular) marks.made(mark, found);
       return { handle, attributes: found, since };
@@ -199,8 +199,9 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
       const since = attributes.now();
       const send = () =>
         server.onTwo(request, id, parent, (file, directory, options) => nfs.link(file, { directory, name }, options));
-      const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
-      const linked = await changing(attributes, parent, onFile, ({ change }) => change);
+      const onFile = () =>
+        recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
+      const linked = await recordChange(attributes, parent, onFile, ({ change }) => change);
       const there = { handle: server.node(id).handle, attributes: linked.attributes, since };
       remember(parent, name, there);
       return await entries.entry(parent, keyOf(name), there, request);

@@ -5,7 +5,7 @@ import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
 import { createAttributeCache } from './attribute-cache.ts';
-import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
+import { type Budget, createBudget, maxUnwrittenOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
 import type { Context } from './context.ts';
 import { createCreateOperations } from './create.ts';
@@ -30,7 +30,7 @@ import { createRequestSequence, type RequestSequence } from './request-sequence.
 import { createRequestWait, type RequestWait } from './request-wait.ts';
 import { createServer } from './server.ts';
 import { createSetattr } from './setattr.ts';
-import { createSharedCaches, type Shared } from './shared-caches.ts';
+import { createSharedCaches, type SharedCaches } from './shared-caches.ts';
 import { unlessAborted } from './unless-aborted.ts';
 import { createUnlink } from './unlink.ts';
 import { createWrites, type UncommittedWrites, type Writes } from './writes.ts';
@@ -69,7 +69,7 @@ export interface FileSystemParts {
   /** Enforces the volume's size. Default: only the export's size limits it. */
   readonly quota?: Quota | undefined;
   /** Caches shared with the other mounts of the process. Default: none. */
-  readonly shared?: Shared;
+  readonly shared?: SharedCaches;
   /** Aborts when the mount is gone: all calls are cancelled. */
   readonly ended?: AbortSignal;
   /** Default: writes are answered when they are on the server's disk. */
@@ -138,7 +138,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
   const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, waitFor });
   const unlinking = createUnlink(context, entries, { charges, ready });
-  const own = createBudget(mostBehindOfMount);
+  const own = createBudget(maxUnwrittenOfMount);
   const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready, isSync: options.sync === true },
     ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: timeoutMs === Number.POSITIVE_INFINITY },
@@ -246,7 +246,7 @@ function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait): Writ
       return waitFor(request, (signal) => unlessAborted(room, signal).catch(fail))
         .then(() => writes.write(id, at, data, request))
         .catch((cause: unknown) => {
-          charges.givenUp(request);
+          charges.abandoned(request);
           throw cause;
         });
     },
@@ -287,7 +287,7 @@ function withErrnoErrors(operations: Partial<Operations>, sequence: RequestSeque
   return Object.fromEntries(all) as Partial<Operations>;
 }
 
-const changing = [
+const changingOperations = [
   'mkdir',
   'mknod',
   'symlink',
@@ -307,7 +307,7 @@ function readOnlyOperations(operations: Partial<Operations>): Partial<Operations
   const { open } = operations;
   return {
     ...operations,
-    ...Object.fromEntries(changing.map((name) => [name, refuse])),
+    ...Object.fromEntries(changingOperations.map((name) => [name, refuse])),
     open: (id, flags, request) => ((flags & writing) === 0 ? open?.(id, flags, request) : undefined) ?? refuse(),
   };
 }

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { isOverlap, type Piece, type Range, rangeOf, type Sent } from './pieces.ts';
+import { isOverlap, type Piece, type Range, rangeOf, type SendResult } from './pieces.ts';
 
 /** The write pattern of recent files of a mount; the next file is assumed to follow it. */
 export interface WritePattern {
@@ -12,7 +12,7 @@ export interface FileWritesParts<W> {
   readonly clock: Clock;
   readonly pattern: WritePattern;
   /** Sends the whole piece. Retries as the mount options say; then throws an Errno. */
-  readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
+  readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
   readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
   /** The data are on the server's disk or lost. */
   readonly free: (piece: Piece<W>) => void;

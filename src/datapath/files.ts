@@ -9,7 +9,7 @@ import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
 import { access, areSameRights, needsGroup } from './identity.ts';
 import { keyOf } from './name-cache.ts';
-import { createOpenFiles, writes as isForWriting } from './open-files.ts';
+import { createOpenFiles, isOpenForWriting } from './open-files.ts';
 import type { ReadBuffers } from './read-buffers.ts';
 import type { UnlinkOperations } from './unlink.ts';
 import type { Writes } from './writes.ts';
@@ -142,7 +142,7 @@ export function createFiles(parts: FileParts): FileOperations {
     },
     read: (id, { fh, offset, size }, request) => read(id, fh, offset, size, request),
     write: (id, at, data, request) => writes.write(id, at, data, request),
-    flush: (id, fh, request) => (isForWriting(fh) ? writes.settle(id, fh, request) : undefined),
+    flush: (id, fh, request) => (isOpenForWriting(fh) ? writes.settle(id, fh, request) : undefined),
     fsync: (id, { fh }, request) => writes.settle(id, fh, request),
     forget: (id) => {
       cached.delete(id);

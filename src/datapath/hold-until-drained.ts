@@ -15,7 +15,7 @@ export interface HoldUntilDrainedParts {
   readonly ended?: AbortSignal;
 }
 
-const changing = [
+const changingOperations = [
   ...(['setattr', 'symlink', 'mknod', 'mkdir', 'unlink', 'rmdir', 'rename', 'link'] as const),
   ...(['create', 'write', 'open'] as const),
 ];
@@ -46,7 +46,7 @@ export function holdUntilDrained(operations: Partial<Operations>, parts: HoldUnt
   const conditions: Readonly<Partial<Record<keyof Operations, AnyOperation>>> = {
     open: (_id: number, flags: number) => (flags & writing) !== 0,
   };
-  const all = changing.flatMap((name) => {
+  const all = changingOperations.flatMap((name) => {
     const does = operations[name] as AnyOperation | undefined;
     return does === undefined ? [] : [[name, later(does, conditions[name])]];
   });

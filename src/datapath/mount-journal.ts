@@ -1,11 +1,11 @@
 import type { Requests } from './journal/requests.ts';
 import type { JournaledWrites, Proofs } from './ports.ts';
-import type { KeptGrowth } from './quota/account.ts';
+import type { StoredGrowth } from './quota/account.ts';
 
 /** A mount's part of the journal. */
 export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
   readonly proofs: Proofs;
-  readonly growth: KeptGrowth;
+  readonly growth: StoredGrowth;
 }
 
 /**
@@ -13,7 +13,7 @@ export interface MountJournal extends Pick<JournaledWrites, 'keep'> {
  * without writing there.
  */
 export function createMountJournal(
-  { requests, growth }: { readonly requests: Requests; readonly growth: KeptGrowth },
+  { requests, growth }: { readonly requests: Requests; readonly growth: StoredGrowth },
   ended: AbortSignal,
 ): MountJournal {
   return {

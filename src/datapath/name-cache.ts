@@ -3,14 +3,14 @@ import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CacheLimit } from './cache-limit.ts';
 
 /** The object of a name; fields that a server left out are undefined. */
-export interface Meant {
+export interface NameTarget {
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
 }
 
 export interface Name {
   /** Undefined: the name is absent. */
-  readonly meant: Meant | undefined;
+  readonly meant: NameTarget | undefined;
   /** When it was learned, by the clock and by the attribute cache's event number. */
   readonly at: number;
   readonly since: number;

@@ -22,13 +22,13 @@ export function createOpenFiles(): OpenFiles {
   };
 }
 
-export const writes = (fh: number): boolean => Math.floor(fh / users) % 2 === 1;
+export const isOpenForWriting = (fh: number): boolean => Math.floor(fh / users) % 2 === 1;
 
 /**
  * An open file is used with its opener's identity, also by a process that inherited it. The kernel's own writes (from
  * memory maps) have no caller: then the file's group replaces that of the opener.
  */
-export function opener(fh: number, request: Request, about: Rights | undefined): Caller {
+export function openerOf(fh: number, request: Request, about: Rights | undefined): Caller {
   const uid = fh % users;
   return request.uid === uid ? request : { uid, gid: about?.gid ?? request.gid };
 }

@@ -9,7 +9,7 @@ import { asCaller } from '#testing/nfs-mount.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
-import { createBudget, mostBehind } from './budget.ts';
+import { createBudget, maxUnwritten } from './budget.ts';
 import { type FileSystemParts, openFileSystem } from './file-system.ts';
 
 const root = 1;
@@ -151,7 +151,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     let first: PromiseWithResolvers<void> | undefined;
     const kept = { keep: () => undefined, free: () => undefined };
     const { list, gate, removed } = mount({
-      behind: { kept, budget: createBudget(mostBehind), ready: () => first?.promise },
+      behind: { kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
     });
     const { directory, close } = await removed();
     const removal = gate('remove');
@@ -169,7 +169,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
   test('ends first even if the file was removed after the close, while its data were in flight', async () => {
     const kept = { keep: () => undefined, free: () => undefined };
     const { on, gate, look, list, request, close } = mount({
-      behind: { kept, budget: createBudget(mostBehind), ready: () => undefined },
+      behind: { kept, budget: createBudget(maxUnwritten), ready: () => undefined },
     });
     writeFileSync(it.on('file'), '');
     const file = await look(root, 'file');
@@ -317,7 +317,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     let first: PromiseWithResolvers<void> | undefined;
     const kept = { keep: () => undefined, free: () => undefined };
     const { on, look, request, close } = mount({
-      behind: { kept, budget: createBudget(mostBehind), ready: () => first?.promise },
+      behind: { kept, budget: createBudget(maxUnwritten), ready: () => first?.promise },
     });
     const file = await look(root, 'file');
     await look(root, 'other');

@@ -8,7 +8,7 @@ export interface Piece<W> {
   readonly who: W;
 }
 
-export interface Sent {
+export interface SendResult {
   /** The server has it on its disk. */
   readonly isStable: boolean;
   readonly verifier: bigint;

@@ -42,8 +42,8 @@ export interface Nodes {
   /** The server has given the same file a new handle (the old one was stale). */
   changeHandle(id: number, handle: FileHandle): void;
   /** Records the hidden name of a file removed while open. The last close removes it. */
-  hide(id: number, at: Hidden | undefined): void;
-  hidden(id: number): Hidden | undefined;
+  hide(id: number, at: HiddenName | undefined): void;
+  hidden(id: number): HiddenName | undefined;
   /** The error that lost acknowledged data, while an open file was not told of it. */
   setLost(id: number, why: ErrnoName | undefined): void;
   lost(id: number): ErrnoName | undefined;
@@ -52,7 +52,7 @@ export interface Nodes {
   isLossTold(id: number): boolean;
 }
 
-export interface Hidden {
+export interface HiddenName {
   readonly directory: FileHandle;
   readonly name: string;
 }

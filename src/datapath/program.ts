@@ -2,7 +2,7 @@ import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { header } from '#wire/fuse/message.ts';
-import { createBudget, mostBehind } from './budget.ts';
+import { createBudget, maxUnwritten } from './budget.ts';
 import { createConnections, type ServerLease, type SocketHolder } from './connections.ts';
 import { createDataLossLog } from './data-loss-log.ts';
 import { openFileSystem } from './file-system.ts';
@@ -88,7 +88,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory, clock), createNodeTable(memory)];
   const connections = createConnections(clock, holder);
   const paused = new Set<() => void>();
-  const budget = createBudget(mostBehind);
+  const budget = createBudget(maxUnwritten);
   const running = new Map<string, Running>();
   const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
   const rented = new Set<ServerLease>();

@@ -2,7 +2,7 @@ import { renameFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, ResolvedName } from './entries.ts';
 import { keyOf } from './name-cache.ts';
@@ -58,9 +58,9 @@ export function createRename(
         ),
       );
     // Within one directory both report the same change.
-    const within = () => changing(attributes, to.parent, send, (renamed) => renamed.to);
+    const within = () => recordChange(attributes, to.parent, send, (renamed) => renamed.to);
     if (from.parent === to.parent) await within();
-    else await changing(attributes, from.parent, within, (renamed) => renamed.from);
+    else await recordChange(attributes, from.parent, within, (renamed) => renamed.from);
   }
 
   /** Updates the cached names after the rename. */

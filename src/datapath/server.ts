@@ -10,7 +10,7 @@ import type { Calls } from './calls.ts';
 import { isStale } from './errors.ts';
 import { access, areSameRights, type Caller, type Identities, type Rights } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
-import { opener } from './open-files.ts';
+import { openerOf } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
 import { isUnchanged } from './wcc-chain.ts';
 
@@ -177,7 +177,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
 
   function onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R> {
     const once = (about: Rights | undefined): Promise<R> =>
-      ask(request, identities.credential(opener(fh, request, about), needs, about), id, call);
+      ask(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
     const about = attributes.last(id);
     return once(about).catch(async (cause: unknown) => {
       if (!isNfsError(cause, 'ACCES')) return await mended(request, [id], needs, cause, () => once(about));

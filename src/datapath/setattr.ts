@@ -1,7 +1,7 @@
 import type { AttrReply, Request, SetAttr, Time } from '#wire/fuse/operations.ts';
 import type { FileHandle, SetAttributes } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import { access, type Caller } from './identity.ts';
 import type { Charges } from './quota/charges.ts';
@@ -33,7 +33,7 @@ export function createSetattr(
       fh === undefined
         ? server.on(request, id, call, access.write, who)
         : server.onOpen(request, id, fh, call, access.write);
-    const { after } = await changing(attributes, id, send, (change) => change);
+    const { after } = await recordChange(attributes, id, send, (change) => change);
     if (after === undefined) await server.look(request, id);
     if (what.size !== undefined) charges.resized(id, before, after ?? attributes.last(id));
   }

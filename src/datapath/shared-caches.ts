@@ -2,7 +2,7 @@ import { type CacheLimit, createCacheLimit } from './cache-limit.ts';
 import { createReadBuffers, type ReadBuffers } from './read-buffers.ts';
 
 /** Memory that all mounts of the process share: its limit does not grow with their number. */
-export interface Shared {
+export interface SharedCaches {
   readonly reads: ReadBuffers;
   readonly names: CacheLimit;
   readonly attributes: CacheLimit;
@@ -12,6 +12,6 @@ export interface Shared {
 const mostNames = 100_000;
 const mostNodes = 50_000;
 
-export const createSharedCaches = (): Shared => ({
+export const createSharedCaches = (): SharedCaches => ({
   ...{ reads: createReadBuffers(), names: createCacheLimit(mostNames), attributes: createCacheLimit(mostNodes) },
 });

@@ -4,13 +4,13 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { ResolvedName } from './entries.ts';
 import { asErrno, isDefiniteRefusal } from './errors.ts';
 import type { Caller } from './identity.ts';
 import { keyOf } from './name-cache.ts';
-import type { Hidden } from './ports.ts';
+import type { HiddenName } from './ports.ts';
 import type { Charges } from './quota/charges.ts';
 import { isSame } from './server.ts';
 import { unlessAborted } from './unless-aborted.ts';
@@ -122,7 +122,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       server.on(request, parent, (directory, options) =>
         nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutDeadline(options), meant }),
       );
-    await changing(attributes, parent, send, ({ to: change }) => change);
+    await recordChange(attributes, parent, send, ({ to: change }) => change);
     gone({ parent, name: from });
     names.drop(parent, keyOf(to));
   }
@@ -132,9 +132,9 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     const link = (file: FileHandle, directory: FileHandle, options: CallOptions) =>
       nfs.link(file, { directory, name }, withoutDeadline(options));
     const send = () => server.onTwo(request, id, parent, link, false);
-    const onFile = () => changing(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
+    const onFile = () => recordChange(attributes, id, send, ({ attributes: after }) => ({ before: undefined, after }));
     try {
-      await changing(attributes, parent, onFile, ({ change }) => change);
+      await recordChange(attributes, parent, onFile, ({ change }) => change);
     } catch (cause) {
       if (cause instanceof NfsError) return false;
       throw cause;
@@ -144,7 +144,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   }
 
   /** The directory's owner may remove a hidden name of unknown origin. */
-  const ownerOf = async ({ directory }: Hidden, request: Request): Promise<Caller> =>
+  const ownerOf = async ({ directory }: HiddenName, request: Request): Promise<Caller> =>
     await server.asCallerOnly(request, (options) => nfs.getattr(directory, options));
 
   /**
@@ -152,7 +152,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
    * unknown.
    */
   async function asCallerOnly<R>(
-    hidden: Hidden,
+    hidden: HiddenName,
     request: Request,
     call: (options: CallOptions) => Promise<R>,
   ): Promise<R> {
@@ -166,7 +166,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
    * Whether the file still has its hidden name. The caller may be removing another name in another directory, and need
    * not have access to this one.
    */
-  async function isAt(id: number, hidden: Hidden, there: ResolvedName, request: Request): Promise<boolean> {
+  async function isAt(id: number, hidden: HiddenName, there: ResolvedName, request: Request): Promise<boolean> {
     const asker = withIdentity(request, hiders.get(id) ?? request);
     const lookup = (options: CallOptions) => nfs.lookup(hidden.directory, hidden.name, options);
     const found = await asCallerOnly(hidden, asker, lookup).catch((cause: unknown) => {
@@ -176,7 +176,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     return found !== undefined && isSame(found.handle, there.handle);
   }
 
-  async function removeHidden(id: number, hidden: Hidden, request: Request): Promise<void> {
+  async function removeHidden(id: number, hidden: HiddenName, request: Request): Promise<void> {
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.leaving(id, request);
     const call: CallOnPlace = ({ directory, name }, options) =>
@@ -198,7 +198,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     { at, there, isReplaced, take }: NameRemoval,
     request: Request,
   ): Promise<void> {
-    const hidden: Hidden = { directory: server.node(at.parent).handle, name: hiddenName() };
+    const hidden: HiddenName = { directory: server.node(at.parent).handle, name: hiddenName() };
     const name = Buffer.from(hidden.name);
     const isRecorded = (): boolean => nodes.hidden(id)?.name === hidden.name;
     nodes.hide(id, hidden);

@@ -1,7 +1,7 @@
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
-import { changing } from './attribute-cache.ts';
+import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { Entries, ResolvedName } from './entries.ts';
 import { keyOf } from './name-cache.ts';
@@ -42,7 +42,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
 
   async function remove({ parent, name }: EntryName, request: Request, call: CallOnPlace): Promise<void> {
     const send = () => server.on(request, parent, (directory, options) => call({ directory, name }, options));
-    await changing(attributes, parent, send, (change) => change);
+    await recordChange(attributes, parent, send, (change) => change);
     gone({ parent, name });
   }
 

@@ -9,7 +9,7 @@ import type { Operations, Request } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { RpcError } from '#wire/rpc/errors.ts';
-import { createBudget, mostBehind } from './budget.ts';
+import { createBudget, maxUnwritten } from './budget.ts';
 import { openFileSystem } from './file-system.ts';
 import { createRequests } from './journal/requests.ts';
 import { createMountJournal } from './mount-journal.ts';
@@ -31,7 +31,7 @@ describe('a mount that is removed while its server is silent', () => {
     const over = new AbortController();
     const nodes = createMemoryNodes(Buffer.from('root'));
     const freed: number[] = [];
-    const budget = createBudget(mostBehind);
+    const budget = createBudget(maxUnwritten);
     const system = openFileSystem({
       ...{ nfs, nodes, proofs: createMemoryProofs(), clock: createFakeClock(), notify: () => undefined },
       behind: {

@@ -15,7 +15,7 @@ import { mountNfs } from '#testing/nfs-mount.ts';
 import { mountSmall } from '#testing/small-export.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { stability } from '#wire/nfs3/structures.ts';
-import { mostBehindOfMount } from './budget.ts';
+import { maxUnwrittenOfMount } from './budget.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);
@@ -181,7 +181,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('acknowledged write
     try {
       child.stdin?.write('\n');
       // As many are answered as the budget allows; the others fill the memory at once.
-      await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - mostBehindOfMount / mebibyte);
+      await expect.poll(() => at.mount.waiting(), { timeout: 20_000 }).toBe(300 - maxUnwrittenOfMount / mebibyte);
       await sleep(1_000);
     } finally {
       ganesha.server.thaw();

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Errno } from '#wire/fuse/errno.ts';
 import type { Budget } from './budget.ts';
 import { createFileWrites, type FileWrites, type WritePattern } from './file-writes.ts';
-import type { Piece, Range, Sent } from './pieces.ts';
+import type { Piece, Range, SendResult } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
   readonly clock: Clock;
@@ -10,7 +10,7 @@ export interface WriteBehindParts<F, W> {
   readonly budgets: readonly Budget[];
   /** The cost of that many bytes. */
   readonly cost?: (bytes: number) => number;
-  readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
+  readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
   readonly commit: (file: F, who: W) => Promise<{ readonly verifier: bigint }>;
   /** From now on, only `free` may release the data. */
   readonly keep: (place: number) => void;

@@ -2,7 +2,7 @@ import { closeSync } from 'node:fs';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Connection } from './connection.ts';
-import { createCollector, type HeldDescriptors, mostMounts } from './held-descriptors.ts';
+import { createCollector, type HeldDescriptors, maxMounts } from './held-descriptors.ts';
 import { KeeperError, type KeeperState, longestSpec, type Message, type MessageOf } from './protocol.ts';
 import type { Supervisor } from './supervisor.ts';
 import { unlessAborted } from './unless-aborted.ts';
@@ -103,7 +103,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
         throw new KeeperError('invalid', 'the spec is too long');
       const { supervisor, held } = await unlessAborted(inCharge(), signal);
       if (held.mounts.has(mount)) throw new KeeperError('exists', 'a mount with this name already exists');
-      if (held.mounts.size >= mostMounts) throw new KeeperError('full', 'too many mounts');
+      if (held.mounts.size >= maxMounts) throw new KeeperError('full', 'too many mounts');
       supervisor.add({ id: mount, spec, fd });
     } catch (cause) {
       closeSync(fd);

@@ -36,7 +36,7 @@ interface Unsent {
 const retryMs = 2;
 /** A peer that accepts nothing for this long counts as dead. */
 const stuckMs = 10_000;
-const mostUnsent = 8 * 1024 * 1024;
+const maxUnsentBytes = 8 * 1024 * 1024;
 
 const closeAll = (descriptors: readonly number[]): void => {
   for (const fd of descriptors) closeSync(fd);
@@ -74,7 +74,7 @@ export function createConnection(fd: number, clock: Clock): Connection {
     if (!isOpen) return;
     const bytes = encode(message);
     if (unsent.length === 0 && sent(bytes, descriptors)) return;
-    if (unsentBytes + bytes.length > mostUnsent) end('the peer accepts no messages');
+    if (unsentBytes + bytes.length > maxUnsentBytes) end('the peer accepts no messages');
     else sendLater(bytes, descriptors);
   }
 

@@ -9,7 +9,7 @@ export const heartbeatAt = 8;
 
 const beatMs = 250;
 
-export function beat(journal: number, clock: Clock): Disposable {
+export function startHeartbeat(journal: number, clock: Clock): Disposable {
   const word = new Uint32Array([Math.max(0, heartbeatOf(journal))]);
   let next: Disposable | undefined;
   const again = (): void => {

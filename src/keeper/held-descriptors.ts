@@ -36,8 +36,8 @@ export interface HeldSocket {
 }
 
 /** Limited by the rows and memory of the journal. */
-export const mostMounts = 1024;
-const mostSockets = 4096;
+export const maxMounts = 1024;
+const maxSockets = 4096;
 
 export function createHeldDescriptors(journal: number): HeldDescriptors {
   const mounts = new Map<string, HeldMount>();
@@ -173,11 +173,11 @@ export function createCollector(): Collector {
 }
 
 export function addMounts(held: HeldDescriptors, { mounts }: MessageOf<'add'>, descriptors: number[]): void {
-  if (held.mounts.size + mounts.length > mostMounts) throw new ProtocolError('too many mounts');
+  if (held.mounts.size + mounts.length > maxMounts) throw new ProtocolError('too many mounts');
   for (const { mount, spec } of mounts) held.addMount({ id: mount, spec, fd: descriptors.shift() ?? -1 });
 }
 
 export function holdSockets(held: HeldDescriptors, { sockets }: MessageOf<'holding'>, descriptors: number[]): void {
-  if (held.sockets.size + sockets.length > mostSockets) throw new ProtocolError('too many sockets');
+  if (held.sockets.size + sockets.length > maxSockets) throw new ProtocolError('too many sockets');
   for (const { socket, about } of sockets) held.addSocket({ id: socket, about, fd: descriptors.shift() ?? -1 });
 }

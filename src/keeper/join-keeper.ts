@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import type { Log } from '#base/log.ts';
 import { type Connection, createConnection } from './connection.ts';
-import { beat } from './heartbeat.ts';
+import { startHeartbeat } from './heartbeat.ts';
 import {
   addMounts,
   createCollector,
@@ -18,7 +18,7 @@ import { holdServingLock } from './serving-lock.ts';
 /** The data path's side. The data path owns the descriptors it receives and closes them. */
 export interface DataPathHandlers {
   /** Start serving. The journal has everything that the predecessor did not finish. */
-  serve(what: Served): void;
+  serve(what: ServeOrder): void;
   add(mount: HeldMount): void;
   /** The mount is being unmounted: drop its pending requests. */
   remove(id: string): void;
@@ -33,7 +33,7 @@ export interface DataPathHandlers {
   unneeded(): void;
 }
 
-export interface Served {
+export interface ServeOrder {
   /** successor: another process had the journal before. It may have died right after receiving it. */
   readonly as: 'first' | 'successor';
   readonly journal: number;
@@ -80,14 +80,14 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
   const clean = new DisposableStack();
   let held: HeldDescriptors | undefined;
   let path = '';
-  let as: Served['as'] = 'first';
+  let as: ServeOrder['as'] = 'first';
   let sockets = 0;
   let isOver = false;
 
   function begin(whole: HeldDescriptors): void {
     held = clean.use(whole);
     clean.use(holdServingLock(path, clock));
-    clean.use(beat(whole.journal, clock));
+    clean.use(startHeartbeat(whole.journal, clock));
     process.title = 'stowage data path';
     const withOwnDescriptor = <T extends { readonly fd: number }>(item: T): T => ({ ...item, fd: duplicate(item.fd) });
     handlers.serve({

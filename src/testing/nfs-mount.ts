@@ -1,6 +1,6 @@
 import { mkdirSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { createBudget, mostBehind } from '#datapath/budget.ts';
+import { createBudget, maxUnwritten } from '#datapath/budget.ts';
 import { type FileSystemOptions, openFileSystem } from '#datapath/file-system.ts';
 import { fuseInitOptions } from '#datapath/fuse-init-options.ts';
 import type { UncommittedWrites } from '#datapath/writes.ts';
@@ -33,7 +33,7 @@ export async function mountNfs(
     notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
     behind: {
       kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
-      ...{ budget: createBudget(mostBehind), ready: () => undefined },
+      ...{ budget: createBudget(maxUnwritten), ready: () => undefined },
     },
   });
   mkdirSync(folder, { recursive: true });

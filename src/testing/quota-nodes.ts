@@ -1,4 +1,4 @@
-import type { KeptGrowth } from '#datapath/quota/account.ts';
+import type { StoredGrowth } from '#datapath/quota/account.ts';
 import { createLedger } from '#datapath/quota/ledger.ts';
 import { createQuota, type Quota } from '#datapath/quota/quota.ts';
 import { createRecount, type Recount } from '#datapath/quota/recount.ts';
@@ -14,7 +14,7 @@ export const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, si
 export interface Node {
   readonly quota: Quota;
   readonly recount: Recount;
-  readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
+  readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
   /** From now on it does nothing, and gives nothing back. */
   die(): void;
 }

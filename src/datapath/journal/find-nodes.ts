@@ -3,7 +3,7 @@ import type { JournalMemory } from './memory.ts';
 import { firstId } from './node-records.ts';
 
 /** The records found in the journal. */
-export interface Found {
+export interface FoundNodes {
   /** Descending, so that low ids are handed out first. */
   readonly free: readonly number[];
   readonly hiddenNameOwner: readonly number[];
@@ -12,7 +12,7 @@ export interface Found {
 }
 
 /** Reads word by word, without calls: applications wait for this, and Node has not compiled anything yet. */
-export function findNodes(memory: JournalMemory): Found {
+export function findNodes(memory: JournalMemory): FoundNodes {
   const free: number[] = [];
   const hiddenNames: number[] = [];
   const owned = new Map<number, number[]>();

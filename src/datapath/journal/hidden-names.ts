@@ -1,12 +1,12 @@
-import type { Hidden } from '../ports.ts';
+import type { HiddenName } from '../ports.ts';
 import { hiddenNameOwner, longestName, record } from './layout.ts';
 import type { NodeRecords } from './node-records.ts';
 
 /** Hidden names of files removed while open. Each has its own record, which names its file. */
 export interface HiddenNames {
   /** Returns the record's id. */
-  put(file: number, hidden: Hidden): number;
-  at(id: number): Hidden;
+  put(file: number, hidden: HiddenName): number;
+  at(id: number): HiddenName;
   isPointedTo(id: number): boolean;
 }
 

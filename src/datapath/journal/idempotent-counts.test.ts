@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { createIdempotentCounts } from './idempotent-counts.ts';
-import { line, lineWord, mostListed, record } from './layout.ts';
+import { line, lineWord, maxListed, record } from './layout.ts';
 import { createJournal, type JournalMemory, openJournal } from './memory.ts';
 import { createNodeTable, type NodeTable } from './nodes.ts';
 import { createRequests, type Requests } from './requests.ts';
@@ -147,7 +147,7 @@ describe('a resent request does not count again', () => {
     const { next } = journal();
     const first = next();
     const place = first.take();
-    const names = Array.from({ length: mostListed + 10 }, (_, i) => `file-${i}`);
+    const names = Array.from({ length: maxListed + 10 }, (_, i) => `file-${i}`);
     for (const name of names) first.nodes.addListed(handle(name), place);
     const second = next();
     for (const name of names) second.nodes.addListed(handle(name), place);

@@ -1,4 +1,4 @@
-import { line, lines, linesAt, mostListed } from './layout.ts';
+import { line, lines, linesAt, maxListed } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /**
@@ -10,7 +10,7 @@ export interface IdempotentCounts {
   /** Without a place: for a request that is never resent. */
   once(step: CountStep, put: (count: number) => void): void;
   /** Completes an interrupted step. Call it first: later the count may differ. */
-  end(put: (step: Ended) => void): void;
+  end(put: (step: InterruptedStep) => void): void;
   /** Whether the same listing counted the node before a crash; true once per count. */
   wasListed(place: number, node: number): boolean;
   /**
@@ -29,7 +29,7 @@ export interface CountStep {
   readonly becomes: number;
 }
 
-export interface Ended extends Omit<CountStep, 'place'> {
+export interface InterruptedStep extends Omit<CountStep, 'place'> {
   readonly mount: number;
 }
 
@@ -48,7 +48,7 @@ export function createIdempotentCounts({ words }: JournalMemory): IdempotentCoun
   for (let place = 0; place < lines; place++)
     if (words[at(place, line.mount)] !== 0 && lengthOf(place) > 0) left.set(place, [...listOf(place)]);
 
-  function endOne(place: number, mount: number, what: CountStep['what'], put: (step: Ended) => void): void {
+  function endOne(place: number, mount: number, what: CountStep['what'], put: (step: InterruptedStep) => void): void {
     const step = at(place, line[what]);
     const known = words[step] ?? 0;
     if ((known & began) === 0) return;
@@ -87,7 +87,7 @@ export function createIdempotentCounts({ words }: JournalMemory): IdempotentCoun
     },
     listed: (place, node) => {
       const length = lengthOf(place);
-      if (length >= mostListed) return;
+      if (length >= maxListed) return;
       words[at(place, line.list) + length] = node;
       store(at(place, line.listed), length + 1);
     },

@@ -77,7 +77,7 @@ export const line = {
 } as const;
 export const longestReply = line.looked - line.reply;
 export const longestInline = line.size - line.request;
-export const mostListed = (line.size - line.list) / 4;
+export const maxListed = (line.size - line.list) / 4;
 /** Maximum number of unanswered requests. */
 export const lines = 4096;
 
@@ -133,7 +133,7 @@ export const longestName = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;
 export const recordsPerChunk = chunkSize / record.size;
 /** About six million nodes would take 800 MB: the kernel is asked to drop some long before. */
-export const mostChunks = 256;
+export const maxChunks = 256;
 
 const upTo = (size: number): number => Math.ceil(size / pageSize) * pageSize;
 

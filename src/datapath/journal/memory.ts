@@ -7,7 +7,7 @@ import {
   chunksAt,
   head,
   magic,
-  mostChunks,
+  maxChunks,
   reservedSlots,
   slotSize,
   slotsAt,
@@ -102,7 +102,7 @@ export function openJournal(fd: number): JournalMemory {
     populate: (place) => requests.populate(place * slotSize, slotSize),
     forget: (place, count) => requests.forget(place * slotSize, count * slotSize),
     addChunk: () => {
-      if (chunks.length >= mostChunks) return undefined;
+      if (chunks.length >= maxChunks) return undefined;
       growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);
       const added = addMapped();
       Atomics.store(words, head.chunks / 4, chunks.length);

@@ -1,7 +1,7 @@
 import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
 import type { Agreement } from '#wire/fuse/init.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import type { KeptGrowth } from '../quota/account.ts';
+import type { StoredGrowth } from '../quota/account.ts';
 import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
@@ -21,7 +21,7 @@ export interface MountRows {
   of(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
   setAgreement(index: number, agreement: Agreement): void;
-  growth(index: number): KeptGrowth;
+  growth(index: number): StoredGrowth;
   remove(index: number): void;
 }
 
@@ -57,7 +57,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
   const indexes: readonly number[] = Array.from({ length: mostMounts }, (_, index) => index);
   const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
 
-  const growth = (index: number): KeptGrowth => {
+  const growth = (index: number): StoredGrowth => {
     const [epochAt, growthAt] = [at(index, mountRow.epoch), at(index, mountRow.growth)];
     return {
       read: () => ({

@@ -1,4 +1,4 @@
-import { mostChunks, recordsPerChunk } from './layout.ts';
+import { maxChunks, recordsPerChunk } from './layout.ts';
 
 export interface NodeLimits {
   /** From this count on, the kernel is asked to drop dentries: each node costs about half a KiB, here and elsewhere. */
@@ -8,7 +8,7 @@ export interface NodeLimits {
 }
 
 /** Some records are reserved for hidden names. */
-export const usualLimits: NodeLimits = { many: 256 * 1024, most: mostChunks * recordsPerChunk - 4096 };
+export const usualLimits: NodeLimits = { many: 256 * 1024, most: maxChunks * recordsPerChunk - 4096 };
 
 /** Counts the nodes and asks mounts to shrink when there are too many. */
 export interface NodePressure {

@@ -1,9 +1,9 @@
 import type { Clock } from '#base/clock.ts';
-import { chunkOf, type Ledger, type View } from './ledger.ts';
+import { chunkOf, type Ledger, type LedgerView } from './ledger.ts';
 import { freshMs } from './recount.ts';
 
 /** This mount's growth of the volume in an epoch, stored outside the process. Epoch 0: none. */
-export interface KeptGrowth {
+export interface StoredGrowth {
   read(): { readonly epoch: number; readonly growth: number };
   /** Sets both values: idempotent and atomic, or the epoch becomes 0. */
   write(epoch: number, growth: number): void;
@@ -26,42 +26,42 @@ export interface Account {
   /** Unsettled growth may have to move into the next epoch: until then the ledger must be polled. */
   isUnderWay(): boolean;
   /** Reads the ledger and moves to its epoch. */
-  catchUp(): Promise<View | undefined>;
+  catchUp(): Promise<LedgerView | undefined>;
   /** Obtains a grant for this many bytes. False: there is no room. */
   obtain(bytes: number): Promise<boolean>;
   /** Whether maintenance is due, so that no write waits for it later. */
   isDue(): boolean;
-  tend(): Promise<void>;
+  runMaintenance(): Promise<void>;
   /** Returns unused grants. */
   close(): Promise<void>;
 }
 
 export interface AccountParts {
   readonly ledger: Ledger;
-  readonly kept: KeptGrowth;
+  readonly kept: StoredGrowth;
   readonly clock: Clock;
 }
 
-const noneLate = { bytes: 0, at: 0 };
+const noLateGrowth = { bytes: 0, at: 0 };
 
 export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   let { epoch, growth } = kept.read();
   /** The part of `growth` that is charged but not settled. */
   let charged = 0;
   /** Settled while a new epoch may already have started: its count may have been too early to see it. */
-  let late = noneLate;
+  let late = noLateGrowth;
   // Assume no grant beyond the growth: the dead predecessor may have been about to return it.
   let granted = growth;
 
-  const isRecent = (view: View, ms: number): boolean => clock.elapsed() - view.at <= ms;
-  const isFresh = (view: View | undefined): view is View =>
+  const isRecent = (view: LedgerView, ms: number): boolean => clock.elapsed() - view.at <= ms;
+  const isFresh = (view: LedgerView | undefined): view is LedgerView =>
     view !== undefined && view.epoch === epoch && isRecent(view, freshMs);
   const chunk = (): number => chunkOf(ledger.view?.limit ?? 0);
-  const roomIn = ({ limit, used, others }: View): number => limit - used - others;
+  const roomIn = ({ limit, used, others }: LedgerView): number => limit - used - others;
   /** More is used than granted, because file systems use more than is written; or much of the grant is idle. */
   const isOff = (): boolean => growth > granted || granted - growth > 2 * chunk();
   /** Fetch the next chunk before a write waits for it. */
-  const isShort = (view: View): boolean => granted - growth < chunk() / 2 && roomIn(view) > granted;
+  const needsChunk = (view: LedgerView): boolean => granted - growth < chunk() / 2 && roomIn(view) > granted;
 
   function count(by: number): void {
     growth += by;
@@ -72,7 +72,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   async function enter(next: number): Promise<void> {
     epoch = next;
     growth = charged + late.bytes;
-    late = noneLate;
+    late = noLateGrowth;
     granted = 0;
     kept.write(epoch, growth);
     if (growth > 0) await correct();
@@ -94,10 +94,10 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     return true;
   }
 
-  async function catchUp(): Promise<View | undefined> {
+  async function catchUp(): Promise<LedgerView | undefined> {
     const view = await ledger.look();
     if (view !== undefined && view.epoch !== epoch) await enter(view.epoch);
-    else if (view !== undefined && view.at >= late.at) late = noneLate;
+    else if (view !== undefined && view.at >= late.at) late = noLateGrowth;
     return view;
   }
 
@@ -131,14 +131,14 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     obtain,
     isDue: () => {
       const { view } = ledger;
-      return view === undefined || !isRecent(view, freshMs / 2) || isOff() || isShort(view);
+      return view === undefined || !isRecent(view, freshMs / 2) || isOff() || needsChunk(view);
     },
-    tend: async () => {
+    runMaintenance: async () => {
       const { view } = ledger;
       if (view === undefined || !isRecent(view, freshMs / 2)) await catchUp();
       if (!isFresh(ledger.view)) return;
       if (isOff()) await correct();
-      if (isFresh(ledger.view) && isShort(ledger.view)) await obtain(Math.max(0, granted - growth));
+      if (isFresh(ledger.view) && needsChunk(ledger.view)) await obtain(Math.max(0, granted - growth));
     },
     close: async () => {
       if (epoch === 0 || granted <= growth) return;

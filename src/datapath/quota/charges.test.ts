@@ -2,7 +2,7 @@ import { beforeEach, describe, expect, test } from 'vitest';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
-import { type Charges, createCharges, type Leaving } from './charges.ts';
+import { type Charges, createCharges, type SpaceToFree } from './charges.ts';
 
 const block = 4096;
 const tebi = 2 ** 40;
@@ -28,7 +28,7 @@ const file = (size: number, used = size, links = 1): Attributes =>
   ({ type: fileType.regular, size, used, links }) as Attributes;
 const { signal } = new AbortController();
 const request = (place = ++places): Request => ({ place, signal }) as Request;
-const leaving = (attributes: Attributes): Leaving => ({ attributes, epoch });
+const leaving = (attributes: Attributes): SpaceToFree => ({ attributes, epoch });
 
 const write = (id: number, offset: number, length: number): Promise<void> | undefined =>
   charges.write(id, offset, length, request());
@@ -83,7 +83,7 @@ test('a write abandoned while waiting for space is still charged, and its place 
   waits = room;
   const [first, next] = [request(7), request(7)];
   const waiting = charges.write(1, 0, block, first);
-  charges.givenUp(first);
+  charges.abandoned(first);
   waits = undefined;
   await charges.write(2, 0, block, next);
   expect([balance, unsettled]).toEqual([block, block]);

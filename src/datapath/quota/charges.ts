@@ -21,20 +21,20 @@ export interface Charges {
   /** The write at this place is on the server's disk or lost. Until then, a count may not have seen it. */
   written(place: number): void;
   /** The write failed or was abandoned while it waited for space. Its charge counts, and its place may be reused. */
-  givenUp(request: Request): void;
+  abandoned(request: Request): void;
   /**
    * Call before a truncate or the removal of a name: returns the current state. Undefined: unknown, so nothing is
    * credited.
    */
-  leaving(id: number | undefined, request: Request): Promise<Leaving | undefined> | undefined;
+  leaving(id: number | undefined, request: Request): Promise<SpaceToFree | undefined> | undefined;
   /** The file was truncated or extended. */
-  resized(id: number, before: Leaving | undefined, after: Attributes | undefined): void;
+  resized(id: number, before: SpaceToFree | undefined, after: Attributes | undefined): void;
   /** The file lost a name; if it was the last, its space is free. */
-  removed(id: number | undefined, before: Leaving | undefined): void;
+  removed(id: number | undefined, before: SpaceToFree | undefined): void;
   forget(id: number): void;
 }
 
-export interface Leaving {
+export interface SpaceToFree {
   /** The server's current attributes. */
   readonly attributes: Attributes;
   /** The ledger's epoch. A count in between may already have seen the space as free. */
@@ -132,7 +132,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     return Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
   }
 
-  async function leaving(id: number, request: Request): Promise<Leaving | undefined> {
+  async function leaving(id: number, request: Request): Promise<SpaceToFree | undefined> {
     const epoch = await waitFor(request, (signal) => unlessAborted(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
     return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
@@ -163,7 +163,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
       underWay.set(place, { bytes });
     },
     written,
-    givenUp: (request) => {
+    abandoned: (request) => {
       gone.add(request);
       written(request.place);
     },
@@ -204,7 +204,7 @@ export const noCharges: Charges = {
   write: () => undefined,
   restored: () => undefined,
   written: () => undefined,
-  givenUp: () => undefined,
+  abandoned: () => undefined,
   leaving: () => undefined,
   resized: () => undefined,
   removed: () => undefined,

@@ -4,7 +4,7 @@ import { type FileHandle, fileType } from '#wire/nfs3/structures.ts';
 import { walkTree } from '#wire/nfs3/tree.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 
-export interface Counted {
+export interface TreeCount {
   readonly bytes: number;
   /** False: parts were not readable, so the real usage is higher. */
   readonly complete: boolean;
@@ -16,7 +16,7 @@ const atOnce = 8;
 const mostLinks = 250_000;
 
 /** Counts the space of a volume's tree on the server, like du. The tree may change meanwhile. */
-export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<Counted> {
+export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<TreeCount> {
   const top = await nfs.getattr(root, options);
   const linked = new Set<bigint>();
   let bytes = top.used;

@@ -13,8 +13,8 @@ import type { LedgerFiles } from './ledger-files.ts';
  */
 export interface Ledger {
   /** The ledger at this member's last look. Undefined: not read yet, or nothing was counted yet. */
-  readonly view: View | undefined;
-  look(): Promise<View | undefined>;
+  readonly view: LedgerView | undefined;
+  look(): Promise<LedgerView | undefined>;
   /**
    * Raises this member's grant to at least `least`, plus a chunk beyond `holds` if there is room. Returns the new
    * grant; `full`: no room; `over`: another epoch has started.
@@ -24,7 +24,7 @@ export interface Ledger {
   set(epoch: number, granted: number): Promise<void>;
 }
 
-export interface Base {
+export interface LedgerBase {
   readonly epoch: number;
   readonly used: number;
   /** The count of this epoch is in progress: `used` is an upper bound from its start. */
@@ -33,7 +33,7 @@ export interface Base {
   readonly countedAt: number;
 }
 
-export interface View extends Base {
+export interface LedgerView extends LedgerBase {
   /** The elapsed time of the look. */
   readonly at: number;
   readonly limit: number;
@@ -75,9 +75,9 @@ const readsAtOnce = 16;
 
 export function createLedger(parts: LedgerParts): Ledger {
   const { files, clock, signal, member, random = Math.random } = parts;
-  let seen: View | undefined;
+  let seen: LedgerView | undefined;
 
-  async function look(): Promise<View | undefined> {
+  async function look(): Promise<LedgerView | undefined> {
     seen = await readView(parts);
     return seen;
   }
@@ -123,7 +123,7 @@ export function createLedger(parts: LedgerParts): Ledger {
   };
 }
 
-async function readView({ files, clock, member, limit }: LedgerParts): Promise<View | undefined> {
+async function readView({ files, clock, member, limit }: LedgerParts): Promise<LedgerView | undefined> {
   const at = clock.elapsed();
   const names = await files.names();
   if (!names.includes(baseName)) return undefined;
@@ -152,13 +152,13 @@ export async function sumOf(
   return sum;
 }
 
-export async function readBase(files: LedgerFiles): Promise<Base | undefined> {
+export async function readBase(files: LedgerFiles): Promise<LedgerBase | undefined> {
   const { epoch, used, counting, countedAt } = fieldsOf(await files.read(baseName));
   if (!isCount(epoch) || !isCount(used)) return undefined;
   return { epoch, used, counting: counting === true, countedAt: isCount(countedAt) ? countedAt : 0 };
 }
 
-export const writeBase = (files: LedgerFiles, base: Base): Promise<void> =>
+export const writeBase = (files: LedgerFiles, base: LedgerBase): Promise<void> =>
   files.write(baseName, `${JSON.stringify({ version: 1, ...base })}\n`);
 
 async function readLimit(files: LedgerFiles): Promise<number> {

@@ -6,7 +6,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { credential } from '#wire/rpc/message.ts';
 import { isTransient } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
-import type { KeptGrowth } from './account.ts';
+import type { StoredGrowth } from './account.ts';
 import { countTree } from './count-tree.ts';
 import { createLedger, scratchName } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
@@ -19,7 +19,7 @@ export interface MountQuotaParts {
   readonly quota: QuotaSpec;
   /** The mount's id: a node can have two mounts of one volume for a while, each with its own part of the ledger. */
   readonly mount: string;
-  readonly kept: KeptGrowth;
+  readonly kept: StoredGrowth;
   readonly clock?: Clock;
   /** Resolves when changes on the server may start. Undefined: now. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;

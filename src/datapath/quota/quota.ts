@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { type Account, createAccount, type KeptGrowth } from './account.ts';
-import type { Ledger, View } from './ledger.ts';
+import { type Account, createAccount, type StoredGrowth } from './account.ts';
+import type { Ledger, LedgerView } from './ledger.ts';
 import { freshMs, type Recount } from './recount.ts';
 
 /** Enforces a volume's size for one mount, together with the mounts of other nodes. */
@@ -34,7 +34,7 @@ export interface Quota {
 export interface QuotaParts {
   readonly ledger: Ledger;
   readonly recount: Recount;
-  readonly kept: KeptGrowth;
+  readonly kept: StoredGrowth;
   readonly clock: Clock;
   /** The volume's size at mount time. */
   readonly limit: number;
@@ -58,26 +58,26 @@ export function createQuota(parts: QuotaParts): Quota {
   const account = createAccount(parts);
   const queue = createQueue();
   const counts = createCounts(parts);
-  let isTending = false;
+  let isMaintaining = false;
   let watching: Disposable | undefined;
 
-  async function tend(): Promise<void> {
+  async function runMaintenance(): Promise<void> {
     try {
-      await queue(() => account.tend());
+      await queue(() => account.runMaintenance());
       counts.saw(ledger.view);
       counts.due(countEveryMs);
     } catch (cause) {
       if (!signal.aborted) failed(cause);
     } finally {
-      isTending = false;
+      isMaintaining = false;
     }
   }
 
   /** Maintains the account while the mount is in use, so that no write waits for it. */
-  function tendIfDue(): void {
-    if (isTending || signal.aborted || !account.isDue()) return;
-    isTending = true;
-    void tend();
+  function maintainIfDue(): void {
+    if (isMaintaining || signal.aborted || !account.isDue()) return;
+    isMaintaining = true;
+    void runMaintenance();
   }
 
   /**
@@ -88,14 +88,14 @@ export function createQuota(parts: QuotaParts): Quota {
     if (watching !== undefined || signal.aborted || !account.isUnderWay()) return;
     watching = clock.after(freshMs / 2, () => {
       watching = undefined;
-      if (account.isUnderWay()) tendIfDue();
+      if (account.isUnderWay()) maintainIfDue();
       watch();
     });
   }
 
   return {
     admit: (bytes) => {
-      tendIfDue();
+      maintainIfDue();
       if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes)).then(watch);
       account.charge(bytes);
       watch();
@@ -112,11 +112,11 @@ export function createQuota(parts: QuotaParts): Quota {
     },
     changed: (delta, admitted = 0) => {
       account.settle(admitted, delta);
-      tendIfDue();
+      maintainIfDue();
       watch();
     },
     statfs: () => {
-      tendIfDue();
+      maintainIfDue();
       const { view } = ledger;
       if (view === undefined) return { bytes: parts.limit, used: 0 };
       const own = view.epoch === account.epoch ? account.growth : 0;
@@ -161,7 +161,7 @@ async function obtain(
 
 interface Counts {
   now(): Promise<boolean>;
-  saw(view: View | undefined): void;
+  saw(view: LedgerView | undefined): void;
   /** Starts a count if the last one is older than this. */
   due(ms: number): void;
   stop(): Promise<void>;

@@ -1,13 +1,13 @@
 import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
-import type { Counted } from './count-tree.ts';
-import { type Base, epochOf, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
+import type { TreeCount } from './count-tree.ts';
+import { epochOf, type LedgerBase, readBase, scratchName, sumOf, writeBase } from './ledger.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 export interface RecountParts {
   readonly files: LedgerFiles;
   readonly clock: Clock;
-  count(signal: AbortSignal): Promise<Counted>;
+  count(signal: AbortSignal): Promise<TreeCount>;
 }
 
 /** Members do not use a view of the ledger older than this. */
@@ -70,7 +70,7 @@ export function createRecount(parts: RecountParts): Recount {
  * the count sees them or not. Earlier grants count as used until the count is done. Nothing is granted in the old epoch
  * once the new base is visible, so the second look at the old grants sees all of them.
  */
-async function begin(files: LedgerFiles): Promise<Base> {
+async function begin(files: LedgerFiles): Promise<LedgerBase> {
   const last = await readBase(files);
   // Nothing has been granted yet.
   if (last === undefined) return { epoch: 1, used: 0, counting: true, countedAt: 0 };

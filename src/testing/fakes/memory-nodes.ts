@@ -1,4 +1,4 @@
-import type { Hidden, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
+import type { HiddenName, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
 import { rootNode } from '#wire/fuse/abi.ts';
 import type { ErrnoName } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
@@ -9,7 +9,7 @@ interface JournaledWrites {
   handle: FileHandle;
   opens: number;
   lookups: number;
-  hidden: Hidden | undefined;
+  hidden: HiddenName | undefined;
   lost: ErrnoName | undefined;
   isLossTold: boolean;
 }
