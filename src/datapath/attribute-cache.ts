@@ -98,7 +98,7 @@ const never = Number.NEGATIVE_INFINITY;
 /** The part of the cache that is dropped at once to make room. */
 const droppedPart = 0.1;
 /** Overlapping changes are ordered by their before and after attributes; more than this many are not. */
-const mostOverlapping = 64;
+const maxOverlapping = 64;
 
 export function createAttributeCache({
   clock,
@@ -226,7 +226,7 @@ export function createAttributeCache({
         if (wcc?.after === undefined) {
           known.at = never;
           known.isTied = true;
-        } else if (known.ended.length < mostOverlapping) known.ended.push(wcc);
+        } else if (known.ended.length < maxOverlapping) known.ended.push(wcc);
         else known.isTorn = true;
         followChain(known);
         if (known.changing === 0) settle(known);

@@ -32,8 +32,8 @@ export interface BackgroundWritesOptions {
 }
 
 const never = new AbortController().signal;
-const firstPauseMs = 100;
-const longestPauseMs = 5_000;
+const minPauseMs = 100;
+const maxPauseMs = 5_000;
 
 export function createBackgroundWrites(
   context: Context,
@@ -63,7 +63,7 @@ export function createBackgroundWrites(
 
   /** The write was acknowledged: an unreachable server is no reason to give it up. */
   async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
-    for (let pause = firstPauseMs; ; pause = Math.min(pause * 2, longestPauseMs)) {
+    for (let pause = minPauseMs; ; pause = Math.min(pause * 2, maxPauseMs)) {
       try {
         return await sendOnceReady(call);
       } catch (cause) {

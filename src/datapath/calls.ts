@@ -32,8 +32,8 @@ interface Waiting {
  */
 const graceMs = 1_000;
 const lookMs = 250;
-const firstPauseMs = 100;
-const longestPauseMs = 5_000;
+const minPauseMs = 100;
+const maxPauseMs = 5_000;
 
 export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
   const underWay = new Set<Waiting>();
@@ -71,7 +71,7 @@ export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
     first: unknown,
   ): Promise<R> {
     let cause = first;
-    for (let pause = firstPauseMs; isTransient(cause); pause = Math.min(pause * 2, longestPauseMs)) {
+    for (let pause = minPauseMs; isTransient(cause); pause = Math.min(pause * 2, maxPauseMs)) {
       const left = timeoutMs - (clock.elapsed() - waiting.since) - pause;
       if (left <= 0) break;
       await clock.sleep(pause, waiting.controller.signal).catch((stopped: unknown) => {

@@ -38,7 +38,7 @@ interface SharedConnection {
 /** Default deadline; each call has its own. */
 const usualDeadlineMs = 30_000;
 /** For parallel reads and writes of several requests of all mounts. */
-const mostInFlight = 1024;
+const maxInFlight = 1024;
 
 export function createConnections(clock: Clock, holder: SocketHolder): Connections {
   const shared = new Map<string, SharedConnection>();
@@ -59,7 +59,7 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
     const { addresses, port, connections, tls } = spec;
     const [first, ...more] = addresses;
     return createRpcClient({
-      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
+      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: maxInFlight },
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? privilegedPort : undefined,
       ...{ onOpened: onOpened(about, listeners), reading: readPromptly },

@@ -21,7 +21,7 @@ export interface DataLossLogParts {
 }
 
 /** Files named per window; the rest is summarized in one line. */
-const mostNamed = 20;
+const maxNamed = 20;
 const windowMs = 60_000;
 
 /** The writer may be gone before it could be told: then the log is the only report. */
@@ -43,7 +43,7 @@ export function createDataLossLog({ clock, log, mount, report }: DataLossLogPart
   }
 
   return ({ id, fileId, code, bytes }) => {
-    if (named.has(id) || named.size >= mostNamed) {
+    if (named.has(id) || named.size >= maxNamed) {
       writes++;
       moreBytes += bytes;
       return;

@@ -22,15 +22,15 @@ export interface Pages {
 }
 
 const pageBytes = 64 * 1024;
-const largestPage = 256 * 1024;
-const leastBytes = 4096;
+const maxPageBytes = 256 * 1024;
+const minBytes = 4096;
 /** Retries of errors that may come from an entry being removed. */
-const mostVanished = 5;
+const maxVanished = 5;
 /** Restarts after lost positions without a new entry, and pages without a new entry. */
-const mostAnew = 5;
-const mostInVain = 10_000;
+const maxRestarts = 5;
+const maxEmptyPages = 10_000;
 /** Names remembered, so that a restarted listing returns nothing twice. */
-const mostRemembered = 100_000;
+const maxRemembered = 100_000;
 
 export interface PagesOptions {
   readonly remembers: boolean;
@@ -74,9 +74,9 @@ export function createPages(context: Context, id: number, { remembers, checked }
       } catch (cause) {
         if (isNfsError(cause, 'BAD_COOKIE') && position !== 0n) return undefined;
         if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
-        else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage && !isSmall) bytes *= 2;
-        else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) [bytes, isSmall] = [leastBytes, true];
-        else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > mostVanished) throw cause;
+        else if (isNfsError(cause, 'TOOSMALL') && bytes < maxPageBytes && !isSmall) bytes *= 2;
+        else if (isNfsError(cause, 'INVAL') && bytes > minBytes) [bytes, isSmall] = [minBytes, true];
+        else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > maxVanished) throw cause;
       }
     }
   }
@@ -86,19 +86,19 @@ export function createPages(context: Context, id: number, { remembers, checked }
     if (name !== '.' && name !== '..' && !isPossibleName(name)) return false;
     const key = keyOfEntry(entry);
     if (hasBegunAnew && given.has(key)) return false;
-    if (remembers && given.size < mostRemembered) given.add(key);
+    if (remembers && given.size < maxRemembered) given.add(key);
     return true;
   };
 
   return {
     after: async (position, request) => {
       let from = position;
-      for (let [anew, inVain] = [0, 0]; inVain < mostInVain; inVain++) {
+      for (let [anew, inVain] = [0, 0]; inVain < maxEmptyPages; inVain++) {
         const [since, changes] = [attributes.now(), names.changes(id)];
         const page = await suited(from, request);
         if (page === undefined) {
-          const isKnown = remembers && given.size < mostRemembered;
-          if (!isKnown || ++anew > mostAnew) throw new XdrError('the server lost its place in a directory');
+          const isKnown = remembers && given.size < maxRemembered;
+          if (!isKnown || ++anew > maxRestarts) throw new XdrError('the server lost its place in a directory');
           hasBegunAnew = true;
           circle.beginAnew();
           from = 0n;

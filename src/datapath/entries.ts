@@ -34,7 +34,7 @@ export interface Entries {
 }
 
 /** Two changes of a directory within a few ms may have the same ctime, so names expire after this. */
-const longestMs = 30_000;
+const maxMs = 30_000;
 /** How long a listing's attributes are used: later the file may have been changed here. */
 const listedMs = 1_000;
 
@@ -61,7 +61,7 @@ export function createEntries(context: Context): Entries {
     const now = clock.elapsed();
     // Negative entries expire soon: the kernel does not hear about changes by other clients.
     if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
-    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + longestMs - now));
+    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
   }
 
   /** Records where the kernel will see the node. */

@@ -176,7 +176,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
       const bytes = typeof target === 'string' ? Buffer.from(target) : target;
-      if (bytes.length > longestTarget) throw new Errno('ENAMETOOLONG');
+      if (bytes.length > maxTargetBytes) throw new Errno('ENAMETOOLONG');
       return bytes;
     },
     statfs: async (id, request) => {
@@ -218,7 +218,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
 }
 
 /** The kernel's limit for link targets. */
-const longestTarget = 4095;
+const maxTargetBytes = 4095;
 const statfsBlock = 4096;
 
 /** The size of the volume, not of the export. Inodes are not counted. */

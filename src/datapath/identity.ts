@@ -30,7 +30,7 @@ export interface Identities {
   credential(who: Caller, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
 }
 
-const mostKept = 1024;
+const maxKept = 1024;
 
 /**
  * The kernel has checked the caller with all groups, but does not tell which. Where the group may do more than others,
@@ -51,7 +51,7 @@ export function createIdentities({ squash, uid, gid, machine }: IdentityOptions)
       const key = `${who.uid} ${who.gid} ${groups.join(' ')}`;
       const known = kept.get(key);
       if (known !== undefined) return known;
-      if (kept.size >= mostKept) kept.clear();
+      if (kept.size >= maxKept) kept.clear();
       const made = credential({ uid: who.uid, gid: who.gid, groups, machine });
       kept.set(key, made);
       return made;

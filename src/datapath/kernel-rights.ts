@@ -10,7 +10,7 @@ export interface KernelRights {
   forget(id: number): void;
 }
 
-const mostShared = 1024;
+const maxShared = 1024;
 
 export function createKernelRights(): KernelRights {
   const byId = new Map<number, Rights>();
@@ -21,7 +21,7 @@ export function createKernelRights(): KernelRights {
     const key = `${uid} ${gid} ${mode}`;
     const known = shared.get(key);
     if (known !== undefined) return known;
-    if (shared.size >= mostShared) shared.clear();
+    if (shared.size >= maxShared) shared.clear();
     shared.set(key, rights);
     return rights;
   }

@@ -13,7 +13,7 @@ export interface ReadBuffers {
 const headRoom = 4096;
 const smallest = 16 * 1024;
 /** Limit of unused memory; more is freed. */
-const mostKept = 8 * 1024 * 1024;
+const maxKept = 8 * 1024 * 1024;
 
 export function createReadBuffers(): ReadBuffers {
   const free = new Map<number, Buffer[]>();
@@ -30,7 +30,7 @@ export function createReadBuffers(): ReadBuffers {
 
   function takeBack(): void {
     for (const buffer of answered) {
-      if (kept + buffer.length > mostKept) continue;
+      if (kept + buffer.length > maxKept) continue;
       kept += buffer.length;
       listOf(buffer.length).push(buffer);
     }

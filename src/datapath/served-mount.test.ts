@@ -17,7 +17,7 @@ import { createGround } from '#testing/ground.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { lines, mostMounts } from './journal/layout.ts';
+import { lines, maxMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
 import { createPoisonRequests } from './poison-requests.ts';
@@ -320,7 +320,7 @@ test.skipIf(needs('linux'))(
       );
       return kernel;
     };
-    const kernels = await Promise.all(Array.from({ length: mostMounts }, (_, mount) => serve(mount)));
+    const kernels = await Promise.all(Array.from({ length: maxMounts }, (_, mount) => serve(mount)));
     const longest = Buffer.alloc(80_000);
     const slot: Slot = { place: 0, buffer: longest, view: new DataView(longest.buffer) };
     const write = { end: inHeaderSize + 40, data: 76_000 };
@@ -328,7 +328,7 @@ test.skipIf(needs('linux'))(
     slot.view.setUint32(inHeaderSize + 16, write.data, true);
     for (const kernel of kernels)
       expect(writeSync(kernel, longest, 0, write.end + write.data)).toBe(write.end + write.data);
-    await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(mostMounts);
+    await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(maxMounts);
     put(slot, 4);
     for (const kernel of kernels) writeSync(kernel, longest, 0, statfs.length);
     const answer = Buffer.alloc(64);

@@ -9,9 +9,9 @@ export interface SharedCaches {
 }
 
 /** About 0.8 KB per name and 0.5 KB per node. */
-const mostNames = 100_000;
-const mostNodes = 50_000;
+const maxNames = 100_000;
+const maxNodes = 50_000;
 
 export const createSharedCaches = (): SharedCaches => ({
-  ...{ reads: createReadBuffers(), names: createCacheLimit(mostNames), attributes: createCacheLimit(mostNodes) },
+  ...{ reads: createReadBuffers(), names: createCacheLimit(maxNames), attributes: createCacheLimit(maxNodes) },
 });

@@ -3,7 +3,7 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Connection } from './connection.ts';
 import { createCollector, type HeldDescriptors, maxMounts } from './held-descriptors.ts';
-import { KeeperError, type KeeperState, longestSpec, type Message, type MessageOf } from './protocol.ts';
+import { KeeperError, type KeeperState, type Message, type MessageOf, maxSpecBytes } from './protocol.ts';
 import type { Supervisor } from './supervisor.ts';
 import { unlessAborted } from './unless-aborted.ts';
 
@@ -99,7 +99,7 @@ export function serveAgent(connection: Connection, ports: AgentConnectionPorts):
 
   async function adopt({ mount, spec }: MessageOf<'adopt'>, fd: number, signal: AbortSignal): Promise<void> {
     try {
-      if (Buffer.byteLength(JSON.stringify(spec)) > longestSpec)
+      if (Buffer.byteLength(JSON.stringify(spec)) > maxSpecBytes)
         throw new KeeperError('invalid', 'the spec is too long');
       const { supervisor, held } = await unlessAborted(inCharge(), signal);
       if (held.mounts.has(mount)) throw new KeeperError('exists', 'a mount with this name already exists');

@@ -23,7 +23,7 @@ export interface HandOver {
   look(): void;
 }
 
-const longestMs = 15_000;
+const maxMs = 15_000;
 
 /**
  * The old keeper's side. It is in charge until it sends `yours`, and never afterwards: if a data path dies meanwhile,
@@ -43,7 +43,7 @@ export function handOver(connection: Connection, { clock, log, charge, begun, en
     const { supervisor, held } = found;
     log.info('handing over to another keeper', { mounts: held.mounts.size });
     current = { supervisor, path, isStillSo };
-    clean.use(clock.after(longestMs, cancel));
+    clean.use(clock.after(maxMs, cancel));
     begun();
   }
 

@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import type { Connection } from './connection.ts';
-import { longestMessage, type MessageOf, ProtocolError } from './protocol.ts';
+import { type MessageOf, maxMessageBytes, ProtocolError } from './protocol.ts';
 
 /** Everything that must outlive a data path. Owns its descriptors and closes each one exactly when it is dropped. */
 export interface HeldDescriptors extends Disposable {
@@ -90,7 +90,7 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
 
 /** Below the kernel's limits per message, with room for the rest of it. */
 const maxBatchCount = 200;
-const maxBatchBytes = longestMessage - 1024;
+const maxBatchBytes = maxMessageBytes - 1024;
 
 /** Sends everything in as many messages as needed. */
 export function sendHeldDescriptors(

@@ -4,7 +4,7 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import { createConnection } from './connection.ts';
 import { type CopyMessage, copyMessages, type DescriptorCopies } from './descriptor-copies.ts';
 import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
-import { longestFlushMs } from './pending-flushes.ts';
+import { maxFlushMs } from './pending-flushes.ts';
 import { KeeperError, type KeeperState, type Message, type MessageOf } from './protocol.ts';
 import { killProcess, openPeerPidfd, peerCredentials } from './system-calls.ts';
 import { within } from './unless-aborted.ts';
@@ -128,7 +128,7 @@ export function connectKeeper({ path, user, clock, version, changed, closed, cop
       void (await ask({ kind: 'adopt', mount, spec }, signal, [descriptor])),
     drop: async (mount, signal) => void (await ask({ kind: 'drop', mount }, signal)),
     flush: async (mount, ms, signal) => {
-      const answer = await ask({ kind: 'flush', mount, ms: Math.min(Math.round(ms), longestFlushMs) }, signal);
+      const answer = await ask({ kind: 'flush', mount, ms: Math.min(Math.round(ms), maxFlushMs) }, signal);
       if (answer.kind !== 'flushed') throw misunderstood();
       return answer.files;
     },

@@ -18,7 +18,7 @@ interface PendingFlush {
 }
 
 /** Upper limit of a flush. */
-export const longestFlushMs = 600_000;
+export const maxFlushMs = 600_000;
 /** The data path counts the incomplete files when the time is up, and has this long to report them. */
 const graceMs = 1_000;
 

@@ -36,7 +36,7 @@ interface PodOptions {
 
 const lookMs = 200;
 /** At most two exist at a time. */
-const mostPods = 8;
+const maxPods = 8;
 /** Set across a restart if SIGTERM was received before: the signal is not sent twice. */
 const terminatingVariable = 'STOWAGE_KEEPER_TOLD';
 
@@ -83,7 +83,7 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
     },
     tookCharge: () => {
       if (pod === '' || pods().includes(pod)) return;
-      writeFileSync(podsFile, `${[...pods(), pod].slice(-mostPods).join('\n')}\n`, { mode: 0o600 });
+      writeFileSync(podsFile, `${[...pods(), pod].slice(-maxPods).join('\n')}\n`, { mode: 0o600 });
     },
     endWhenIdle: (mounts) => {
       mountsNow = mounts;

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { decode, encode, longestMessage, type Message, ProtocolError } from './protocol.ts';
+import { decode, encode, type Message, maxMessageBytes, ProtocolError } from './protocol.ts';
 
 const secret = 'hunter2';
 const raw = (value: unknown): Buffer => Buffer.from(JSON.stringify(value));
@@ -48,13 +48,13 @@ describe('invalid messages are refused without being quoted', () => {
       2,
       'a message (add) came with 2 descriptors',
     ],
-    ['too long', Buffer.alloc(longestMessage + 1, ' '), 0, 'a message is too long'],
+    ['too long', Buffer.alloc(maxMessageBytes + 1, ' '), 0, 'a message is too long'],
   ])('%s', (_, bytes, descriptors, message) => {
     expect(() => decode(bytes, descriptors)).toThrow(new ProtocolError(message));
   });
 });
 
 test("messages longer than the receiver's limit are not sent", () => {
-  const long: Message = { ...adopt, spec: 'x'.repeat(longestMessage) } as Message;
+  const long: Message = { ...adopt, spec: 'x'.repeat(maxMessageBytes) } as Message;
   expect(() => encode(long)).toThrow(new ProtocolError('a message (adopt) is too long'));
 });

@@ -7,11 +7,11 @@
 const protocolVersion = 1;
 
 /** Limit of a message. A socket's buffer holds three times as much. */
-export const longestMessage = 64 * 1024;
+export const maxMessageBytes = 64 * 1024;
 /** Limit of a spec, as JSON. */
-export const longestSpec = 32 * 1024;
-const longestText = 16 * 1024;
-const longestName = 255;
+export const maxSpecBytes = 32 * 1024;
+const maxTextLength = 16 * 1024;
+const maxNameLength = 255;
 
 type Check<T> = (value: unknown) => value is T;
 type Checked<C> = C extends Check<infer T> ? T : never;
@@ -49,8 +49,8 @@ const shaped =
   (value): value is Shaped<S> =>
     isObject(value) && Object.entries(shape).every(([name, check]) => check(value[name]));
 
-const name = text(1, longestName);
-const anyText = text(0, longestText);
+const name = text(1, maxNameLength);
+const anyText = text(0, maxTextLength);
 
 const worker = shaped({ pid: count, version: name, ready: flag });
 const state = shaped({
@@ -85,7 +85,7 @@ const shapes = {
    * Commit unwritten data on the server within this time. The keeper forwards it to the data path with its own numbers.
    */
   flush: { ask: count, mount: name, ms: count },
-  list: { ask: count, after: text(0, longestName) },
+  list: { ask: count, after: text(0, maxNameLength) },
   status: { ask: count },
   /** The path of the program to run as data path from now on. */
   upgrade: { ask: count, program: text(1, 4096) },
@@ -112,7 +112,7 @@ const shapes = {
   everything: { mounts: count, sockets: count },
   add: { mounts: list(shaped({ mount: name, spec: json })) },
   /** Sockets to servers. A data path also sends later ones, one by one. */
-  holding: { sockets: list(shaped({ socket: name, about: text(0, longestName) })) },
+  holding: { sockets: list(shaped({ socket: name, about: text(0, maxNameLength) })) },
 
   // To a data path. `remove` also goes to agents with copies.
   remove: { mount: name },
@@ -171,12 +171,12 @@ export class ProtocolError extends Error {
 
 export function encode(message: Message): Buffer {
   const bytes = Buffer.from(JSON.stringify({ v: protocolVersion, ...message }));
-  if (bytes.length > longestMessage) throw new ProtocolError(`a message (${message.kind}) is too long`);
+  if (bytes.length > maxMessageBytes) throw new ProtocolError(`a message (${message.kind}) is too long`);
   return bytes;
 }
 
 export function decode(bytes: Buffer, descriptors: number): Message {
-  if (bytes.length > longestMessage) throw new ProtocolError('a message is too long');
+  if (bytes.length > maxMessageBytes) throw new ProtocolError('a message is too long');
   const value = parsed(bytes);
   if (!isObject(value)) throw new ProtocolError('a message is not a JSON object');
   if (value['v'] !== protocolVersion) throw new ProtocolError(`a message is not of version ${protocolVersion}`);

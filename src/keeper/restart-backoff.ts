@@ -13,7 +13,7 @@ export interface RestartBackoff {
 /** A burst, then one start per pause: starting a process costs a quarter of a second of CPU time. */
 const burst = 10;
 const pauseMs = 1_000;
-const longestMs = 10_000;
+const maxMs = 10_000;
 
 export function createRestartBackoff(clock: Clock): RestartBackoff {
   const starts: number[] = [];
@@ -21,7 +21,7 @@ export function createRestartBackoff(clock: Clock): RestartBackoff {
   let failedAt = 0;
 
   const failureDelay = (): number =>
-    failures === 0 ? 0 : failedAt + Math.min(longestMs, 100 * 2 ** failures) - clock.elapsed();
+    failures === 0 ? 0 : failedAt + Math.min(maxMs, 100 * 2 ** failures) - clock.elapsed();
   const burstDelay = (): number => {
     const oldest = starts.length < burst ? undefined : starts[0];
     return oldest === undefined ? 0 : oldest + burst * pauseMs - clock.elapsed();

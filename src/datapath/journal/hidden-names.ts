@@ -1,5 +1,5 @@
 import type { HiddenName } from '../ports.ts';
-import { hiddenNameOwner, longestName, record } from './layout.ts';
+import { hiddenNameOwner, maxNameLength, record } from './layout.ts';
 import type { NodeRecords } from './node-records.ts';
 
 /** Hidden names of files removed while open. Each has its own record, which names its file. */
@@ -14,12 +14,12 @@ export function createHiddenNames(records: NodeRecords, take: () => number): Hid
   const { isThere, get, set, own, view, handleOf, putHandle } = records;
   return {
     put: (file, { directory, name }) => {
-      if (Buffer.byteLength(name) > longestName) throw new RangeError('the hidden name is too long');
+      if (Buffer.byteLength(name) > maxNameLength) throw new RangeError('the hidden name is too long');
       const id = take();
       putHandle(id, directory);
       // The file it belongs to is stored in the field that holds the opens of a node.
       set(id, record.opens, file);
-      const written = view(id, record.name + 4, longestName).write(name);
+      const written = view(id, record.name + 4, maxNameLength).write(name);
       set(id, record.name, written);
       own(id, hiddenNameOwner);
       return id;

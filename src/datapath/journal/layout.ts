@@ -38,8 +38,8 @@ export const mountRow = {
   growth: 168,
   size: 176,
 } as const;
-export const mostMounts = 1024;
-export const longestMountId = mountRow.root - mountRow.id;
+export const maxMounts = 1024;
+export const maxMountIdBytes = mountRow.root - mountRow.id;
 
 /** One line per unanswered request. Short requests lie in the line, others in a cell, long ones in a slot. */
 export const line = {
@@ -75,8 +75,8 @@ export const line = {
   list: 488,
   size: 1024,
 } as const;
-export const longestReply = line.looked - line.reply;
-export const longestInline = line.size - line.request;
+export const maxReplyBytes = line.looked - line.reply;
+export const maxInlineBytes = line.size - line.request;
 export const maxListed = (line.size - line.list) / 4;
 /** Maximum number of unanswered requests. */
 export const lines = 4096;
@@ -100,7 +100,7 @@ export const inUse = 0x4000_0000;
  * Two per mount, whatever others hold: for a long request, and for one that has no line yet. A mount must leave these
  * free when it takes more.
  */
-export const reservedSlots = 2 * mostMounts;
+export const reservedSlots = 2 * maxMounts;
 
 /** One record per node or per hidden name. */
 export const record = {
@@ -128,8 +128,8 @@ export const record = {
 export const hiddenNameOwner = 0xffff_ffff;
 /** Flag on that error: it was reported at least once. */
 export const lossTold = 0x8000_0000;
-export const longestHandle = record.name - record.handle;
-export const longestName = record.lost - record.name - 4;
+export const maxHandleBytes = record.name - record.handle;
+export const maxNameLength = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;
 export const recordsPerChunk = chunkSize / record.size;
 /** About six million nodes would take 800 MB: the kernel is asked to drop some long before. */
@@ -138,7 +138,7 @@ export const maxChunks = 256;
 const upTo = (size: number): number => Math.ceil(size / pageSize) * pageSize;
 
 export const mountsAt = head.size;
-export const linesAt = mountsAt + upTo(mostMounts * mountRow.size);
+export const linesAt = mountsAt + upTo(maxMounts * mountRow.size);
 export const ownersAt = linesAt + lines * line.size;
 export const slotsAt = (slots: number): number => ownersAt + upTo(slots * 4);
 export const cellsAt = (slots: number): number => slotsAt(slots) + slots * slotSize;

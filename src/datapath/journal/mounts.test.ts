@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { keepJournal } from '#testing/journal.ts';
-import { mostMounts } from './layout.ts';
+import { maxMounts } from './layout.ts';
 import { createMountRows } from './mounts.ts';
 
 const handle = (text: string): Buffer => Buffer.from(text);
@@ -27,7 +27,7 @@ test('the number of mounts and the length of their ids are limited', () => {
   using kept = keepJournal();
   const rows = createMountRows(kept.open());
   expect(() => rows.of('x'.repeat(73))).toThrow('at most 72 bytes');
-  for (let i = 0; i < mostMounts; i++) rows.of(`${i}`);
+  for (let i = 0; i < maxMounts; i++) rows.of(`${i}`);
   expect(() => rows.of('one more')).toThrow('at most 1024 mounts');
 });
 

@@ -2,7 +2,7 @@ import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
 import type { Agreement } from '#wire/fuse/init.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { StoredGrowth } from '../quota/account.ts';
-import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
+import { maxMountIdBytes, maxMounts, mountRow, mountsAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /** What a successor must know of a mount beyond what the keeper sends. */
@@ -54,7 +54,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     return { minor, flags: (Object.keys(initFlag) as InitFlag[]).filter((flag) => has(initFlag[flag])) };
   }
 
-  const indexes: readonly number[] = Array.from({ length: mostMounts }, (_, index) => index);
+  const indexes: readonly number[] = Array.from({ length: maxMounts }, (_, index) => index);
   const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
 
   const growth = (index: number): StoredGrowth => {
@@ -75,9 +75,9 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
 
   function add(id: string): MountRow {
     const name = Buffer.from(id);
-    if (name.length > longestMountId) throw new RangeError(`a mount's id has at most ${longestMountId} bytes`);
+    if (name.length > maxMountIdBytes) throw new RangeError(`a mount's id has at most ${maxMountIdBytes} bytes`);
     const index = indexes.find((one) => !isUsed(one));
-    if (index === undefined) throw new RangeError(`at most ${mostMounts} mounts are possible`);
+    if (index === undefined) throw new RangeError(`at most ${maxMounts} mounts are possible`);
     bytes.set(name, at(index, mountRow.id));
     set(index, mountRow.idLength, name.length);
     set(index, mountRow.rootLength, 0);

@@ -1,6 +1,6 @@
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { hashOf } from './handle-index.ts';
-import { longestHandle, record, recordsPerChunk } from './layout.ts';
+import { maxHandleBytes, record, recordsPerChunk } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
 /** Id 1 is every mount's root, which has no record. */
@@ -39,7 +39,7 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
   const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
 
   function putHandle(id: number, handle: FileHandle): void {
-    if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
+    if (handle.length > maxHandleBytes) throw new RangeError('a handle longer than NFSv3 allows');
     // Cleared first: after a crash in between, the old hash must not match the new handle.
     set(id, record.hash, 0);
     view(id, record.handle, handle.length).set(handle);

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { keepJournal, putRequest } from '#testing/journal.ts';
 import type { Message } from '#wire/fuse/message.ts';
-import { cellCount, lines, mostMounts } from './layout.ts';
+import { cellCount, lines, maxMounts } from './layout.ts';
 import { createJournal, openJournal } from './memory.ts';
 import { createRequests, type Requests } from './requests.ts';
 
@@ -306,9 +306,9 @@ describe('requests in the journal', () => {
     let [first, unique] = [0, 0];
     while (taken(0, ++unique)) first++;
     expect(first).toBeGreaterThan(100);
-    for (let mount = 1; mount < mostMounts; mount++) {
+    for (let mount = 1; mount < maxMounts; mount++) {
       expect(taken(mount, ++unique)).toBe(true);
-      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * mostMounts + 256);
+      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * maxMounts + 256);
     }
     expect(requests.arm(0)).toBeDefined();
     closeSync(fd);

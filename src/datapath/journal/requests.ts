@@ -11,8 +11,8 @@ import {
   inUse,
   line,
   lines,
-  longestInline,
-  longestReply,
+  maxInlineBytes,
+  maxReplyBytes,
   phase,
   reservedSlots,
   lineWord as word,
@@ -113,8 +113,8 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   const inline = (place: number, length: number): Message => {
     const from = at(place, line.request);
     return {
-      buffer: bytes.subarray(from, from + longestInline),
-      view: new DataView(bytes.buffer, bytes.byteOffset + from, longestInline),
+      buffer: bytes.subarray(from, from + maxInlineBytes),
+      view: new DataView(bytes.buffer, bytes.byteOffset + from, maxInlineBytes),
       end: length,
     };
   };
@@ -146,15 +146,15 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   function take(mount: number, slot: Slot, length: number, share = usualShare): JournaledRequest | undefined {
-    const cell = length <= longestInline ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
-    const staysThere = length > longestInline && cell < 0;
+    const cell = length <= maxInlineBytes ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
+    const staysThere = length > maxInlineBytes && cell < 0;
     const isWithin =
       shares.lines.isWithin(mount, idleLines.length * share) &&
       (!staysThere || shares.slots.isWithin(mount, (slots.idle - reserved) * share));
     const place = isWithin ? idleLines.pop() : undefined;
     if (place === undefined || staysThere) slots.keep(slot);
     if (place === undefined) return undefined;
-    if (length <= longestInline) {
+    if (length <= maxInlineBytes) {
       slot.buffer.copy(bytes, at(place, line.request), 0, length);
       begin(mount, place, here);
       slots.empty(slot);
@@ -238,7 +238,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     isBehind: (place) => words[word(place, line.phase)] === phase.behind,
     interrupted: (place) => store(word(place, line.interrupted), pieceOf(place).view.getUint32(8, true)),
     keepAnswer: (place, answer) => {
-      if (words[word(place, line.phase)] !== phase.sent || answer.length > longestReply) return;
+      if (words[word(place, line.phase)] !== phase.sent || answer.length > maxReplyBytes) return;
       bytes.set(answer, at(place, line.reply));
       view.setUint32(at(place, line.replyLength), answer.length, true);
       setPhase(place, phase.done);

@@ -13,7 +13,7 @@ export interface TreeCount {
 /** Calls in flight: applications share the server with the count. */
 const atOnce = 8;
 /** Hard-linked files remembered; further ones are counted once per link. */
-const mostLinks = 250_000;
+const maxLinks = 250_000;
 
 /** Counts the space of a volume's tree on the server, like du. The tree may change meanwhile. */
 export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<TreeCount> {
@@ -29,7 +29,7 @@ export async function countTree(nfs: NfsClient, root: FileHandle, options: CallO
         if (fsid !== top.fsid) return false;
         if (type !== fileType.directory && links > 1) {
           if (linked.has(fileId)) return true;
-          if (linked.size < mostLinks) linked.add(fileId);
+          if (linked.size < maxLinks) linked.add(fileId);
         }
         bytes += used;
         return true;

@@ -41,9 +41,9 @@ const never = new AbortController().signal;
 
 /** A record is one line; a longer file is not ours. */
 const longest = 4096;
-const mostNames = 100_000;
+const maxNames = 100_000;
 /** How often a file may be replaced between finding and reading it. */
-const mostReplaced = 16;
+const maxReplaced = 16;
 
 export function createLedgerFiles({ nfs, folder, options, scratch, ready }: LedgerFilesParts): LedgerFiles {
   const drained = async (): Promise<void> => {
@@ -83,7 +83,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
   return {
     names: async () => {
       const names: string[] = [];
-      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, mostEntries: mostNames }))
+      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, mostEntries: maxNames }))
         for (const { name } of page) names.push(name);
       return names;
     },
@@ -95,7 +95,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
         try {
           return await readFound(found.handle);
         } catch (cause) {
-          if (again >= mostReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
+          if (again >= maxReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
         }
       }
     },
@@ -105,7 +105,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
           return await replace(name, text);
         } catch (cause) {
           // A cleanup after a count removed it as a leftover.
-          if (again >= mostReplaced || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+          if (again >= maxReplaced || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
         }
       }
     },

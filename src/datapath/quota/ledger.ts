@@ -52,9 +52,9 @@ export interface LedgerParts {
   random?(): number;
 }
 
-const largestChunk = 16 * 1024 * 1024;
+const maxChunkBytes = 16 * 1024 * 1024;
 /** Size of one grant step, and of the idle grant per member: the promised bounds follow from it. */
-export const chunkOf = (limit: number): number => Math.min(largestChunk, Math.floor(limit / 64));
+export const chunkOf = (limit: number): number => Math.min(maxChunkBytes, Math.floor(limit / 64));
 
 const baseName = 'base';
 const limitName = 'limit';
@@ -68,8 +68,8 @@ export function epochOf(name: string): number | undefined {
 }
 
 /** Refusals before reporting that it is full: others may be about to revert their grants. */
-const mostRefusals = 3;
-const mostAttempts = 12;
+const maxRefusals = 3;
+const maxAttempts = 12;
 const pauseMs = 20;
 const readsAtOnce = 16;
 
@@ -103,7 +103,7 @@ export function createLedger(parts: LedgerParts): Ledger {
     set,
     raise: async (epoch, least, holds) => {
       let refusals = 0;
-      for (let attempt = 0; attempt < mostAttempts && refusals < mostRefusals; attempt++) {
+      for (let attempt = 0; attempt < maxAttempts && refusals < maxRefusals; attempt++) {
         const isFirst = attempt === 0 && seen !== undefined;
         if (!isFirst) await clock.sleep(attempt === 0 ? 0 : random() * pauseMs * attempt, signal);
         const view = isFirst ? seen : await look();

@@ -51,7 +51,7 @@ const countFullMs = 30_000;
 /** During a count all earlier grants count as used: wait for it before reporting that there is no room. */
 const recountWaitMs = 10_000;
 const pauseMs = 100;
-const mostRaises = 16;
+const maxRaises = 16;
 
 export function createQuota(parts: QuotaParts): Quota {
   const { ledger, clock, signal, failed } = parts;
@@ -138,7 +138,7 @@ async function obtain(
   bytes: number,
 ): Promise<void> {
   const since = clock.elapsed();
-  for (let raises = 0; raises < mostRaises; ) {
+  for (let raises = 0; raises < maxRaises; ) {
     signal.throwIfAborted();
     if (account.fits(bytes)) return account.charge(bytes);
     const view = await account.catchUp();
