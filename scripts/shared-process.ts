@@ -24,7 +24,7 @@ export const needOwnProcess: readonly string[] = [
   'src/app/controller.test.ts',
   'src/app/giving-back.test.ts',
   'src/base/clock.test.ts',
-  'src/base/linux/watching.test.ts',
+  'src/base/linux/watch-readable.test.ts',
   'src/clients/data-path/out-of-reach.test.ts',
   'src/clients/mounter/near.test.ts',
   'src/clients/pod-network.test.ts',

@@ -9,7 +9,7 @@ export interface Ran {
 
 export interface CommandOptions {
   readonly cwd?: string;
-  readonly patienceMs?: number;
+  readonly timeoutMs?: number;
 }
 
 const usualPatienceMs = 180_000;
@@ -21,9 +21,9 @@ const usualPatienceMs = 180_000;
 export async function command(
   [file, ...args]: readonly [string, ...string[]],
   signal: AbortSignal,
-  { patienceMs = usualPatienceMs, ...options }: CommandOptions = {},
+  { timeoutMs = usualPatienceMs, ...options }: CommandOptions = {},
 ): Promise<Ran> {
-  const limit = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+  const limit = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]);
   limit.throwIfAborted();
   const began = performance.now();
   const child = spawn(file, args, {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { closeSync, constants, mkdirSync, openSync, readFileSync, rmdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MountSpec } from '#datapath/mount-spec.ts';
-import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { repository } from '#testbed/component.ts';
@@ -108,7 +108,7 @@ export async function startOurs({ server, folder, signal, tree = repository }: O
 
 /** A mount that somebody still uses is ended, or one that does not answer: then, whoever waits for it gets an error. */
 export async function unmount(at: string, signal: AbortSignal): Promise<void> {
-  const patient = { patienceMs: 10_000 };
+  const patient = { timeoutMs: 10_000 };
   const force = () => command(['umount', '--force', '--lazy', at], never, patient);
   await (signal.aborted ? force() : command(['umount', at], signal, patient).catch(force));
   rmdirSync(at);

@@ -98,12 +98,12 @@ async function list(client: NfsClient, directory: FileHandle): Promise<number> {
 async function measure({ run, undo }: Operation, inFlight: number, ms: number) {
   let [started, count] = [0, 0];
   const [began, used] = [performance.now(), process.cpuUsage()];
-  const until = began + ms;
+  const unlessAborted = began + ms;
   const slot = async (): Promise<void> => {
     do {
       const made = await run(started++);
       count += typeof made === 'number' ? made : 1;
-    } while (performance.now() < until);
+    } while (performance.now() < unlessAborted);
   };
   await Promise.all(Array.from({ length: inFlight }, slot));
   const { user, system } = process.cpuUsage(used);

@@ -20,7 +20,7 @@ export interface Target extends Pick<NfsServer, 'host' | 'nfsPort' | 'mountPort'
 }
 
 /** Beyond what was asked for: to end what is under way, and to clean up. */
-const patienceMs = 60_000;
+const timeoutMs = 60_000;
 
 /** `tree`: the sources to run, if not these. */
 export function startOurs(target: Target, folder: string, signal: AbortSignal, tree = repository): Driver {
@@ -64,7 +64,7 @@ function start(
   const answers = createInterface({ input: child.stdout })[Symbol.asyncIterator]();
   const ask = async <T>(line: string, ms: number): Promise<T> => {
     child.stdin.write(`${line}\n`);
-    const late = setTimeout(() => child.kill('SIGKILL'), ms + patienceMs);
+    const late = setTimeout(() => child.kill('SIGKILL'), ms + timeoutMs);
     const { value, done } = await answers.next();
     clearTimeout(late);
     signal.throwIfAborted();

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import type { NfsClient } from '#wire/nfs3/index.ts';
-import { record, replay, type Step } from './replay.ts';
+import { type CountStep, record, replay } from './replay.ts';
 
 /** Gives each name the handle of its bytes; some names are not there. */
 function fakeClient(): { readonly nfs: NfsClient; readonly calls: unknown[][] } {
@@ -19,7 +19,7 @@ function fakeClient(): { readonly nfs: NfsClient; readonly calls: unknown[][] } 
 test('the same calls are made for another name, with the handles that they gave', async () => {
   const { nfs, calls } = fakeClient();
   const root = Buffer.from('root');
-  const steps: Step[] = [];
+  const steps: CountStep[] = [];
   const recorded = record(nfs, (step) => steps.push(step));
   await expect(recorded.lookup(root, 'sample')).rejects.toThrow('NOENT');
   const { handle } = await recorded.create(root, 'sample.meta', { mode: 'exclusive', verifier: 1n });
@@ -38,6 +38,6 @@ test('the same calls are made for another name, with the handles that they gave'
 
 test('a call that fails only now is told', async () => {
   const { nfs } = fakeClient();
-  const steps: Step[] = [{ method: 'lookup', args: [Buffer.from('root'), 'sample'], result: {} }];
+  const steps: CountStep[] = [{ method: 'lookup', args: [Buffer.from('root'), 'sample'], result: {} }];
   await expect(replay(nfs, steps, 'sample', 'other')).rejects.toThrow('NOENT');
 });

@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 
 /** One call as it was made, and what became of it. */
-export interface Step {
+export interface CountStep {
   readonly method: keyof NfsClient;
   readonly args: readonly unknown[];
   /** Undefined: it failed. */
@@ -12,7 +12,7 @@ export interface Step {
 type Method = (...args: readonly unknown[]) => Promise<unknown>;
 
 /** The same client, which tells of each call when it has been answered. */
-export function record(nfs: NfsClient, onStep: (step: Step) => void): NfsClient {
+export function record(nfs: NfsClient, onStep: (step: CountStep) => void): NfsClient {
   return new Proxy(nfs, {
     get: (client, name) => {
       const method = name as keyof NfsClient;
@@ -33,7 +33,7 @@ export function record(nfs: NfsClient, onStep: (step: Step) => void): NfsClient 
  * Makes the same calls again, for another name: where the name was in an argument the other is, and handles that came from
  * an earlier call come from the same one now.
  */
-export async function replay(nfs: NfsClient, steps: readonly Step[], name: string, other: string): Promise<void> {
+export async function replay(nfs: NfsClient, steps: readonly CountStep[], name: string, other: string): Promise<void> {
   const results: unknown[] = [];
   for (const { method, args, result } of steps) {
     const call = (nfs[method] as Method)(...args.map((value) => changed(value, steps, results, name, other)));
@@ -43,7 +43,7 @@ export async function replay(nfs: NfsClient, steps: readonly Step[], name: strin
 
 function changed(
   value: unknown,
-  steps: readonly Step[],
+  steps: readonly CountStep[],
   results: readonly unknown[],
   name: string,
   other: string,

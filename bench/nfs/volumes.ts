@@ -14,7 +14,7 @@ import { storeName, volumeName } from '#core/names.ts';
 import { type Connect, createConnect, type Session } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { plainPolicy as policy } from '#testing/policy.ts';
-import { record, replay, type Step } from './replay.ts';
+import { type CountStep, record, replay } from './replay.ts';
 
 const [side = '', host = '', port = '', mountport = '', path = '', folder = ''] = process.argv.slice(2);
 const clock = systemClock();
@@ -44,7 +44,7 @@ async function openStore(connect: Connect): Promise<Make> {
 async function open(): Promise<{ readonly make: Make; readonly session: Session }> {
   const real = createConnect(clock);
   const { promise: opened, resolve } = Promise.withResolvers<Session>();
-  let steps: Step[] | undefined;
+  let steps: CountStep[] | undefined;
   const connect: Connect = async (options, onStep, signal) => {
     const session = await real(options, onStep, signal);
     resolve(session);

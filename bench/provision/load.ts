@@ -24,7 +24,7 @@ const client: KubeClient = createKubeClient({
 });
 
 /** Calls with everything that is there and that comes, until it says that this is enough. Gives when that was. */
-async function until<T extends KubeObject>(
+async function unlessAborted<T extends KubeObject>(
   resource: Resource<T>,
   isEnough: (object: T, isThere: boolean) => boolean,
   ready: () => void,
@@ -66,7 +66,7 @@ async function create(): Promise<object> {
     listed++;
     if (listed === 2) both.resolve();
   };
-  const volumesMade = until(
+  const volumesMade = unlessAborted(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.add(volume.metadata.name ?? '');
@@ -74,7 +74,7 @@ async function create(): Promise<object> {
     },
     ready,
   );
-  const claimsBound = until(
+  const claimsBound = unlessAborted(
     claims,
     ({ metadata: { name = '' }, status }) => {
       if (name.startsWith(`${prefix}-`) && status?.phase === 'Bound') bound.add(name);
@@ -95,7 +95,7 @@ async function remove(sweep: boolean): Promise<object> {
   for await (const { items } of client.list(persistentVolumes, {}, signal))
     for (const volume of items) if (isOurs(volume)) left.add(volume.metadata.name ?? '');
   const here = Promise.withResolvers<void>();
-  const gone = until(
+  const gone = unlessAborted(
     persistentVolumes,
     ({ metadata: { name = '' } }, isThere) => {
       if (!isThere) left.delete(name);
@@ -117,7 +117,7 @@ async function remove(sweep: boolean): Promise<object> {
 async function bind(): Promise<object> {
   const made = new Map<string, string>();
   const here = Promise.withResolvers<void>();
-  const allMade = until(
+  const allMade = unlessAborted(
     persistentVolumes,
     (volume) => {
       if (isOurs(volume)) made.set(volume.spec.claimRef?.name ?? '', volume.metadata.name ?? '');

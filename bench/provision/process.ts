@@ -25,7 +25,7 @@ export interface Running {
 
 const shown = 2_000;
 const stopMs = 15_000;
-const patienceMs = 120_000;
+const timeoutMs = 120_000;
 /** They look every ten seconds whether there is nothing to do, and give back then what they do not need. */
 const restMs = 25_000;
 
@@ -68,7 +68,7 @@ export function start(
         output += chunk;
         if (output.includes(wanted)) resolve();
       });
-      const late = AbortSignal.timeout(patienceMs);
+      const late = AbortSignal.timeout(timeoutMs);
       late.addEventListener('abort', () => reject(new Error(`it did not say “${wanted}”: ${errors}`)), { once: true });
       void ended.then(({ status }) => reject(new Error(`it ended with ${status}: ${errors}`)));
       await promise;

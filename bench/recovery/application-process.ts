@@ -23,7 +23,7 @@ interface Turn {
 }
 
 /** No pause may be longer: who waits so long has lost his mount. */
-const patienceMs = 30_000;
+const timeoutMs = 30_000;
 
 export async function startApplication(folder: string, signal: AbortSignal): Promise<Application> {
   const program = fileURLToPath(new URL('application.ts', import.meta.url));
@@ -42,12 +42,12 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
   });
 
   async function progress(): Promise<void> {
-    const limit = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+    const limit = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)]);
     const { promise: late, reject } = Promise.withResolvers<never>();
     late.catch(() => undefined);
     limit.addEventListener('abort', () => reject(limit.reason), { once: true });
     // The turn that is under way ends, and then a whole one.
-    for (const until = last.turns + 2; last.turns < until; ) await Promise.race([told.promise, late]);
+    for (const unlessAborted = last.turns + 2; last.turns < unlessAborted; ) await Promise.race([told.promise, late]);
   }
 
   await progress();
@@ -59,7 +59,7 @@ export async function startApplication(folder: string, signal: AbortSignal): Pro
     longest: () => longest,
     end: async () => {
       child.stdin.end();
-      await Promise.race([exited, delay(patienceMs, undefined, { ref: false })]);
+      await Promise.race([exited, delay(timeoutMs, undefined, { ref: false })]);
       return { errors, operations: last.operations };
     },
     // Not waited for: it may be one that waits for its mount, which goes next.

@@ -3,7 +3,7 @@ import { join, resolve } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { drivers } from '#core/csi-drivers.ts';
 import type { Engine } from '#core/engine.ts';

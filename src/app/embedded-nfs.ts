@@ -4,7 +4,7 @@ import { createServer } from 'node:net';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';

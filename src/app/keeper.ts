@@ -6,7 +6,7 @@ import { program as dataPath } from '#clients/data-path/starting.ts';
 import { StowageError } from '#core/errors.ts';
 import { checkKeeper, type KeeperCheck } from '#keeper/check.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
-import { keeperCommand } from '#keeper/start.ts';
+import { keeperCommand } from '#keeper/start-keeper.ts';
 import { version } from './version.ts';
 
 /**

@@ -2,7 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { createInterface } from 'node:readline';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 
 export interface NfsChildOptions {

@@ -1,7 +1,7 @@
 import { realpath } from 'node:fs/promises';
 import { relative } from 'node:path';
 import { systemClock } from '#base/clock.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import { isShared, type Placement } from '#core/placement.ts';

@@ -1,4 +1,4 @@
-import { harmless } from './harmless.ts';
+import { harmless } from './terminal-safe.ts';
 
 /** How errors are sent over HTTP: RFC 9457, with members of our own. */
 export const problemType = 'application/problem+json';

@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Duplex } from 'node:stream';
+import { answerBare, type BareAnswer, refusingUnparsable } from '#base/http-parse-errors.ts';
 import { problemDocument, problemType } from '#base/problem.ts';
-import { answerBare, type BareAnswer, refusingUnparsable } from '#base/unparsable.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
 /** RFC 9457, as everywhere in the API. */

@@ -1,6 +1,6 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { VolumeId } from './model.ts';
 
 /**

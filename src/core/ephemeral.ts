@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { Deletions } from './deletion.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
 import { ownLabel } from './labels.ts';

@@ -1,5 +1,5 @@
 import { DeadlineExceeded } from '#base/clock.ts';
-import { StillRunning } from '#base/patience.ts';
+import { StillRunning } from '#base/wait.ts';
 import type { errorReasons, Reason } from './error-reasons.ts';
 
 /**

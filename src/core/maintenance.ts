@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 
 /** Work that is done again and again while Stowage runs. */

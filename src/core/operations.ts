@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { canceled } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';

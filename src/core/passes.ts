@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 
 /**
  * One pass over the items. It begins with those that waited longest for their turn, so items behind many dead ones get theirs in the next

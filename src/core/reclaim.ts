@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Stores } from './stores.ts';
 

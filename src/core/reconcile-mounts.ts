@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { patiently } from '#base/patience.ts';
+import { patiently } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';

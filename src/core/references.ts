@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { patiently } from '#base/patience.ts';
+import { patiently } from '#base/wait.ts';
 import {
   type ContainerEngine,
   type EngineKind,

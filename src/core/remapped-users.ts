@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { type ContainerEngine, type EngineKind, holderOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import type { Store } from './ports.ts';

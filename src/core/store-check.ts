@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';

@@ -1,4 +1,4 @@
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { StoreName } from './model.ts';
 import type { Entries, Entry } from './store-entries.ts';
 import { unavailable, unknownStore } from './store-errors.ts';

@@ -1,7 +1,7 @@
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import { createLimiter } from '#base/limiter.ts';
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';

@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';

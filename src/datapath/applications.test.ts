@@ -7,7 +7,7 @@ import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/
 import { fioVerified, run } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a volume', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume', () => {
   const it = exportedByGanesha();
 
   async function mounted(mounts: KeptMounts, options: Partial<MountSpec> = {}): Promise<KeptMount> {
@@ -15,10 +15,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
   }
 
   /**
-   * Of its file system stressors, those that end by themselves after so many operations. Not those that make thousands of
-   * names before they look at the time, that need what NFS has no words for, or that sync the whole machine.
+   * The file system stressors that end after a fixed number of operations. Excluded are those that create thousands of
+   * names before checking the time, need what NFSv3 lacks, or sync the whole machine.
    */
-  test.skipIf(needs('stress-ng'))('stress-ng', async () => {
+  test.skipIf(needs('stress-ng'))('stress-ng reports no errors', async () => {
     const stressors = [
       ...['access', 'chattr', 'chdir', 'chmod', 'chown', 'dentry', 'dir', 'dirdeep', 'dirmany', 'dup', 'fcntl'],
       ...['file-ioctl', 'filename', 'flock', 'fstat', 'getdent', 'handle', 'hdd', 'iomix', 'lease', 'locka', 'lockf'],
@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('c-source'))('tar and make', async () => {
+  test.skipIf(needs('c-source'))('tar and make produce correct output', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     await run('tar', ['-C', at, '-xf', toolPath('c-source')]);
@@ -43,13 +43,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     const { stdout, stderr } = await run('make', ['-C', folder, '-j2', 'CFLAGS=-O0']);
     expect(stdout).toContain("If you got this far and the 'cmp's didn't complain");
     expect(stderr).not.toMatch(/clock skew|in the future/i);
-    // By their times, everything is as new as it must be.
+    // By its times, everything is up to date.
     await run('make', ['-C', folder, '-q', 'libbz2.a', 'bzip2', 'bzip2recover']);
     await run('rm', ['-r', folder]);
     await run('umount', [at]);
   });
 
-  /** What `git fast-import` reads: commits that change a few of many files. */
+  /** Input for `git fast-import`: commits that change a few of many files. */
   function history(): string {
     const commits = Array.from({ length: 40 }, (_, commit) => {
       const files = Array.from({ length: 25 }, (_unused, i) => {
@@ -63,7 +63,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     return commits.join('\n');
   }
 
-  test.skipIf(needs('git'))('git', async () => {
+  test.skipIf(needs('git'))('git works on the volume', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     const env = { ...process.env, GIT_CONFIG_GLOBAL: '/dev/null', GIT_CONFIG_SYSTEM: '/dev/null', HOME: mounts.folder };
@@ -85,7 +85,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
     await run('umount', [at]);
   });
 
-  test.skipIf(needs('fio'))('memory that is mapped, shared and written to', async () => {
+  test.skipIf(needs('fio'))('shared memory maps keep what is written to them', async () => {
     await using mounts = await keepMounts();
     const { at, on } = await mounted(mounts);
     await fioVerified(at, mounts.folder, '--ioengine=mmap', '--fsync=8');
@@ -109,16 +109,19 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('programs that people run on a
       return (await run(process.execPath, [...flags, countScript, file])).stdout;
     };
 
-    test.each(['DELETE', 'WAL'])('locks: node, two processes, journal mode %s', async (mode) => {
-      await using mounts = await keepMounts();
-      const { at, on } = await mounted(mounts, { locks: 'node' });
-      const each = 60;
-      await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
-      expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
-      await run('umount', [at]);
-    });
+    test.each(['DELETE', 'WAL'])(
+      'SQLite works with locks of the node, two processes and journal mode %s',
+      async (mode) => {
+        await using mounts = await keepMounts();
+        const { at, on } = await mounted(mounts, { locks: 'node' });
+        const each = 60;
+        await Promise.all(['a', 'b'].map((writer) => write(on('database'), writer, `${each}`, mode)));
+        expect(await counted(on('database'))).toBe(`ok ${2 * each} ${2 * each}\n`);
+        await run('umount', [at]);
+      },
+    );
 
-    test('locks: refused', async () => {
+    test('SQLite reports an error if locks are refused', async () => {
       await using mounts = await keepMounts();
       const { at, on } = await mounted(mounts, { locks: 'refused' });
       for (const mode of ['DELETE', 'WAL'])

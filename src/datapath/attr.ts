@@ -11,21 +11,21 @@ const typeBits: Readonly<Record<number, number>> = {
   [fileType.fifo]: 0o010000,
 };
 
-/** A server of another make may tell what no type is; then nobody can do anything with it. */
+/** The server may send an unknown type; the object is then unusable. */
 export const typeOf = ({ type }: Pick<Attributes, 'type'>): number => typeBits[type] ?? 0;
 
 export const typeByBits = (mode: number): number =>
   Number(Object.keys(typeBits).find((type) => typeBits[Number(type)] === (mode & 0o170000)) ?? 0);
 
-/** Programs that buffer by this make fewer and larger requests. */
+/** Programs that size buffers by this make fewer and larger requests. */
 const blockSize = 64 * 1024;
 const largestExact = BigInt(Number.MAX_SAFE_INTEGER);
 
-/** Numbers beyond 53 bits are folded: two of one file system then coincide once in very many. */
+/** Ids beyond 53 bits are folded. Collisions within one file system are very unlikely. */
 export const inoOf = (fileId: bigint): number =>
   fileId <= largestExact ? Number(fileId) : Number(BigInt.asUintN(53, fileId ^ (fileId >> 11n)));
 
-/** `hides`: it has a name that is not shown, and which the server counts. `gid`: the group that it is shown to belong to. */
+/** `hides`: one of its links is a hidden name, which is not shown. `gid`: the group to show. */
 export const attrOf = (a: Attributes, size: number, hides: boolean, gid = a.gid): Attr => ({
   ino: inoOf(a.fileId),
   size,
@@ -44,7 +44,7 @@ export const attrOf = (a: Attributes, size: number, hides: boolean, gid = a.gid)
   blksize: blockSize,
 });
 
-/** As the kernel packs them (new_encode_dev). */
+/** Packed like the kernel's new_encode_dev. */
 const deviceNumber = (major: number, minor: number): number =>
   ((minor & 0xff) | (major << 8) | ((minor & ~0xff) << 12)) >>> 0;
 

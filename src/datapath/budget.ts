@@ -1,13 +1,13 @@
 import { unlessAborted } from '#base/aborted.ts';
 import { cells, maxTransfer } from './journal/layout.ts';
 
-/** So much and no more. */
+/** A bounded resource. */
 export interface Budget {
-  /** Whether there is as much left. The first may take more than there ever is. */
+  /** Whether this much is left. The first user may take more than the total. */
   has(amount: number): boolean;
   take(amount: number): void;
   give(amount: number): void;
-  /** Resolves when some was given back. */
+  /** Resolves when some is given back. */
   given(signal: AbortSignal): Promise<void>;
   readonly isHalfUsed: boolean;
   readonly used: number;
@@ -39,16 +39,16 @@ export function createBudget(most: number): Budget {
   };
 }
 
-/** What all mounts of a process, and one of them, may have written behind. */
-export const mostBehind = 64 * 1024 * 1024;
-export const mostBehindOfMount = mostBehind / 4;
+/** Limits of unwritten data: of all mounts of the process, and of one mount. */
+export const maxUnwritten = 64 * 1024 * 1024;
+export const maxUnwrittenOfMount = maxUnwritten / 4;
 
-/** Of a request beside its data. */
+/** Size of a WRITE request without its data. */
 const overhead = 128;
 
 /**
- * What data of so many bytes cost: not their own size, but what they take away from others in the journal. With it 2048 lines,
- * 256 large cells or 64 slots can be behind at once, and there are more of each.
+ * The cost of a write: not its size, but the journal space that it takes from others. It allows 2048 lines, 256 large
+ * cells or 64 slots at once; the journal has more of each.
  */
 export function costOf(bytes: number): number {
   const [small, large] = cells;

@@ -2,20 +2,20 @@ import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import { isPassing } from './errors.ts';
+import { isTransient } from './errors.ts';
 
-/** Calls to the server on behalf of requests: how long they may take, and what ends them. */
+/** Calls to the server on behalf of FUSE requests: their deadline, retries and interruption. */
 export interface Calls {
   ask<R>(request: Request, credential: Buffer, call: (options: CallOptions) => Promise<R>): Promise<R>;
-  /** For work that waits for calls made on behalf of somebody else; the signal tells when nobody wants it any more. */
+  /** For work that waits for calls of other requests. The signal aborts when the requester stops waiting. */
   wait<R>(request: Request, work: (signal: AbortSignal) => Promise<R>): Promise<R>;
 }
 
 export interface CallsOptions {
   readonly clock: Clock;
-  /** Infinity is `hard`: it waits without end. Else `soft`: after so long it is EIO. */
-  readonly patienceMs: number;
-  /** The mount is over: nothing is asked any more, and whatever was is given up, at once. */
+  /** Infinity is `hard`: waits forever. Otherwise `soft`: EIO after this time. */
+  readonly timeoutMs: number;
+  /** The mount is gone: cancels all calls at once and starts no new ones. */
   readonly ended?: AbortSignal | undefined;
 }
 
@@ -26,16 +26,16 @@ interface Waiting {
 }
 
 /**
- * The kernel tells of every signal that comes to a process while it waits, also of one that it handles and goes on after.
- * Programs do not expect EINTR from files, and some runtimes send themselves signals all the time. So a server that answers
- * is waited for; only who has waited for so long, and was interrupted, is let go.
+ * The kernel reports every signal that reaches a waiting process, including handled ones. Programs do not expect EINTR
+ * from file operations, and some runtimes signal themselves all the time. So only a request that was interrupted and
+ * has waited this long ends with EINTR.
  */
 const graceMs = 1_000;
 const lookMs = 250;
-const firstPauseMs = 100;
-const longestPauseMs = 5_000;
+const minPauseMs = 100;
+const maxPauseMs = 5_000;
 
-export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
+export function createCalls({ clock, timeoutMs, ended }: CallsOptions): Calls {
   const underWay = new Set<Waiting>();
   let isLooking = false;
   let isOver = false;
@@ -63,7 +63,7 @@ export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
     return waiting;
   }
 
-  /** The server was not there, or said "later". */
+  /** Retries while the server is unreachable or answers JUKEBOX. */
   async function again<R>(
     waiting: Waiting,
     options: CallOptions,
@@ -71,8 +71,8 @@ export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
     first: unknown,
   ): Promise<R> {
     let cause = first;
-    for (let pause = firstPauseMs; isPassing(cause); pause = Math.min(pause * 2, longestPauseMs)) {
-      const left = patienceMs - (clock.elapsed() - waiting.since) - pause;
+    for (let pause = minPauseMs; isTransient(cause); pause = Math.min(pause * 2, maxPauseMs)) {
+      const left = timeoutMs - (clock.elapsed() - waiting.since) - pause;
       if (left <= 0) break;
       await clock.sleep(pause, waiting.controller.signal).catch((stopped: unknown) => {
         throw new Errno('EINTR', stopped);
@@ -89,7 +89,7 @@ export function createCalls({ clock, patienceMs, ended }: CallsOptions): Calls {
   return {
     ask: (request, credential, call) => {
       const waiting = begin(request);
-      const options: CallOptions = { credential, deadlineMs: patienceMs, signal: waiting.controller.signal };
+      const options: CallOptions = { credential, deadlineMs: timeoutMs, signal: waiting.controller.signal };
       return call(options).then(
         (result) => {
           underWay.delete(waiting);

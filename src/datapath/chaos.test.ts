@@ -4,7 +4,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, and nothing fails, while', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {
   const it = exportedByGanesha();
 
   async function mounted(mounts: KeptMounts): Promise<KeptMount> {
@@ -12,7 +12,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
   }
 
   let rounds = 0;
-  /** Changes of names and of what is in files, by several at once, each in a folder of its own. */
+  /** Several processes change names and contents, each in its own directory. */
   async function names({ on }: KeptMount): Promise<void> {
     const round = ++rounds;
     const folders = Array.from({ length: 4 }, (_, i) => on(`round-${round}-${i}`));
@@ -20,17 +20,17 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await Promise.all(folders.map((folder, i) => modelled(folder, round * folders.length + i, 100)));
   }
 
-  test('the data path is upgraded', { timeout: 120_000 }, async () => {
+  test('while the data path is upgraded', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
     await disturbed(12, () => mounts.upgrade(), both);
-    // Each stopped by itself, between two requests.
+    // Each data path stopped voluntarily, between two requests.
     expect(mounts.log()).not.toContain('did not stop');
     await run('umount', [mount.at]);
   });
 
-  test('the data path is killed', { timeout: 120_000 }, async () => {
+  test('while the data path is killed', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     await disturbed(
@@ -41,7 +41,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await run('umount', [mount.at]);
   });
 
-  test('the data path hangs', async () => {
+  test('while the data path hangs', async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     await disturbed(
@@ -52,13 +52,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('everything is right, a
     await run('umount', [mount.at]);
   });
 
-  test('the keeper is replaced, and killed', { timeout: 120_000 }, async () => {
+  test('while the keeper is replaced and killed', { timeout: 120_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounted(mounts);
     const both = () => Promise.all([fioVerified(mount.at, mounts.folder), names(mount)]);
     let count = 0;
     await disturbed(6, () => (++count % 3 === 0 ? mounts.killKeeper() : mounts.replaceKeeper()), both);
-    // The keeper of the end has all that it takes for another one to go on.
+    // The last keeper can still start another data path.
     await disturbed(1, () => mounts.killDataPath(), both);
     await run('umount', [mount.at]);
   });

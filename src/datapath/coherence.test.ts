@@ -14,7 +14,7 @@ import type { Attributes } from '#wire/nfs3/structures.ts';
 const run = promisify(execFile);
 const never = new AbortController().signal;
 
-/** Names and attributes of what has just changed are relied on for a second; so long, and a little. */
+/** Names and attributes of a recently changed object are cached for a second; wait a little longer. */
 const soon = { timeout: 5_000, interval: 50 };
 
 describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
@@ -33,13 +33,13 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     };
   }
 
-  test('whoever opens a file after it was closed elsewhere sees what was written', async () => {
+  test('opening a file shows what another mount wrote and closed', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
     await fs.writeFile(a('file'), 'first');
     for (const [i, text] of ['other', 'longer than before', 'short', ''].entries()) {
-      // Read before, so that it is cached.
+      // Read it first, so that it is cached.
       await fs.readFile(b('file'));
       await (i % 2 === 0 ? fs.writeFile(a('file'), text) : fs.writeFile(b('file'), text));
       for (const path of [b('file'), a('file')]) {
@@ -51,7 +51,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     expect(both.faults()).toEqual([]);
   });
 
-  test('what is unchanged stays in the cache of the kernel, what was changed in place does not', async () => {
+  test("unchanged files stay in the kernel's cache, files changed in place do not", async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -65,7 +65,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     }
   });
 
-  test('what was written here is read from the cache of the kernel, before and after it is closed', async () => {
+  test("own writes are read from the kernel's cache, before and after close", async () => {
     using ground = createGround();
     let reads = 0;
     const read: NfsClient['read'] = (...args) => {
@@ -74,7 +74,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     };
     await using mount = await mountNfs(ground.folder, { nfs: { ...it.nfs, read }, root: it.directory });
     const path = join(mount.at, 'file');
-    // Whole pages: of others the kernel reads the rest.
+    // Whole pages: the kernel would read the rest of partial ones.
     const data = Buffer.alloc(4096 * 700, 'some text ');
     const file = await fs.open(path, 'w+');
     await file.write(data);
@@ -90,7 +90,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     expect(reads).toBe(0);
   });
 
-  test('a file that was cut elsewhere is short here, and has zeros where it was made longer again', async () => {
+  test('a file truncated on the other mount is short here, with zeros where it was extended again', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -102,7 +102,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     expect(await fs.readFile(b('file'))).toEqual(Buffer.concat([Buffer.from('x'.repeat(10)), Buffer.alloc(7_990)]));
   });
 
-  test('lines that are appended by turns are all there', async () => {
+  test('lines appended alternately by both mounts are all present', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -110,12 +110,12 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     for (const [i, line] of lines.entries()) await fs.appendFile(i % 2 === 0 ? a('log') : b('log'), line);
     expect(await fs.readFile(a('log'), 'utf8')).toBe(lines.join(''));
     expect(await fs.readFile(b('log'), 'utf8')).toBe(lines.join(''));
-    // Opened through a descriptor there is no name to look up; it is opened all the same.
+    // An open through a descriptor has no name to look up, and still succeeds.
     await run('sh', ['-c', 'exec 3>>"$1"; echo more >> "$2"; echo last >> /proc/self/fd/3', 'sh', a('log'), b('log')]);
     expect(await fs.readFile(b('log'), 'utf8')).toContain('last\n');
   });
 
-  test('a file that was replaced elsewhere is the new one here, at once', async () => {
+  test('a file replaced on the other mount is the new file here at once', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -126,7 +126,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     }
   });
 
-  test('what was removed and made anew elsewhere, also as a directory, is found', async () => {
+  test('an object removed and recreated on the other mount, even as a directory, is found', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -139,7 +139,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     expect(await fs.readFile(b('directory/file'), 'utf8')).toBe('new');
   });
 
-  test('names that appear and vanish elsewhere do so here within the time that names are relied on', async () => {
+  test('names created and removed on the other mount appear and vanish here within the cache time', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -157,12 +157,12 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     await expect.poll(async () => (await fs.stat(b('file'))).mode & 0o777, soon).toBe(0o640);
   });
 
-  test('what has not changed for long is relied on for longer, but not by whoever opens it', async () => {
+  test('an unchanged file is cached for longer, except when it is opened', async () => {
     using ground = createGround();
     await fs.writeFile(it.on('new'), 'tells the time of the server');
     await fs.writeFile(it.on('old'), 'before');
     const newest = BigInt((await fs.stat(it.on('new'))).ino);
-    // Nobody can give a file the time of its last change: it is told so.
+    // ctime cannot be set, so the kernel gets the server's.
     const aged = <A extends Attributes | undefined>(told: A): A =>
       told === undefined || told.fileId === newest
         ? told
@@ -187,7 +187,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
       entryMs: expect.closeTo(30_000, -2),
       attrMs: expect.closeTo(30_000, -2),
     });
-    // Who waits for a name does not wait for so long.
+    // Waiting for a name takes less time.
     expect((await look('none'))?.entryMs).toBeLessThanOrEqual(1_000);
 
     const path = join(mount.at, 'old');
@@ -205,7 +205,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('O_EXCL is won by one of two', async () => {
+  test('only one of two concurrent O_EXCL creations succeeds', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;
@@ -223,7 +223,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     }
   });
 
-  test('a file that both make at once is opened by both', async () => {
+  test('a file created on both mounts at once is opened by both', async () => {
     using ground = createGround();
     await using both = await mounted(ground);
     const { a, b } = both;

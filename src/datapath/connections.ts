@@ -1,6 +1,6 @@
 import type { Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
-import { readPromptly } from '#base/linux/watching.ts';
+import { readPromptly } from '#base/linux/watch-readable.ts';
 import { descriptorOf } from '#base/socket-descriptor.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
@@ -8,61 +8,61 @@ import { createRpcClient, type RpcClient } from '#wire/rpc/client.ts';
 import { createPrivilegedPorts } from '#wire/rpc/privileged-ports.ts';
 import type { MountSpec } from './mount-spec.ts';
 
-/** Keeps copies of connections, so that whoever comes after a crash can end them in order. */
-export interface Holder {
+/** Keeps copies of sockets, so that a successor can close them in order after a crash. */
+export interface SocketHolder {
   hold(fd: number, about: string): string;
   letGo(id: string): void;
 }
 
-/** Connections to servers, shared by the mounts that want the same. */
+/** Server connections, shared by mounts with the same parameters. */
 export interface Connections {
-  /** To be given back when the mount is gone. */
-  rent(spec: MountSpec): Rented;
+  /** Dispose the lease when the mount is gone. */
+  acquire(spec: MountSpec): ServerLease;
 }
 
-export interface Rented extends Disposable {
+export interface ServerLease extends Disposable {
   readonly nfs: NfsClient;
-  /** Which server and how, for people and to know it by. */
+  /** Identifies the server, also for users. */
   readonly about: string;
-  /** Tells of each connection that is made, before anything is sent on it. */
+  /** Called for each new connection, before anything is sent on it. */
   onConnected(tell: () => void): void;
 }
 
-interface Shared {
+interface SharedConnection {
   users: number;
   readonly rpc: RpcClient;
   readonly nfs: NfsClient;
-  readonly told: Set<() => void>;
+  readonly listeners: Set<() => void>;
 }
 
-/** For a call whose request says nothing else; each has its own. */
+/** Default deadline; each call has its own. */
 const usualDeadlineMs = 30_000;
-/** Reading and writing of several requests at once, of all mounts. */
-const mostInFlight = 1024;
+/** For parallel reads and writes of several requests of all mounts. */
+const maxInFlight = 1024;
 
-export function createConnections(clock: Clock, holder: Holder): Connections {
-  const shared = new Map<string, Shared>();
-  // One for all: a port that was just lost is not given to another connection until all others were.
+export function createConnections(clock: Clock, holder: SocketHolder): Connections {
+  const shared = new Map<string, SharedConnection>();
+  // Shared by all: a port is reused only after all others were.
   const privilegedPort = createPrivilegedPorts();
 
-  function onOpened(about: string, told: ReadonlySet<() => void>): (socket: Socket) => void {
+  function onOpened(about: string, listeners: ReadonlySet<() => void>): (socket: Socket) => void {
     return (socket) => {
       const fd = descriptorOf(socket);
-      if (fd === undefined) throw new Error('a connection without a descriptor');
+      if (fd === undefined) throw new Error('the connection has no descriptor');
       const id = holder.hold(fd, about);
       socket.once('close', () => holder.letGo(id));
-      for (const tell of told) tell();
+      for (const tell of listeners) tell();
     };
   }
 
-  function make(spec: MountSpec, about: string, told: ReadonlySet<() => void>): RpcClient {
+  function make(spec: MountSpec, about: string, listeners: ReadonlySet<() => void>): RpcClient {
     const { addresses, port, connections, tls } = spec;
     const [first, ...more] = addresses;
     return createRpcClient({
-      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: mostInFlight },
+      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: maxInFlight },
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? privilegedPort : undefined,
-      ...{ onOpened: onOpened(about, told), reading: readPromptly },
+      ...{ onOpened: onOpened(about, listeners), reading: readPromptly },
       tls:
         tls === undefined
           ? undefined
@@ -79,11 +79,11 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
   }
 
   return {
-    rent: (spec) => {
+    acquire: (spec) => {
       const { addresses, port, connections, privilegedPorts: privileged, tls } = spec;
       const key = JSON.stringify({ addresses, port, connections, privileged, tls });
       const about = `${addresses[0]}:${port}`;
-      const known = shared.get(key) ?? fresh(spec, about);
+      const known = shared.get(key) ?? connect(spec, about);
       const own = new Set<() => void>();
       known.users++;
       shared.set(key, known);
@@ -91,10 +91,10 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
         ...{ nfs: known.nfs, about },
         onConnected: (tell) => {
           own.add(tell);
-          known.told.add(tell);
+          known.listeners.add(tell);
         },
         [Symbol.dispose]: () => {
-          for (const tell of own) known.told.delete(tell);
+          for (const tell of own) known.listeners.delete(tell);
           if (--known.users > 0) return;
           shared.delete(key);
           known.rpc.close();
@@ -103,9 +103,9 @@ export function createConnections(clock: Clock, holder: Holder): Connections {
     },
   };
 
-  function fresh(spec: MountSpec, about: string): Shared {
-    const told = new Set<() => void>();
-    const rpc = make(spec, about, told);
-    return { users: 0, rpc, nfs: createNfsClient(rpc, clock), told };
+  function connect(spec: MountSpec, about: string): SharedConnection {
+    const listeners = new Set<() => void>();
+    const rpc = make(spec, about, listeners);
+    return { users: 0, rpc, nfs: createNfsClient(rpc, clock), listeners };
   }
 }

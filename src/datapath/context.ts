@@ -1,15 +1,15 @@
 import type { Clock } from '#base/clock.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
-import type { AttributeCache } from './attributes.ts';
-import type { Closing } from './closing.ts';
-import type { Marks } from './marks.ts';
+import type { AttributeCache } from './attribute-cache.ts';
+import type { CreationMarks } from './creation-marks.ts';
 import type { NameCache } from './name-cache.ts';
-import type { Patience } from './patience.ts';
+import type { PendingReleases } from './pending-releases.ts';
 import type { Nodes, Proofs } from './ports.ts';
+import type { RequestSequence } from './request-sequence.ts';
+import type { RequestWait } from './request-wait.ts';
 import type { Server } from './server.ts';
-import type { Turns } from './turns.ts';
 
-/** What the parts of one mount's file system share. */
+/** Shared by the parts of one mount's file system. */
 export interface Context {
   readonly nfs: NfsClient;
   readonly nodes: Nodes;
@@ -18,12 +18,12 @@ export interface Context {
   readonly server: Server;
   readonly attributes: AttributeCache;
   readonly names: NameCache;
-  readonly marks: Marks;
-  readonly turns: Turns;
-  readonly closing: Closing;
-  readonly patience: Patience;
-  /** How long names are relied on at least. */
+  readonly marks: CreationMarks;
+  readonly sequence: RequestSequence;
+  readonly releases: PendingReleases;
+  readonly waitFor: RequestWait;
+  /** Minimum time that names are cached. */
   readonly ttlMs: number;
-  /** Tells the kernel something unasked. */
+  /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
 }

@@ -10,22 +10,26 @@ describe.skipIf(needs('root', 'fuse', 'netns', 'firewall', 'fio'))('a firewall b
   test.each<readonly [Cut, number]>([
     ['lose', 4_000],
     ['refuse', 1_500],
-  ])('that begins to %s everything, and ends: work goes on', { timeout: 120_000 }, async (how, ms) => {
-    await using far = await makeFarNetwork();
-    await using mounts = await keepMounts({ enter: inside(far) });
-    const { at, on } = await mounts.mount(await farSource(far));
-    const cut = async (): Promise<void> => {
-      await using _rules = await cutNetwork(far, how);
-      await sleep(ms);
-    };
-    await disturbed(2, cut, async (round) => {
-      await run('mkdir', [on(`${round}`)]);
-      await Promise.all([fioVerified(at, mounts.folder), modelled(on(`${round}`), round, 300)]);
-    });
-    await run('umount', [at]);
-  });
+  ])(
+    'work continues after a firewall that begins to %s all packets is removed',
+    { timeout: 120_000 },
+    async (how, ms) => {
+      await using far = await makeFarNetwork();
+      await using mounts = await keepMounts({ enter: inside(far) });
+      const { at, on } = await mounts.mount(await farSource(far));
+      const cut = async (): Promise<void> => {
+        await using _rules = await cutNetwork(far, how);
+        await sleep(ms);
+      };
+      await disturbed(2, cut, async (round) => {
+        await run('mkdir', [on(`${round}`)]);
+        await Promise.all([fioVerified(at, mounts.folder), modelled(on(`${round}`), round, 300)]);
+      });
+      await run('umount', [at]);
+    },
+  );
 
-  test('that has forgotten the connections there were: others are made', { timeout: 120_000 }, async () => {
+  test('the data path reconnects after a firewall has forgotten its connections', { timeout: 120_000 }, async () => {
     await using far = await makeFarNetwork();
     await using mounts = await keepMounts({ enter: inside(far) });
     const { at } = await mounts.mount(await farSource(far), { cacheMs: 0 });

@@ -27,7 +27,7 @@ function serving(nfs: Partial<NfsClient>) {
     ...{ clock: systemClock(), notify: () => undefined, options: { identity: asCaller, softMs: 1_000 } },
   }) as Operations;
 
-  /** Reads on from a position, so many at once. */
+  /** Reads on from a position, `most` entries at once. */
   async function read(
     fh: number,
     offset: bigint,
@@ -60,7 +60,7 @@ function serving(nfs: Partial<NfsClient>) {
   return { operations, read, list };
 }
 
-/** Two entries a page. */
+/** Two entries per page. */
 const paged = (names: readonly string[], { cookie, verifier }: ReaddirArgs, started = 1) => {
   const from = cookie === 0n ? 0 : Number(cookie) - started * 100;
   const entries = names.slice(from, from + 2).map((name, i) => entry(name, started * 100 + from + i + 1));
@@ -70,23 +70,23 @@ const paged = (names: readonly string[], { cookie, verifier }: ReaddirArgs, star
 describe('reading a directory', () => {
   const names = ['.', '..', 'a', 'b', 'c', 'd', 'e'];
 
-  test.each([1, 2, 3, 100])('%i at a time, each once', async (most) => {
+  test.each([1, 2, 3, 100])('returns each of its names once when read %i at a time', async (most) => {
     const { list } = serving({ readdirplus: async (args) => paged(names, args) });
     expect(await list(most)).toEqual(names);
   });
 
-  test('the kernel goes back, and begins anew', async () => {
+  test('supports seeking back and rewinding', async () => {
     const { operations, read } = serving({ readdirplus: async (args) => paged(names, args) });
     const { fh } = await operations.opendir(root, 0, request);
     const first = await read(fh, 0n, 2);
     await read(fh, first.offset, 2);
     expect((await read(fh, first.offset, 2)).names).toEqual(['a', 'b']);
     expect((await read(fh, 0n, 2)).names).toEqual(['.', '..']);
-    // Of a directory that a predecessor opened nothing is known.
+    // Nothing is known of a directory opened by a predecessor.
     expect((await read(4711, first.offset, 1)).names).toEqual(['a']);
   });
 
-  test('two directories that two processes have opened by the same number are two', async () => {
+  test('separates two directories that were opened with the same number', async () => {
     const { operations, read } = serving({
       readdirplus: async (args) => paged(args.directory.length > 1 ? ['x', 'y', 'z'] : names, args),
       lookup: async () => ({ handle: Uint8Array.of(7, 7), attributes, directory: undefined }),
@@ -99,7 +99,7 @@ describe('reading a directory', () => {
     expect((await read(fh, offset, 2)).names).toEqual(['a', 'b']);
   });
 
-  test('a server that lost its place is asked from the beginning, and nothing is told twice', async () => {
+  test('restarts from the beginning if the server lost its place, and returns nothing twice', async () => {
     let started = 1;
     let calls = 0;
     const { list } = serving({
@@ -113,7 +113,7 @@ describe('reading a directory', () => {
     expect(calls).toBeGreaterThan(4);
   });
 
-  test('its verifier comes with each position of its own', async () => {
+  test('sends the verifier that belongs to each position', async () => {
     const seen: bigint[] = [];
     const { list } = serving({
       readdirplus: async (args) => {
@@ -125,13 +125,13 @@ describe('reading a directory', () => {
     expect(seen).toEqual([0n, 77n, 77n, 77n]);
   });
 
-  test('names that lead elsewhere are left out', async () => {
+  test('skips names that lead elsewhere', async () => {
     const bad = ['ok', 'a/b', '', '../up', 'fine'];
     const { list } = serving({ readdirplus: async (args) => paged(bad, args) });
     expect(await list(100)).toEqual(['ok', 'fine']);
   });
 
-  test('servers that cannot do READDIRPLUS, or not in this size', async () => {
+  test('works with servers that lack READDIRPLUS or support other sizes only', async () => {
     const plain = serving({
       readdirplus: () => Promise.reject(refusal('NOTSUPP')),
       readdir: async (args) => paged(names, args),
@@ -149,27 +149,30 @@ describe('reading a directory', () => {
     expect(sizes.slice(0, 4)).toEqual([65_536, 131_072, 262_144, 262_144]);
   });
 
-  test.each(['NOENT', 'STALE'] as const)('a name is removed meanwhile, and the server says %s', async (status) => {
-    let refused = 0;
-    const { list } = serving({
-      readdirplus: async (args) => {
-        if (args.cookie !== 0n && refused++ < 2) throw refusal(status);
-        return paged(names, args);
-      },
-    });
-    expect(await list(100)).toEqual(names);
-    const gone = serving({ readdirplus: () => Promise.reject(refusal(status)) });
-    await expect(gone.list(100)).rejects.toThrow(`E${status}`);
-  });
+  test.each(['NOENT', 'STALE'] as const)(
+    'succeeds when a name is removed meanwhile and the server answers %s',
+    async (status) => {
+      let refused = 0;
+      const { list } = serving({
+        readdirplus: async (args) => {
+          if (args.cookie !== 0n && refused++ < 2) throw refusal(status);
+          return paged(names, args);
+        },
+      });
+      expect(await list(100)).toEqual(names);
+      const gone = serving({ readdirplus: () => Promise.reject(refusal(status)) });
+      await expect(gone.list(100)).rejects.toThrow(`E${status}`);
+    },
+  );
 
-  test('a server that never comes to an end is not asked for ever', async () => {
+  test("stops if the server's listing never ends", async () => {
     const { list } = serving({
       readdirplus: async ({ verifier }) => ({ entries: [entry('/', 5)], verifier, isEnd: false }),
     });
     await expect(list(100)).rejects.toThrow('EIO');
   });
 
-  test('what did not fit is not counted as known to the kernel', async () => {
+  test('does not count entries that did not fit into the reply', async () => {
     const nodes = createMemoryNodes(Uint8Array.of(0));
     const operations = createFileSystem({
       ...{ nodes, proofs: createMemoryProofs(), clock: systemClock(), notify: () => undefined },

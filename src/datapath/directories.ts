@@ -6,35 +6,35 @@ import { createPages, keyOfEntry, type Page, type Pages } from './directory-page
 import type { Entries } from './entries.ts';
 import { access } from './identity.ts';
 
-/** An open directory: a page of it, and where the kernel is. Of a large one there is never more in memory. */
+/** An open directory: one page and the kernel's position. At most one page is in memory. */
 interface Stream {
   readonly id: number;
   readonly pages: Pages;
   page: Page | undefined;
-  /** Of the page: what the kernel gets next. */
+  /** Index in the page of the next entry for the kernel. */
   next: number;
-  /** The position that the kernel knows for it. */
+  /** The kernel's offset for that entry. */
   position: bigint;
-  /** It was read from the beginning, when this was known of the directory; undefined: not from there. */
+  /** The directory's change count when it was read from the start; undefined: not read from the start. */
   readonly changes: number | undefined;
 }
 
 interface Into {
   readonly list: Listing;
   readonly plus: boolean;
-  /** Of the request. */
+  /** Journal place of the request. */
   readonly place: number;
 }
 
 export type DirectoryOperations = Pick<Operations, 'opendir' | 'readdir' | 'releasedir'>;
 
 export function createDirectories(context: Context, entries: Entries): DirectoryOperations {
-  const { attributes, names, server, closing } = context;
+  const { attributes, names, server, releases } = context;
   const streams = new Map<number, Stream>();
-  // Directories that were opened with a predecessor have their numbers too.
+  // Predecessors have handed out numbers too.
   let lastFh = Math.floor(Math.random() * 2 ** 48);
 
-  /** The stream where the kernel wants to go on. It may go back; and after a crash nothing is known of it. */
+  /** The stream at the kernel's offset. The kernel may seek back, and after a crash the position is unknown. */
   function streamAt(id: number, fh: number, position: bigint): Stream {
     const opened = streams.get(fh);
     const known = opened?.id === id ? opened : undefined;
@@ -50,7 +50,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
     return stream;
   }
 
-  /** False: there is no room for it. */
+  /** False: the reply is full. */
   function add(id: number, page: Page, entry: EntryPlus, into: Into): boolean {
     const key = keyOfEntry(entry);
     const isDots = key === '.' || key === '..';
@@ -60,8 +60,8 @@ export function createDirectories(context: Context, entries: Entries): Directory
     const type = full?.attr?.mode ?? typeOf(entry.attributes ?? { type: 0 });
     const name = Buffer.from(key, 'latin1');
     const isTaken = into.list.add({ ino: inoOf(entry.fileId), offset: entry.cookie, type, name, entry: full });
-    // The kernel was not told of it after all.
-    if (!isTaken && full !== undefined) entries.untold(full.node, into.place);
+    // The entry did not fit, so the kernel does not learn of it.
+    if (!isTaken && full !== undefined) entries.undoLookup(full.node, into.place);
     return isTaken;
   }
 
@@ -71,7 +71,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
       streams.delete(fh);
     },
     readdir: async (id, { fh, offset, plus }, list, request) => {
-      const leaving = closing.gone(server.node(id).handle, request);
+      const leaving = releases.waitForHidden(server.node(id).handle, request);
       if (leaving !== undefined) await leaving;
       const stream = streamAt(id, fh, offset);
       for (let given = 0; ; ) {
@@ -83,7 +83,7 @@ export function createDirectories(context: Context, entries: Entries): Directory
           stream.next++;
         }
         if (page?.isEnd === true && stream.changes !== undefined) names.complete(id, stream.changes);
-        // What there is goes out before the server is asked for more.
+        // Reply with what is there before asking the server for more.
         if (given > 0 || page?.isEnd === true) return;
         stream.page = await stream.pages.after(stream.position, request);
         stream.next = 0;

@@ -12,10 +12,10 @@ import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a circle', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directory in a loop', () => {
   const it = exportedByGanesha();
 
-  /** It never says that this was the end. `again`: the entry after which it begins again. */
+  /** Never returns eof. `again`: the entry at which it starts over. */
   function circling(nfs: NfsClient, again: number): NfsClient {
     return {
       ...nfs,
@@ -28,7 +28,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
     };
   }
 
-  test.each([0, 1, 7, 39])('from entry %i on: an error, not a listing without end', async (again) => {
+  test.each([0, 1, 7, 39])('causes an error, not an endless listing, with a loop to entry %i', async (again) => {
     using ground = createGround();
     for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: circling(it.nfs, again), root: it.directory });
@@ -37,7 +37,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
     expect(mount.faults).toEqual([]);
   });
 
-  test('is not what one seems to be that is read by pieces, back and forth', async () => {
+  test('is not confused with a listing read in pieces, back and forth', async () => {
     using ground = createGround();
     for (let i = 0; i < 300; i++) await fs.writeFile(it.on(`a long name, so that they fill pages ${i}`), '');
     await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
@@ -55,11 +55,11 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that lists a directo
   });
 });
 
-describe.skipIf(needs('fuse', 'ganesha'))('a server that can never go on with a directory', () => {
+describe.skipIf(needs('fuse', 'ganesha'))('a server that can never continue a listing', () => {
   const it = exportedByGanesha();
   let calls = 0;
 
-  /** The first few names, and then it has forgotten where it was. */
+  /** Returns the first few names, then rejects every cookie. */
   const forgetting: NfsClient['readdirplus'] = async (args, options) => {
     calls++;
     if (args.cookie !== 0n) throw new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);
@@ -71,9 +71,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('a server that can never go on with a 
   };
 
   test.each([
-    ['it forgets where it was', forgetting],
-    ['what it is asked for is too little, and too much', neverContent],
-  ])('%s: an error, after a few calls', async (_, readdirplus) => {
+    ['it forgets its position', forgetting],
+    ['it rejects every size', neverContent],
+  ])('causes an error after a few calls: %s', async (_, readdirplus) => {
     using ground = createGround();
     calls = 0;
     for (let i = 0; i < 40; i++) await fs.writeFile(it.on(`file-${i}`), '');

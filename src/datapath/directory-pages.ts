@@ -6,41 +6,41 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import type { Context } from './context.ts';
 
-/** A part of a directory. */
+/** A page of a directory listing. */
 export interface Page {
   readonly entries: readonly EntryPlus[];
   readonly isEnd: boolean;
-  /** When it came, and what was known when it was asked for (see `AttributeCache` and `NameCache`). */
+  /** When it arrived, and the event and change counts when it was requested (see `AttributeCache` and `NameCache`). */
   readonly at: number;
   readonly since: number;
   readonly changes: number;
 }
 
-/** One reading of a directory. Positions are the server's cookies. */
+/** One pass over a directory. Positions are the server's cookies. */
 export interface Pages {
   after(position: bigint, request: Request): Promise<Page>;
 }
 
 const pageBytes = 64 * 1024;
-const largestPage = 256 * 1024;
-const leastBytes = 4096;
-/** So often a refusal is taken for one of a name that was being removed. */
-const mostVanished = 5;
-/** So often the server may lose its place before it has given anything new, and so many pages may have nothing new. */
-const mostAnew = 5;
-const mostInVain = 10_000;
-/** Names that are remembered, so that a listing can begin anew without giving anything twice. */
-const mostRemembered = 100_000;
+const maxPageBytes = 256 * 1024;
+const minBytes = 4096;
+/** Retries of errors that may come from an entry being removed. */
+const maxVanished = 5;
+/** Restarts after lost positions without a new entry, and pages without a new entry. */
+const maxRestarts = 5;
+const maxEmptyPages = 10_000;
+/** Names remembered, so that a restarted listing returns nothing twice. */
+const maxRemembered = 100_000;
 
 export interface PagesOptions {
   readonly remembers: boolean;
-  /** One of `access`: what the kernel has found that whoever asks may do. */
+  /** One of `access`: the right that the kernel has checked for the caller. */
   readonly checked: number;
 }
 
 /**
- * A server may say that it no longer knows where it was. It is then asked from the beginning, and what was given before is
- * left out; unless nothing is remembered of that, where it is not worth the memory.
+ * The server may reject a cookie. The listing then restarts and skips the names already returned, unless the caller
+ * chose not to remember names.
  */
 export function createPages(context: Context, id: number, { remembers, checked }: PagesOptions): Pages {
   const { nfs, server, attributes, names, clock } = context;
@@ -48,7 +48,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
   let verifier = 0n;
   let bytes = pageBytes;
   let hasPlus = true;
-  /** The server takes no more than the least. */
+  /** The server accepts only the minimum size. */
   let isSmall = false;
   let hasBegunAnew = false;
   const circle = createCircleCheck();
@@ -64,8 +64,8 @@ export function createPages(context: Context, id: number, { remembers, checked }
   };
 
   /**
-   * In a size, and in a way, that the server can do. Undefined: it does not know the position. What nfs-ganesha says of a name
-   * that is removed meanwhile, it says of the whole directory.
+   * Lists with a size and procedure that the server supports. Undefined: it rejected the cookie. nfs-ganesha reports an
+   * entry that vanishes as an error of the whole directory.
    */
   async function suited(position: bigint, request: Request) {
     for (let vanished = 0; ; ) {
@@ -74,9 +74,9 @@ export function createPages(context: Context, id: number, { remembers, checked }
       } catch (cause) {
         if (isNfsError(cause, 'BAD_COOKIE') && position !== 0n) return undefined;
         if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
-        else if (isNfsError(cause, 'TOOSMALL') && bytes < largestPage && !isSmall) bytes *= 2;
-        else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) [bytes, isSmall] = [leastBytes, true];
-        else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > mostVanished) throw cause;
+        else if (isNfsError(cause, 'TOOSMALL') && bytes < maxPageBytes && !isSmall) bytes *= 2;
+        else if (isNfsError(cause, 'INVAL') && bytes > minBytes) [bytes, isSmall] = [minBytes, true];
+        else if (!isNfsError(cause, 'NOENT', 'STALE') || ++vanished > maxVanished) throw cause;
       }
     }
   }
@@ -86,19 +86,19 @@ export function createPages(context: Context, id: number, { remembers, checked }
     if (name !== '.' && name !== '..' && !isPossibleName(name)) return false;
     const key = keyOfEntry(entry);
     if (hasBegunAnew && given.has(key)) return false;
-    if (remembers && given.size < mostRemembered) given.add(key);
+    if (remembers && given.size < maxRemembered) given.add(key);
     return true;
   };
 
   return {
     after: async (position, request) => {
       let from = position;
-      for (let [anew, inVain] = [0, 0]; inVain < mostInVain; inVain++) {
+      for (let [anew, inVain] = [0, 0]; inVain < maxEmptyPages; inVain++) {
         const [since, changes] = [attributes.now(), names.changes(id)];
         const page = await suited(from, request);
         if (page === undefined) {
-          const isKnown = remembers && given.size < mostRemembered;
-          if (!isKnown || ++anew > mostAnew) throw new XdrError('the server lost its place in a directory');
+          const isKnown = remembers && given.size < maxRemembered;
+          if (!isKnown || ++anew > maxRestarts) throw new XdrError('the server lost its place in a directory');
           hasBegunAnew = true;
           circle.beginAnew();
           from = 0n;
@@ -110,7 +110,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
         const last = page.entries.at(-1)?.cookie;
         if (entries.length > 0 || page.isEnd)
           return { entries, isEnd: page.isEnd, at: clock.elapsed(), since, changes };
-        if (last === undefined || last === from) throw new XdrError('the server lists a directory without end');
+        if (last === undefined || last === from) throw new XdrError('the server lists a directory endlessly');
         from = last;
       }
       throw new XdrError('the server lists nothing new');
@@ -120,13 +120,13 @@ export function createPages(context: Context, id: number, { remembers, checked }
 
 interface CircleCheck {
   beginAnew(): void;
-  /** Throws if a position comes again, in a reading that goes straight on. */
+  /** Throws if a position repeats within one pass. */
   goOn(from: bigint, entries: readonly Pick<EntryPlus, 'cookie'>[]): void;
 }
 
 /**
- * Some servers list a directory for ever (nfs-ganesha does, of a tmpfs, after a rename in it). Of all positions one is
- * remembered, another one each time that twice as many have passed: a circle comes by it sooner or later.
+ * Some servers list a directory forever (nfs-ganesha on tmpfs after a rename). One position is remembered, and replaced
+ * after 1, 2, 4 … entries: a loop passes it eventually.
  */
 function createCircleCheck(): CircleCheck {
   let remembered: bigint | undefined;
@@ -139,10 +139,10 @@ function createCircleCheck(): CircleCheck {
   return {
     beginAnew,
     goOn: (from, entries) => {
-      // The kernel may go back.
+      // The kernel may seek back.
       if (from !== last) beginAnew();
       for (const { cookie } of entries) {
-        if (cookie === remembered) throw new XdrError('the server lists a directory in a circle');
+        if (cookie === remembered) throw new XdrError('the server lists a directory in a loop');
         if (--left > 0) continue;
         passed *= 2;
         [remembered, left] = [cookie, passed];
@@ -152,7 +152,7 @@ function createCircleCheck(): CircleCheck {
   };
 }
 
-/** One character for each byte, as names are known by. */
+/** One character per byte, the key of the name cache. */
 export function keyOfEntry({ name, bytes }: Pick<EntryPlus, 'name' | 'bytes'>): string {
   if (bytes !== undefined) return Buffer.from(bytes).toString('latin1');
   for (let i = 0; i < name.length; i++) if (name.charCodeAt(i) > 127) return Buffer.from(name).toString('latin1');

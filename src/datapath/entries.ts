@@ -6,72 +6,72 @@ import { typeByBits } from './attr.ts';
 import type { Context } from './context.ts';
 import { access } from './identity.ts';
 import { keyOf, type Name } from './name-cache.ts';
-import { createNamesAhead } from './names-ahead.ts';
 import type { Node, Nodes } from './ports.ts';
+import { createReaddirAhead } from './readdir-ahead.ts';
 
-/** What a name means, for certain. */
-export interface There {
+/** The object of a name, as the server said. */
+export interface ResolvedName {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
   readonly since: number;
 }
 
-/** Names as the kernel is told of them. */
+/** Directory entries as the kernel knows them. */
 export interface Entries {
-  /** Answers at once what is known. */
+  /** Returns synchronously if the answer is cached. */
   lookup(parent: number, name: Buffer, request: Request): Entry | Promise<Entry>;
-  /** What the name means, asked of the server. Undefined: nothing. */
-  find(parent: number, name: Buffer, request: Request): Promise<There | undefined>;
-  /** The same, but as the kernel was told last, if that is known: it has based its request on it. */
-  meant(parent: number, name: Buffer, request: Request): Promise<There | undefined>;
-  /** The kernel is told that the name means this, and counts it. */
-  entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry>;
-  /** One of a listing, with its attributes. */
+  /** Looks the name up on the server. Undefined: absent. */
+  find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
+  /** The same, but prefers what the kernel was told last, since it based its request on that. */
+  resolveAsKernelKnows(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined>;
+  /** Builds the kernel's entry and counts one lookup. */
+  entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry>;
+  /** The entry of a READDIRPLUS, with attributes. */
   listed(parent: number, key: string, name: Name, place: number): Entry | undefined;
-  /** The kernel will not be told of it after all, by the request at that place. */
-  untold(id: number, place: number): void;
+  /** The request at that place will not report the entry to the kernel after all. */
+  undoLookup(id: number, place: number): void;
   forget(id: number, lookups: number): void;
 }
 
-/** Two changes of a directory within a few ms may have the same time, so names are asked for again after so long. */
-const longestMs = 30_000;
-/** What a listing said of a file is told for so long: later the file may have been changed here. */
+/** Two changes of a directory within a few ms may have the same ctime, so names expire after this. */
+const maxMs = 30_000;
+/** How long a listing's attributes are used: later the file may have been changed here. */
 const listedMs = 1_000;
 
-/** How the kernel is told of a name. */
-interface Telling {
+/** How an entry is counted and how long the kernel may cache it. */
+interface KernelEntry {
   /** Of the request. */
   readonly place: number;
-  readonly count: Nodes['listed'];
+  readonly count: Nodes['addListed'];
   readonly entryMs: number;
 }
 
 const nothing = (entryMs: number): Entry => ({ node: 0, generation: 0, attr: undefined, entryMs, attrMs: 0 });
 
 export function createEntries(context: Context): Entries {
-  const { nfs, nodes, server, attributes, names, clock, turns, ttlMs } = context;
-  const ahead = createNamesAhead(context);
+  const { nfs, nodes, server, attributes, names, clock, sequence, ttlMs } = context;
+  const readdirAhead = createReaddirAhead(context);
 
-  /** As long as the directory has not been changed for long. */
+  /** Longer if the directory has not changed for long. */
   const relyMs = (parent: number, { at }: Name): number =>
     Math.max(0, at + attributes.relyMs(parent) - clock.elapsed());
 
-  /** Of a name that is kept, so nobody else has changed the directory up to the moment that its attributes are from. */
+  /** A kept name means that no other client changed the directory up to the time of its attributes. */
   function keptMs(parent: number, name: Name): number {
     const now = clock.elapsed();
-    // Who waits for a file to appear is told soon: the kernel does not hear when others have changed a directory.
+    // Negative entries expire soon: the kernel does not hear about changes by other clients.
     if (name.meant === undefined) return Math.max(0, name.at + ttlMs - now);
-    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + longestMs - now));
+    return Math.max(relyMs(parent, name), Math.min(attributes.freshMs(parent), name.at + maxMs - now));
   }
 
-  /** The kernel is about to be told of it. */
+  /** Records where the kernel will see the node. */
   function counted(parent: number, key: string, node: Node): Node {
     server.seen(node.id, parent, key);
     return node;
   }
 
   function entryOf({ id, generation }: Node, entryMs: number): Entry {
-    const { attr, attrMs } = attributes.tell(id);
+    const { attr, attrMs } = attributes.attrReply(id);
     if (typeByBits(attr.mode) === fileType.directory) server.isDirectory(id);
     return { node: id, generation, attr, entryMs, attrMs };
   }
@@ -81,41 +81,41 @@ export function createEntries(context: Context): Entries {
     attributes.forget(id);
     names.forget(id);
     server.forget(id);
-    ahead.forget(id);
+    readdirAhead.forget(id);
   }
 
-  function untold(id: number, place: number): void {
-    nodes.unlooked(id, place);
+  function undoLookup(id: number, place: number): void {
+    nodes.removeLookup(id, place);
     forgetIfGone(id);
   }
 
-  /** Undefined: not all of it is known. */
-  function known(parent: number, key: string, name: Name, told: Telling): Entry | undefined {
+  /** Undefined: not fully cached. */
+  function known(parent: number, key: string, name: Name, told: KernelEntry): Entry | undefined {
     const handle = name.meant?.handle;
     if (handle === undefined) return undefined;
     const { place, count, entryMs } = told;
     const node = counted(parent, key, count(handle, place));
-    // It may be known better than from a listing.
+    // Newer attributes than those of the listing may be known.
     if (attributes.freshMs(node.id) > 0) return entryOf(node, entryMs);
     const seen = clock.elapsed() - name.at <= Math.max(ttlMs, listedMs) ? name.meant?.attributes : undefined;
     if (seen !== undefined) {
-      attributes.saw(node.id, seen, name.since, name.at);
+      attributes.update(node.id, seen, name.since, name.at);
       return entryOf(node, entryMs);
     }
-    untold(node.id, place);
+    undoLookup(node.id, place);
     return undefined;
   }
 
-  async function find(parent: number, name: Buffer, request: Request): Promise<There | undefined> {
+  async function find(parent: number, name: Buffer, request: Request): Promise<ResolvedName | undefined> {
     const key = keyOf(name);
     const since = attributes.now();
     const changes = names.changes(parent);
-    // That there is nothing is no failure: to throw it through all that is in between takes longer than to ask.
+    // Absence is not an error: throwing through all layers would take longer than the call.
     const lookup = (handle: FileHandle, options: CallOptions) => nfs.lookup(handle, name, options).catch(nothingThere);
     const found = await server.on(request, parent, lookup, access.search);
     names.put(parent, key, { meant: found, at: clock.elapsed(), since }, changes);
     if (found === undefined) return undefined;
-    if (found.directory !== undefined) attributes.saw(parent, found.directory, since);
+    if (found.directory !== undefined) attributes.update(parent, found.directory, since);
     return { handle: found.handle, attributes: found.attributes, since };
   }
 
@@ -124,21 +124,21 @@ export function createEntries(context: Context): Entries {
       await server.look(request, node.id);
       return entryOf(node, attributes.relyMs(parent));
     } catch (cause) {
-      untold(node.id, request.place);
+      undoLookup(node.id, request.place);
       throw cause;
     }
   }
 
-  function entry(parent: number, key: string, there: There, request: Request): Entry | Promise<Entry> {
-    const node = counted(parent, key, nodes.looked(there.handle, request.place));
+  function entry(parent: number, key: string, there: ResolvedName, request: Request): Entry | Promise<Entry> {
+    const node = counted(parent, key, nodes.addLookup(there.handle, request.place));
     if (there.attributes === undefined) return asked(parent, node, request);
-    attributes.saw(node.id, there.attributes, there.since);
-    turns.looked(node.id, request);
+    attributes.update(node.id, there.attributes, there.since);
+    sequence.looked(node.id, request);
     return entryOf(node, attributes.relyMs(parent));
   }
 
   return {
-    ...{ find, entry, untold },
+    ...{ find, entry, undoLookup },
     forget: (id, lookups) => {
       nodes.forget(id, lookups);
       forgetIfGone(id);
@@ -149,32 +149,32 @@ export function createEntries(context: Context): Entries {
       const entryMs = cached === undefined ? 0 : keptMs(parent, cached);
       if (cached !== undefined && entryMs > 0) {
         if (cached.meant === undefined) return nothing(entryMs);
-        const entry = known(parent, key, cached, { place: request.place, count: nodes.looked, entryMs });
+        const entry = known(parent, key, cached, { place: request.place, count: nodes.addLookup, entryMs });
         if (entry !== undefined) {
-          ahead.used(parent);
+          readdirAhead.recordHit(parent);
           return entry;
         }
       }
-      // Our own changes keep the directory's attributes fresh.
+      // Own changes keep the directory's attributes fresh.
       const isKnown = cached?.meant === undefined && name.length <= maxName && names.isComplete(parent);
       const directoryMs = isKnown ? ttlMs - attributes.ageMs(parent) : 0;
       if (directoryMs > 0) return nothing(directoryMs);
-      ahead.missed(parent, request);
+      readdirAhead.recordMiss(parent, request);
       return find(parent, name, request).then((there) =>
         there === undefined ? nothing(ttlMs) : entry(parent, key, there, request),
       );
     },
-    meant: async (parent, name, request) => {
+    resolveAsKernelKnows: async (parent, name, request) => {
       const cached = names.get(parent, keyOf(name));
       if (cached === undefined) return await find(parent, name, request);
       const handle = cached.meant?.handle;
       if (handle !== undefined) return { handle, attributes: undefined, since: cached.since };
       return cached.meant === undefined && keptMs(parent, cached) > 0 ? undefined : await find(parent, name, request);
     },
-    // Without room for it the kernel is told the name alone.
+    // Without room for a node, the kernel gets the name only.
     listed: (parent, key, name, place) =>
       nodes.hasRoom()
-        ? known(parent, key, name, { place, count: nodes.listed, entryMs: relyMs(parent, name) })
+        ? known(parent, key, name, { place, count: nodes.addListed, entryMs: relyMs(parent, name) })
         : undefined,
   };
 }

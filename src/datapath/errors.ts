@@ -49,7 +49,7 @@ const byFailure: Readonly<Record<RpcFailure, ErrnoName>> = {
   closed: 'EIO',
 };
 
-/** What an application is told. What is none of these is a mistake of ours, and left as it is to be reported. */
+/** Maps an error to the errno for the application. Anything else is a bug and is returned unchanged. */
 export function asErrno(cause: unknown): unknown {
   if (cause instanceof NfsError)
     return new Errno(cause.statusName === undefined ? 'EIO' : byStatus[cause.statusName], cause);
@@ -59,12 +59,12 @@ export function asErrno(cause: unknown): unknown {
   return cause;
 }
 
-/** The server does not know the handle (any more). */
+/** The server does not know the handle (any longer). */
 export const isStale = (cause: unknown): boolean => isNfsError(cause, 'STALE', 'BADHANDLE');
 
-/** The server has not done it, and may do it when it is asked again. */
-export const isPassing = (cause: unknown): boolean =>
+/** The call was not executed and may succeed on retry. */
+export const isTransient = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && cause.failure === 'unreachable' && !cause.maybeDone);
 
-/** Whether the server's answer is known: then it is no. */
-export const isDefinite = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);
+/** The server definitely rejected the call. */
+export const isDefiniteRefusal = (cause: unknown): boolean => !(cause instanceof RpcError && cause.maybeDone);

@@ -32,7 +32,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     return { mount, path, [Symbol.asyncDispose]: end };
   };
 
-  test('a link to somewhere too far away is told to whoever reads it, and to nobody else', async () => {
+  test('readlink reports an overlong target, and other calls do not fail', async () => {
     using ground = createGround();
     const readlink = async (): Promise<string> => 'x'.repeat(4096);
     await fs.symlink('somewhere', it.on('link'));
@@ -42,7 +42,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(mount.faults).toEqual([]);
   });
 
-  test('soft: EIO when the time is up, and all is well when it answers again', async () => {
+  test('soft: calls fail with EIO after the timeout, and work again when the server answers', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     const softMs = 1_000;
@@ -62,7 +62,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(on.mount.faults).toEqual([]);
   });
 
-  test('hard: it is waited for', async () => {
+  test('hard: calls wait for the server', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
@@ -75,7 +75,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect((await read.reading)?.stdout).toBe('data');
   });
 
-  test('hard: who waits can be killed', async () => {
+  test('hard: a waiting process can be killed', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
@@ -95,7 +95,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(on.mount.faults).toEqual([]);
   });
 
-  test('hard: it is killed and started anew', async () => {
+  test('hard: calls continue after the server was killed and restarted', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     await using on = await mounted(ground, { cacheMs: 0 });
@@ -114,10 +114,10 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(await fs.readFile(on.path('copy'), 'utf8')).toBe('data');
   });
 
-  test('signals that a program handles do not disturb it', async () => {
+  test('signals that a program handles do not interrupt its calls', async () => {
     using ground = createGround();
     await using on = await mounted(ground, { cacheMs: 0 });
-    // Without SA_RESTART, so that a call which was interrupted would fail.
+    // Without SA_RESTART, so that an interrupted call fails.
     const script = `
       use POSIX; use Time::HiRes qw(setitimer ITIMER_REAL time);
       my $count = 0;
@@ -137,7 +137,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(on.mount.faults).toEqual([]);
   });
 
-  /** Another process with the file open. Not this one: it serves the mount, and cannot start processes then. */
+  /** Another process has the file open. Not this one: it serves the mount and could not start processes then. */
   function holder(path: string) {
     const script = `
       use Fcntl; use IO::Handle; use POSIX ();
@@ -174,13 +174,13 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     };
   }
 
-  test('started anew with data that were not on its disk: they are sent again, and nobody notices', async () => {
+  test('data that a restarted server lost are resent without an error', async () => {
     using ground = createGround();
     await using on = await mounted(ground);
     await using one = holder(on.path('file'));
     expect(await one.isOpen).toBe('open');
     expect([await one.does('write'), await one.does('write')]).toEqual(['ok', 'ok']);
-    // Its verifier is the second that it was started in.
+    // The server's verifier is the second of its start.
     await sleep(1_100);
     await it.server.restart();
     expect([await one.does('write'), await one.does('sync')]).toEqual(['ok', 'ok']);
@@ -189,7 +189,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     expect(on.mount.faults).toEqual([]);
   });
 
-  test('it refuses what it was sent: whoever has the file open is told, once', async () => {
+  test('a refused write is reported once to each process that has the file open', async () => {
     using ground = createGround();
     let isFull = false;
     const write: NfsClient['write'] = (...args) =>
@@ -210,7 +210,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
     await using later = holder(path);
     expect(await later.isOpen).toBe('open');
     expect(await later.does('sync')).toBe('ok');
-    // By the next write, and by the close.
+    // Reported by the next write and by close.
     isFull = true;
     expect(await one.does('write')).toBe('ok');
     await expect.poll(() => one.does('write')).toBe(full);
@@ -219,7 +219,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
   });
 });
 
-/** All handles but the root's have a number in front of them; with another number they are others. */
+/** All handles except the root's have a prefix; changing it makes them stale. */
 function renumbered(nfs: NfsClient, root: FileHandle, number: () => number): NfsClient {
   const shown = (handle: FileHandle): FileHandle => Uint8Array.from([number(), ...handle]);
   const real = (handle: FileHandle): FileHandle => {
@@ -246,10 +246,10 @@ function renumbered(nfs: NfsClient, root: FileHandle, number: () => number): Nfs
   };
 }
 
-describe.skipIf(needs('fuse', 'ganesha'))('a handle that the server does not know any more', () => {
+describe.skipIf(needs('fuse', 'ganesha'))('a stale file handle', () => {
   const it = exportedByGanesha();
 
-  test('is looked up by its name, with those of the directories it is in', async () => {
+  test("is replaced by looking up the file's path again", async () => {
     using ground = createGround();
     let number = 1;
     const nfs = renumbered(it.nfs, it.directory, () => number);
@@ -267,7 +267,7 @@ describe.skipIf(needs('fuse', 'ganesha'))('a handle that the server does not kno
     expect(mount.faults).toEqual([]);
   });
 
-  test('is stale for whoever has the file open, when there is another file at its place', async () => {
+  test('fails with ESTALE for an open file if another file took its place', async () => {
     using ground = createGround();
     await using mount = await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
     const path = join(mount.at, 'file');

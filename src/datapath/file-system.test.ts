@@ -15,7 +15,7 @@ import type { FileSystemOptions } from './file-system.ts';
 
 const run = promisify(execFile);
 
-describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted', () => {
+describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a mounted NFS directory', () => {
   const it = exportedByGanesha();
 
   const mounted = async (ground: Ground, options: Partial<FileSystemOptions> = {}) => {
@@ -23,7 +23,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     return { mount, path: (name: string) => join(mount.at, name) };
   };
 
-  test('files: made, written in large and small pieces, read back, cut, removed', async () => {
+  test('files are created, written in large and small pieces, read back, truncated and removed', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -45,7 +45,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('attributes: owner, mode, times, and what they are on the server', async () => {
+  test('owner, mode and times are set and match those on the server', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -63,7 +63,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('sizes that no file has are refused, and nothing is changed', async () => {
+  test('impossible sizes are refused and change nothing', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -83,7 +83,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('names: directories, links, moves, special files, bytes that are not UTF-8', async () => {
+  test('directories, links, renames, special files and non-UTF-8 names work', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -96,7 +96,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     await fs.rename(path('a/one'), path('three'));
     expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
     await expect(fs.stat(path('a/one'))).rejects.toThrow('ENOENT');
-    // Two names of one file: POSIX wants that nothing happens.
+    // Two links of one file: POSIX requires that nothing happens.
     await fs.rename(path('three'), path('a/b/two'));
     expect(await fs.readFile(path('three'), 'utf8')).toBe('1');
     await expect(fs.rmdir(path('a'))).rejects.toThrow('ENOTEMPTY');
@@ -120,7 +120,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('a removed file can be used while it is open, and is gone after that', async () => {
+  test('a removed file is usable while it is open, and gone afterwards', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -140,7 +140,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('a file that is replaced while it is open can still be read; a move that fails leaves it where it is', async () => {
+  test('a file replaced while open is still readable; a failed rename leaves it in place', async () => {
     using ground = createGround();
     let isRefusing = true;
     const rename: typeof it.nfs.rename = (from, to, options) =>
@@ -165,7 +165,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('a directory of many pages is listed once each, with attributes and without', async () => {
+  test('a directory of many pages lists each name once, with and without attributes', async () => {
     using ground = createGround();
     const names = Array.from({ length: 6_000 }, (_, i) => `a-name-that-is-not-short-${i}`);
     mkdirSync(it.on('many'));
@@ -180,7 +180,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('what a listing told is not asked for again', async () => {
+  test('attributes from a listing are not requested again', async () => {
     using ground = createGround();
     for (let i = 0; i < 50; i++) writeFileSync(it.on(`file-${i}`), 'x');
     const asked: string[] = [];
@@ -196,7 +196,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     asked.length = 0;
     for (let i = 0; i < 50; i++) expect((await fs.stat(join(mount.at, `file-${i}`))).size).toBe(1);
     expect(asked).toEqual([]);
-    // Our own changes do not make it doubtful.
+    // Own changes do not expire the cache.
     await fs.unlink(join(mount.at, 'file-3'));
     await fs.writeFile(join(mount.at, 'new'), '');
     asked.length = 0;
@@ -205,7 +205,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(asked).toEqual([]);
   });
 
-  test('read-only: nothing can be changed', async () => {
+  test('a read-only mount refuses all changes', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     const { mount, path } = await mounted(ground, { readOnly: true });
@@ -225,7 +225,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(readFileSync(it.on('file'), 'utf8')).toBe('data');
   });
 
-  test('with all caching off, and transfers cut in small pieces', async () => {
+  test('everything works with caching off and small transfers', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground, { cacheMs: 0, maxRead: 4096, maxWrite: 5000 });
     await using _ = mount;
@@ -235,7 +235,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect((await fs.readFile(path('file'))).equals(data)).toBe(true);
     writeFileSync(it.on('other'), 'seen at once');
     expect(await fs.readFile(path('other'), 'utf8')).toBe('seen at once');
-    // By another client: the server itself does not look at its disk again at once.
+    // Through another client: the server does not look at its disk again at once.
     const { handle } = await it.nfs.lookup(it.directory, 'other');
     await it.nfs.setattr(handle, { size: 17 });
     expect((await fs.stat(path('other'))).size).toBe(17);
@@ -245,7 +245,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('an NFS directory, mounted'
     expect(mount.faults).toEqual([]);
   });
 
-  test('what the kernel has forgotten is not remembered', async () => {
+  test('nodes that the kernel has forgotten are forgotten', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;

@@ -5,50 +5,50 @@ import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type Attributes, maxTransfer } from '#wire/nfs3/structures.ts';
-import { createAttributeCache } from './attributes.ts';
-import { type Budget, createBudget, mostBehindOfMount } from './budget.ts';
+import { createAttributeCache } from './attribute-cache.ts';
+import { type Budget, createBudget, maxUnwrittenOfMount } from './budget.ts';
 import { createCalls } from './calls.ts';
-import { checkedHere } from './checking.ts';
-import { createClosing } from './closing.ts';
 import type { Context } from './context.ts';
+import { createCreateOperations } from './create.ts';
+import { createCreationMarks } from './creation-marks.ts';
+import type { DataLoss } from './data-loss-log.ts';
+import { createDentryShrinker } from './dentry-shrinker.ts';
 import { createDirectories } from './directories.ts';
 import { createEntries } from './entries.ts';
 import { asErrno } from './errors.ts';
 import { createFiles } from './files.ts';
-import { createGetting } from './getting.ts';
+import { createGetattr } from './getattr.ts';
 import { access, createIdentities, type IdentityOptions } from './identity.ts';
-import { createLettingGo } from './letting-go.ts';
-import type { Loss } from './losses.ts';
-import { createMaking } from './making.ts';
-import { createMarks } from './marks.ts';
+import { createLockedDirectories } from './locked-directories.ts';
 import { createNameCache } from './name-cache.ts';
-import { createOutstanding } from './outstanding.ts';
-import { createPatience, type Patience } from './patience.ts';
-import type { Kept, Nodes, Proofs } from './ports.ts';
+import { createPendingReleases } from './pending-releases.ts';
+import { withPermissionChecks } from './permission-checks.ts';
+import type { JournaledWrites, Nodes, Proofs } from './ports.ts';
 import { type Charges, createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
-import { createRemoving } from './removing.ts';
-import { createRenaming } from './renaming.ts';
+import { createRename } from './rename.ts';
+import { createRequestSequence, type RequestSequence } from './request-sequence.ts';
+import { createRequestWait, type RequestWait } from './request-wait.ts';
 import { createServer } from './server.ts';
-import { createSetting } from './setting.ts';
-import { createShared, type Shared } from './shared.ts';
-import { createTurns, type Turns } from './turns.ts';
-import { type Behind, createWrites, type Writes } from './writes.ts';
+import { createSetattr } from './setattr.ts';
+import { createSharedCaches, type SharedCaches } from './shared-caches.ts';
+import { createUnlink } from './unlink.ts';
+import { createWrites, type UncommittedWrites, type Writes } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
-  /** How long names and attributes are relied on. 0: not at all. */
+  /** Minimum time that names and attributes are cached. 0: not at all. */
   readonly cacheMs?: number;
-  /** `soft`: EIO when the server has not answered for so long. Left out: `hard`, it is waited for without end. */
+  /** `soft`: EIO after this time without an answer. Default: `hard`, waits forever. */
   readonly softMs?: number | undefined;
   readonly readOnly?: boolean;
-  /** Writes are answered when they are on the server's disk. Left out: before that, where something outlives this process. */
+  /** Answers writes only when they are on the server's disk. Default: earlier, if the journal outlives this process. */
   readonly sync?: boolean | undefined;
-  /** Who checks what a caller may do. Left out: the kernel. */
+  /** Who checks permissions. Default: the kernel. */
   readonly checks?: 'kernel' | 'server' | undefined;
-  /** The group that everything is shown to belong to, where this server checks. Left out: what the NFS server says. */
+  /** The group shown for every object if permissions are checked here. Default: the server's. */
   readonly group?: number | undefined;
-  /** Most bytes of one READ and one WRITE. */
+  /** Maximum size of one READ and one WRITE. */
   readonly maxRead?: number;
   readonly maxWrite?: number;
 }
@@ -58,87 +58,102 @@ export interface FileSystemParts {
   readonly nodes: Nodes;
   readonly proofs: Proofs;
   readonly clock: Clock;
-  /** Tells the kernel something unasked. */
+  /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
-  /** The same by another thread, for what may wait for an answer of ours. Left out: the kernel keeps what it wants. */
+  /**
+   * The same from another thread, for notifications that may block on an answer of ours. Default: the kernel is never
+   * asked to drop entries.
+   */
   readonly notifyApart?: (bytes: Buffer) => Promise<unknown>;
   readonly options: FileSystemOptions;
-  /** Holds it to the volume's size. Left out: the export's is all there is. */
+  /** Enforces the volume's size. Default: only the export's size limits it. */
   readonly quota?: Quota | undefined;
-  /** With the other mounts of the process. Left out: there are none. */
-  readonly shared?: Shared;
-  /** The mount is over: nothing more is asked of the server, and what was is given up. */
+  /** Caches shared with the other mounts of the process. Default: none. */
+  readonly shared?: SharedCaches;
+  /** Aborts when the mount is gone: all calls are cancelled. */
   readonly ended?: AbortSignal;
-  /** Left out: writes are answered when they are on the server's disk. */
+  /** Default: writes are answered when they are on the server's disk. */
   readonly behind?: {
-    readonly kept: Kept;
-    /** Of all mounts of the process. */
+    readonly kept: JournaledWrites;
+    /** Shared by all mounts of the process. */
     readonly budget: Budget;
-    /** Something to be waited for before anything is sent. */
+    /** Resolves when data may be sent. Undefined: now. */
     readonly ready: () => Promise<void> | undefined;
-    /** What was answered did not get to the server's disk, and will not. */
-    readonly onLost?: (loss: Loss) => void;
+    /** Acknowledged data were lost. */
+    readonly onLost?: (loss: DataLoss) => void;
   };
 }
 
-/** Disposed of when the mount is gone. */
+/** Dispose it when the mount is gone. */
 export interface FileSystem extends Disposable {
   readonly operations: Partial<Operations>;
-  readonly behind: Behind;
+  readonly behind: UncommittedWrites;
 }
 
 export const createFileSystem = (parts: FileSystemParts): Partial<Operations> => openFileSystem(parts).operations;
 
 /**
- * A directory of an NFS server as a FUSE file system. What is not here (locks, extended attributes, fallocate, lseek) the
- * kernel does by itself or refuses: none of it can be had from NFS version 3.
+ * An NFS directory as a FUSE file system. Missing operations (locks, extended attributes, fallocate, lseek) are done by
+ * the kernel or refused: NFSv3 has none of them.
  */
 export function openFileSystem(parts: FileSystemParts): FileSystem {
-  const { nfs, nodes, proofs, clock, notify, options, shared = createShared() } = parts;
-  const { cacheMs: ttlMs = 1_000, softMs: patienceMs = Number.POSITIVE_INFINITY } = options;
+  const { nfs, nodes, proofs, clock, notify, options, shared = createSharedCaches() } = parts;
+  const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
     ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
-    ...{ room: shared.attributes, group: options.group },
+    ...{ limit: shared.attributes, group: options.group },
   });
-  const names = createNameCache({ epochOf: attributes.epoch, clock, room: shared.names });
-  const calls = createCalls({ clock, patienceMs, ended: parts.ended });
+  const names = createNameCache({ epochOf: attributes.epoch, clock, limit: shared.names });
+  const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
   const server = createServer({
     ...{ nfs, nodes, attributes, names, calls, notify },
     identities: createIdentities(options.identity),
   });
-  const turns = createTurns(attributes);
-  const patience = createPatience({ clock, calls, patienceMs });
+  const sequence = createRequestSequence(attributes);
+  const waitFor = createRequestWait({ clock, calls, timeoutMs });
   const ready = parts.behind?.ready ?? (() => undefined);
   const context: Context = {
-    ...{ nfs, nodes, proofs, clock, server, attributes, names, marks: createMarks(clock), turns, ttlMs, notify },
-    ...{ patience, closing: createClosing(nodes, patience) },
+    ...{
+      nfs,
+      nodes,
+      proofs,
+      clock,
+      server,
+      attributes,
+      names,
+      marks: createCreationMarks(clock),
+      sequence,
+      ttlMs,
+      notify,
+    },
+    ...{ waitFor, releases: createPendingReleases(nodes, waitFor) },
   };
   const entries = createEntries(context);
-  const making = createMaking(context, entries);
+  const creating = createCreateOperations(context, entries);
   const { quota } = parts;
   const look = async (id: number, request: Request): Promise<Attributes> => {
     await writes.settled(id, request);
     return await server.look(request, id);
   };
-  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, patience });
-  const removing = createRemoving(context, entries, { charges, ready });
-  const own = createBudget(mostBehindOfMount);
+  const charges = quota === undefined ? noCharges : createCharges({ quota, attributes, look, waitFor });
+  const unlinking = createUnlink(context, entries, { charges, ready });
+  const own = createBudget(maxUnwrittenOfMount);
   const uncharged = createWrites({
     ...{ context, calls, kept: parts.behind?.kept, ready, isSync: options.sync === true },
-    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: patienceMs === Number.POSITIVE_INFINITY },
+    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: timeoutMs === Number.POSITIVE_INFINITY },
     ...{ onDone: charges.written, onLost: parts.behind?.onLost },
     budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
-  const writes = charging(uncharged, charges, patience);
-  const setting = createSetting(context, writes, charges, options.group);
+  const writes = withQuota(uncharged, charges, waitFor);
+  const setattrOperation = createSetattr(context, writes, charges, options.group);
   const { forget: forgetFile, ...files } = createFiles({
-    ...{ context, entries, making, removing, writes },
+    ...{ context, entries, creating, unlinking, writes },
     ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
   });
   const directories = createDirectories(context, entries);
-  const { mkdir, mknod, symlink, link } = making;
-  const { unlink, rmdir } = removing;
+  const { mkdir, mknod, symlink, link } = creating;
+  const { unlink, rmdir } = unlinking;
   const changes = {
     mkdir,
     mknod,
@@ -146,26 +161,26 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     link,
     unlink,
     rmdir,
-    ...createRenaming(context, entries, removing, charges),
+    ...createRename(context, entries, unlinking, charges),
   };
   const operations: Partial<Operations> = {
     ...changes,
     ...files,
     ...directories,
-    ...createGetting(context, writes),
+    ...createGetattr(context, writes),
     lookup: entries.lookup,
-    setattr: setting.setattr,
+    setattr: setattrOperation.setattr,
     ...(options.checks === 'server'
-      ? checkedHere(context, options.identity, { ...files, ...directories, ...setting })
+      ? withPermissionChecks(context, options.identity, { ...files, ...directories, ...setattrOperation })
       : {}),
     readlink: async (id, request) => {
       const target = await server.on(request, id, (handle, how) => nfs.readlink(handle, how), access.list);
       const bytes = typeof target === 'string' ? Buffer.from(target) : target;
-      if (bytes.length > longestTarget) throw new Errno('ENAMETOOLONG');
+      if (bytes.length > maxTargetBytes) throw new Errno('ENAMETOOLONG');
       return bytes;
     },
     statfs: async (id, request) => {
-      if (quota !== undefined) return enforced(quota.statfs());
+      if (quota !== undefined) return quotaStatfs(quota.statfs());
       const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
       const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
       return {
@@ -176,10 +191,14 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     },
   };
   const { notifyApart } = parts;
-  const outstanding = createOutstanding(clock);
-  if (notifyApart !== undefined) nodes.onMany(createLettingGo({ nodes, server, notifyApart, outstanding, ready }));
+  const lockedDirectories = createLockedDirectories(clock);
+  if (notifyApart !== undefined)
+    nodes.onPressure(createDentryShrinker({ nodes, server, notifyApart, lockedDirectories, ready }));
   const bound = {
-    ...bordered(outstanding.watched(options.readOnly === true ? withoutChanges(operations) : operations), turns),
+    ...withErrnoErrors(
+      lockedDirectories.tracked(options.readOnly === true ? readOnlyOperations(operations) : operations),
+      sequence,
+    ),
     forget: (id: number, lookups: number): void => {
       entries.forget(id, lookups);
       if (nodes.get(id) !== undefined) return;
@@ -190,7 +209,7 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   return {
     ...{ operations: bound, behind: writes.behind },
     [Symbol.dispose]: () => {
-      // What is left of it is not sent any more, and has no memory.
+      // Unsent writes are dropped and free their memory.
       parts.behind?.budget.give(own.used);
       attributes[Symbol.dispose]();
       names[Symbol.dispose]();
@@ -198,12 +217,12 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   };
 }
 
-/** The kernel takes no longer target of a link. */
-const longestTarget = 4095;
+/** The kernel's limit for link targets. */
+const maxTargetBytes = 4095;
 const statfsBlock = 4096;
 
-/** The volume's own, not the export's. Files are not counted. */
-function enforced({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
+/** The size of the volume, not of the export. Inodes are not counted. */
+function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: number }): Statfs {
   const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
   const bfree = Math.max(0, blocks - taken);
   return {
@@ -214,20 +233,20 @@ function enforced({ bytes, used }: { readonly bytes: number; readonly used: numb
   };
 }
 
-/** Nothing is accepted that there is no room for. */
-function charging(writes: Writes, charges: Charges, patience: Patience): Writes {
+/** Accepts no write that exceeds the quota. */
+function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait): Writes {
   return {
     ...writes,
-    get doubts() {
-      return writes.doubts;
+    get revalidations() {
+      return writes.revalidations;
     },
     write: (id, at, data, request) => {
       const room = charges.write(id, at.offset, data.length, request);
       if (room === undefined) return writes.write(id, at, data, request);
-      return patience(request, (signal) => unlessAborted(room, signal).catch(fail))
+      return waitFor(request, (signal) => unlessAborted(room, signal).catch(fail))
         .then(() => writes.write(id, at, data, request))
         .catch((cause: unknown) => {
-          charges.givenUp(request);
+          charges.abandoned(request);
           throw cause;
         });
     },
@@ -245,18 +264,18 @@ function charging(writes: Writes, charges: Charges, patience: Patience): Writes 
 }
 const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
-type Does = (...args: never[]) => unknown;
+type AnyOperation = (...args: never[]) => unknown;
 
-/** What went wrong is told in the kernel's words. */
+/** Converts errors to errno. */
 function fail(cause: unknown): never {
   throw asErrno(cause);
 }
 
-function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operations> {
+function withErrnoErrors(operations: Partial<Operations>, sequence: RequestSequence): Partial<Operations> {
   const border =
-    (does: Does): Does =>
+    (does: AnyOperation): AnyOperation =>
     (...args) => {
-      turns.begin();
+      sequence.begin();
       try {
         const result = does(...args);
         return result instanceof Promise ? result.catch(fail) : result;
@@ -264,11 +283,11 @@ function bordered(operations: Partial<Operations>, turns: Turns): Partial<Operat
         return fail(cause);
       }
     };
-  const all = Object.entries(operations).map(([name, does]) => [name, border(does as Does)]);
+  const all = Object.entries(operations).map(([name, does]) => [name, border(does as AnyOperation)]);
   return Object.fromEntries(all) as Partial<Operations>;
 }
 
-const changing = [
+const changingOperations = [
   'mkdir',
   'mknod',
   'symlink',
@@ -281,14 +300,14 @@ const changing = [
   'write',
 ] as const;
 
-function withoutChanges(operations: Partial<Operations>): Partial<Operations> {
+function readOnlyOperations(operations: Partial<Operations>): Partial<Operations> {
   const refuse = (): never => {
     throw new Errno('EROFS');
   };
   const { open } = operations;
   return {
     ...operations,
-    ...Object.fromEntries(changing.map((name) => [name, refuse])),
+    ...Object.fromEntries(changingOperations.map((name) => [name, refuse])),
     open: (id, flags, request) => ((flags & writing) === 0 ? open?.(id, flags, request) : undefined) ?? refuse(),
   };
 }

@@ -1,39 +1,45 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { isOverlap, type Piece, type Range, rangeOf, type Sent } from './pieces.ts';
+import { isOverlap, type Piece, type Range, rangeOf, type SendResult } from './pieces.ts';
 
-/** What files of a mount were like lately: the next one is taken to be like them. */
-export interface Habit {
-  /** Whoever writes little to a file wants it on the disk right after. */
-  isAlone: boolean;
+/** The write pattern of recent files of a mount; the next file is assumed to follow it. */
+export interface WritePattern {
+  /** Files are written by one small write and then closed. */
+  isSingleSmallWrite: boolean;
 }
 
 export interface FileWritesParts<W> {
   readonly clock: Clock;
-  readonly habit: Habit;
-  /** Sends all of it. Tries again for as long as the store's options say; then throws an Errno. */
-  readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
+  readonly pattern: WritePattern;
+  /** Sends the whole piece. Retries as the mount options say; then throws an Errno. */
+  readonly send: (piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
   readonly commit: (who: W) => Promise<{ readonly verifier: bigint }>;
-  /** The data are on the server's disk, or lost. */
+  /** The data are on the server's disk or lost. */
   readonly free: (piece: Piece<W>) => void;
   readonly onLost: (cause: Errno, lost: readonly Piece<W>[]) => void;
-  /** Nothing is left. */
+  /** Called when nothing is left. */
   readonly onIdle: () => void;
 }
 
-/** The writes of one file that were answered and are not on the server's disk yet. */
+/** The acknowledged writes of one file that are not on the server's disk yet. */
 export interface FileWrites<W> {
-  /** `isNew`: it is not one of a predecessor's, which nobody is going to close. */
+  /** `isNew`: false for a predecessor's write, whose file nobody is going to close. */
   add(piece: Piece<W>, isNew: boolean): void;
-  /** Undefined: the server has answered every write so far (of the range), and its attributes are right. */
+  /**
+   * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
+   * already so.
+   */
   settled(range: Range | undefined): Promise<void> | undefined;
-  /** Everything written so far is on the server's disk, or lost. */
+  /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
-  /** Puts on the disk what there is, without being asked. */
-  hurry(): void;
-  /** The server may have started anew, without what it had only in its memory: nobody may look before that is known. */
-  doubt(): void;
-  /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
+  /** Commits early to free memory. */
+  commitSoon(): void;
+  /**
+   * The server may have restarted without its uncommitted data: commit to compare verifiers, and block readers until
+   * then.
+   */
+  revalidate(): void;
+  /** The minimum size by unanswered writes. Undefined: all are answered. */
   end(): number | undefined;
 }
 
@@ -41,37 +47,37 @@ interface Entry<W> extends Piece<W> {
   readonly order: number;
   state: 'waiting' | 'sending' | 'sent';
   verifier: bigint;
-  /** It is on its way, and must go once more behind an earlier one that got lost. */
-  isOvertaken: boolean;
+  /** In flight, and must be resent after an earlier overlapping write that was lost. */
+  mustResend: boolean;
 }
 
-/** WRITEs of one file that are under way at once. */
-const mostAtOnce = 8;
-/** How far ahead of what cannot go yet others are looked for that can. */
-const farthest = 64;
-/** A file of so few bytes is written by one call when it is closed; it waits so long for that. */
-const smallest = 64 * 1024;
-const holdBackMs = 30;
-/** A server that has lost data so often is asked to put each write on its disk at once. */
-const mostLosses = 3;
+/** WRITEs of one file in flight. */
+const maxInFlight = 8;
+/** How many blocked entries to look past for one that can be sent. */
+const maxLookahead = 64;
+/** A file this small is written by one call on close, and waits this long for the close. */
+const smallFileBytes = 64 * 1024;
+const sendDelayMs = 30;
+/** A server that lost data this often gets FILE_SYNC writes. */
+const maxLosses = 3;
 
 export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   const entries = new Set<Entry<W>>();
-  /** Those of them that wait to be sent, in their order, and those that are on their way. */
+  /** Entries waiting to be sent, in order, and those in flight. */
   const queue: Entry<W>[] = [];
   const sending = new Set<Entry<W>>();
   let orders = 0;
   let losses = 0;
-  let isHeldBack = false;
-  /** Sent before anybody asked for it, by habit. */
-  let guessed: Entry<W> | undefined;
-  /** Somebody waits for room: it is to be committed as soon as there is anything to commit, until that has given some. */
-  let isHurried = false;
+  let isDelayed = false;
+  /** Sent as FILE_SYNC speculatively, by the write pattern. */
+  let speculative: Entry<W> | undefined;
+  /** A writer waits for memory: commit as soon as possible, until that has freed some. */
+  let isCommitUrgent = false;
   let committing: Promise<void> | undefined;
   let verifying: Promise<void> | undefined;
   let changed = Promise.withResolvers<void>();
 
-  /** Wakes whoever waits. */
+  /** Wakes waiters. */
   function change(): void {
     changed.resolve();
     changed = Promise.withResolvers();
@@ -83,7 +89,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   }
 
   function fail(lost: readonly Entry<W>[], cause: unknown): void {
-    // In this order: killed in between, a successor sends them once more, and it is told all the same.
+    // In this order: after a crash in between, a successor resends the data, and the error is still reported.
     parts.onLost(cause instanceof Errno ? cause : new Errno('EIO', cause), lost);
     for (const entry of lost) drop(entry);
   }
@@ -97,115 +103,115 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
         ({ isStable, verifier }) => {
           entry.state = 'sent';
           entry.verifier = verifier;
-          // Nobody has asked for it yet: it might have been part of something larger.
-          if (entry === guessed) wrongGuess();
-          if (entry.isOvertaken) again(entry);
-          // An earlier one over the same bytes may have to be sent again: then this one must follow it.
+          // Nobody asked for it yet: it might have been part of a larger write.
+          if (entry === speculative) endSpeculation();
+          if (entry.mustResend) requeue(entry);
+          // An earlier overlapping write may have to be resent, and this one after it.
           else if (isStable && !isBehindAnother(entries, entry)) drop(entry);
         },
         (cause: unknown) => {
-          if (entry === guessed) wrongGuess();
+          if (entry === speculative) endSpeculation();
           fail([entry], cause);
         },
       )
       .finally(() => {
         sending.delete(entry);
-        goOn();
+        advance();
       });
   }
 
-  /** In their order; those that overlap one after the other. */
+  /** Sends in order; overlapping writes one after the other. */
   function send(): void {
-    if (isHeldBack) return;
+    if (isDelayed) return;
     const ahead = [...sending];
-    for (let i = 0; i < queue.length && sending.size < mostAtOnce && ahead.length < farthest; ) {
+    for (let i = 0; i < queue.length && sending.size < maxInFlight && ahead.length < maxLookahead; ) {
       const entry = queue[i] as Entry<W>;
       const isFree = !ahead.some((one) => isOverlap(entry, rangeOf(one)));
       ahead.push(entry);
       if (isFree) {
         queue.splice(i, 1);
-        start(entry, { stable: losses >= mostLosses });
+        start(entry, { stable: losses >= maxLosses });
       } else i++;
     }
   }
 
-  function letGo(): void {
-    isHeldBack = false;
+  function sendDelayed(): void {
+    isDelayed = false;
     send();
   }
 
-  /** What was sent before and got lost comes before what is new. */
-  function again(entry: Entry<W>): void {
+  /** Lost writes are resent before newer ones. */
+  function requeue(entry: Entry<W>): void {
     entry.state = 'waiting';
-    entry.isOvertaken = false;
+    entry.mustResend = false;
     const later = queue.findIndex(({ order }) => order > entry.order);
     queue.splice(later < 0 ? queue.length : later, 0, entry);
   }
 
-  function goOn(): void {
+  function advance(): void {
     send();
-    if (isHurried && isAnySent()) void commit();
+    if (isCommitUrgent && isAnySent()) void commit();
     change();
   }
 
   function commit(): Promise<void> {
-    committing ??= committed().finally(() => {
+    committing ??= runCommit().finally(() => {
       committing = undefined;
-      goOn();
+      advance();
     });
     return committing;
   }
 
-  /** The server puts on its disk what it has; what it lost by starting anew is sent again. */
-  async function committed(): Promise<void> {
+  /** Commits. Writes that the server lost by a restart are resent. */
+  async function runCommit(): Promise<void> {
     const covered = [...entries].filter(({ state }) => state === 'sent');
     const [first] = covered;
     if (first === undefined) return;
-    const wasHurried = isHurried;
-    isHurried = false;
+    const wasCommitUrgent = isCommitUrgent;
+    isCommitUrgent = false;
     try {
       const { verifier } = await parts.commit(first.who);
-      const lost = affected(
+      const lost = withLaterOverlaps(
         entries,
         covered.filter((entry) => entry.verifier !== verifier),
       );
       if (lost.size > 0) {
         losses++;
-        // Who waits for room is woken by room only, and this has perhaps given none.
-        isHurried ||= wasHurried;
+        // Writers that wait for memory are woken only by freed memory, and this may have freed none.
+        isCommitUrgent ||= wasCommitUrgent;
       }
       for (const entry of covered) if (!lost.has(entry)) drop(entry);
       for (const entry of lost) {
-        if (entry.state === 'sent') again(entry);
-        else entry.isOvertaken = entry.state === 'sending';
+        if (entry.state === 'sent') requeue(entry);
+        else entry.mustResend = entry.state === 'sending';
       }
     } catch (cause) {
       fail(covered, cause);
     }
   }
 
-  /** Waits until no entry up to now is so. */
-  async function none(is: (entry: Entry<W>) => boolean): Promise<void> {
+  /** Waits until no current entry matches. */
+  async function waitUntilNone(is: (entry: Entry<W>) => boolean): Promise<void> {
     const last = orders;
     while (entries.values().some((entry) => entry.order <= last && is(entry))) await changed.promise;
   }
 
-  /** A file of one small write goes with one call. */
-  function sendLast(): void {
-    const isAlone = isHeldBack && entries.size === 1;
-    guessed = undefined;
-    isHeldBack = false;
-    parts.habit.isAlone ||= isAlone;
-    if (isAlone) sendAlone();
+  /** Sends a file of one small write with a single FILE_SYNC call. */
+  function sendPending(): void {
+    const isSingleSmallWrite = isDelayed && entries.size === 1;
+    speculative = undefined;
+    isDelayed = false;
+    parts.pattern.isSingleSmallWrite ||= isSingleSmallWrite;
+    if (isSingleSmallWrite) sendStable();
     else send();
   }
 
-  function wrongGuess(): void {
-    parts.habit.isAlone = false;
-    guessed = undefined;
+  function endSpeculation(): void {
+    parts.pattern.isSingleSmallWrite = false;
+    speculative = undefined;
   }
 
-  function sendAlone(): void {
+  function sendStable(): void {
     const only = queue.pop();
     if (only !== undefined) start(only, { stable: true });
   }
@@ -213,10 +219,10 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   async function flush(): Promise<void> {
     const last = orders;
     const isLeft = (): boolean => entries.values().some(({ order }) => order <= last);
-    sendLast();
+    sendPending();
     while (isLeft()) {
-      await none(({ state }) => state !== 'sent');
-      // One that was begun earlier may not cover what was sent since.
+      await waitUntilNone(({ state }) => state !== 'sent');
+      // A COMMIT that started earlier may not cover later writes.
       await committing;
       if (isLeft()) await commit();
     }
@@ -224,7 +230,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
 
   const isAnySent = (): boolean => entries.values().some(({ state }) => state === 'sent');
 
-  /** One that was begun earlier may have been answered by a server that is no more. */
+  /** A COMMIT that started earlier may have been answered before the restart. */
   async function verify(): Promise<void> {
     await committing;
     await commit();
@@ -233,39 +239,39 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   return {
     add: (piece, isNew) => {
       const isFirst = entries.size === 0;
-      const entry: Entry<W> = { ...piece, order: ++orders, state: 'waiting', verifier: 0n, isOvertaken: false };
+      const entry: Entry<W> = { ...piece, order: ++orders, state: 'waiting', verifier: 0n, mustResend: false };
       entries.add(entry);
       queue.push(entry);
-      if (!isNew || !isFirst || piece.data.length > smallest) {
-        if (guessed !== undefined) wrongGuess();
-        letGo();
+      if (!isNew || !isFirst || piece.data.length > smallFileBytes) {
+        if (speculative !== undefined) endSpeculation();
+        sendDelayed();
         return;
       }
-      // While the server works on it, the application gets its answer and comes back to close the file.
-      if (parts.habit.isAlone) {
-        guessed = entry;
-        sendAlone();
+      // The application gets its answer and closes the file while the server works.
+      if (parts.pattern.isSingleSmallWrite) {
+        speculative = entry;
+        sendStable();
         return;
       }
-      isHeldBack = true;
-      parts.clock.after(holdBackMs, () => {
-        if (isHeldBack && queue[0] === entry) letGo();
+      isDelayed = true;
+      parts.clock.after(sendDelayMs, () => {
+        if (isDelayed && queue[0] === entry) sendDelayed();
       });
     },
     settled: (range) => {
       const isOpen = (entry: Entry<W>): boolean =>
         entry.state !== 'sent' && (range === undefined || isOverlap(entry, range));
       if (verifying === undefined && !entries.values().some(isOpen)) return undefined;
-      letGo();
-      return verifying === undefined ? none(isOpen) : verifying.then(() => none(isOpen));
+      sendDelayed();
+      return verifying === undefined ? waitUntilNone(isOpen) : verifying.then(() => waitUntilNone(isOpen));
     },
     flush,
-    hurry: () => {
-      isHurried = true;
-      if (isHeldBack) letGo();
+    commitSoon: () => {
+      isCommitUrgent = true;
+      if (isDelayed) sendDelayed();
       if (isAnySent() && committing === undefined) void commit();
     },
-    doubt: () => {
+    revalidate: () => {
       if (!isAnySent()) return;
       const current = verify().finally(() => {
         if (verifying === current) verifying = undefined;
@@ -276,7 +282,7 @@ export function createFileWrites<W>(parts: FileWritesParts<W>): FileWrites<W> {
   };
 }
 
-/** Of those that the server has not answered. */
+/** End of the unanswered writes. */
 function endOf<W>(entries: Iterable<Entry<W>>): number | undefined {
   let end: number | undefined;
   for (const { state, offset, data } of entries) if (state !== 'sent') end = Math.max(end ?? 0, offset + data.length);
@@ -291,8 +297,8 @@ function isBehindAnother<W>(entries: Iterable<Entry<W>>, entry: Entry<W>): boole
   return false;
 }
 
-/** Those that got lost, and all later ones over the same bytes: sent again, the older would lie over the newer. */
-function affected<W>(entries: Iterable<Entry<W>>, lost: readonly Entry<W>[]): ReadonlySet<Entry<W>> {
+/** Lost writes, and all later ones over the same bytes: a resent older write must not overwrite a newer one. */
+function withLaterOverlaps<W>(entries: Iterable<Entry<W>>, lost: readonly Entry<W>[]): ReadonlySet<Entry<W>> {
   const all = new Set(lost);
   if (all.size === 0) return all;
   for (const entry of entries) {

@@ -5,67 +5,68 @@ import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operations.ts';
 import type { LateBuffer } from '#wire/nfs3/procedures.ts';
 import type { Context } from './context.ts';
+import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
-import { access, areSameRights, isByGroup } from './identity.ts';
-import type { MakingOperations } from './making.ts';
+import { access, areSameRights, needsGroup } from './identity.ts';
 import { keyOf } from './name-cache.ts';
-import { createOpenFiles, writes as isForWriting } from './open-files.ts';
-import type { ReadMemory } from './read-memory.ts';
-import type { Removing } from './removing.ts';
+import { createOpenFiles, isOpenForWriting } from './open-files.ts';
+import type { ReadBuffers } from './read-buffers.ts';
+import type { UnlinkOperations } from './unlink.ts';
 import type { Writes } from './writes.ts';
 
 export type FileOperations = Pick<Operations, 'open' | 'create' | 'read' | 'write' | 'flush' | 'fsync' | 'release'> & {
-  /** The kernel no longer knows the node. */
+  /** The kernel has forgotten the node. */
   forget(id: number): void;
 };
 
 export interface FileParts {
   readonly context: Context;
   readonly entries: Entries;
-  readonly making: MakingOperations;
-  readonly removing: Removing;
+  readonly creating: CreateOperations;
+  readonly unlinking: UnlinkOperations;
   readonly writes: Writes;
-  readonly memory: ReadMemory;
+  readonly memory: ReadBuffers;
   readonly maxRead: number;
 }
 
-/** After being sent back to look, the kernel comes again within this. */
-const sentBackMs = 1_000;
+/** After ESTALE the kernel retries within this time. */
+const relookupMs = 1_000;
 const anything = 7;
 
 export function createFiles(parts: FileParts): FileOperations {
-  const { context, entries, making, removing, writes, memory, maxRead } = parts;
-  const { nfs, nodes, server, attributes, clock, turns, closing, notify } = context;
+  const { context, entries, creating, unlinking, writes, memory, maxRead } = parts;
+  const { nfs, nodes, server, attributes, clock, sequence, releases, notify } = context;
   const openFiles = createOpenFiles();
-  /** The epoch of what the kernel has cached of a file. */
+  /** The epoch of the file content that the kernel has cached. */
   const cached = new Map<number, number>();
-  const sentBack = new Map<number, number>();
+  const relookups = new Map<number, number>();
 
-  /** When the kernel is told that the handle is stale, it looks the name up once more, of itself, and comes back. */
-  function sendBackToLook(id: number): void {
+  /** On ESTALE the kernel looks the name up again by itself and retries. */
+  function forceRelookup(id: number): void {
     const now = clock.elapsed();
-    const before = sentBack.get(id);
-    sentBack.delete(id);
-    if (before !== undefined && now - before < sentBackMs) return;
-    sentBack.set(id, now);
+    const before = relookups.get(id);
+    relookups.delete(id);
+    if (before !== undefined && now - before < relookupMs) return;
+    relookups.set(id, now);
     throw new Errno('ESTALE');
   }
 
   async function refresh(id: number, flags: number, request: Request): Promise<void> {
     await writes.settled(id, request);
-    const known = turns.isJustLooked(id, request) ? attributes.last(id) : undefined;
+    const known = sequence.wasJustLookedUp(id, request) ? attributes.last(id) : undefined;
     const found = known ?? (await server.look(request, id));
-    const { size, rights, isAll } = attributes.told(id);
+    const { size, rights, isAll } = attributes.kernelView(id);
     const isOld = rights !== undefined && !areSameRights(rights, found);
-    // The kernel relies on attributes that somebody else has changed.
+    // The kernel's attributes are outdated by another client's change.
     if (!isAll || isOld) notify(invalidateInode(id));
-    // By those it has allowed this. What it went by after a crash is not known: by a group that the file had, perhaps.
+    // The kernel permitted this open by outdated rights. After a crash its rights are unknown: it may have permitted
+    // this by an earlier group of the file.
     if (isOld) throw new Errno('ESTALE');
-    const isDoubtful = rights === undefined && isByGroup(request, anything, found);
-    // Where to append is decided by the size that the kernel has.
+    const isDoubtful = rights === undefined && needsGroup(request, anything, found);
+    // The kernel appends at the size that it knows.
     const isMoved = size !== attributes.size(id);
-    if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) sendBackToLook(id);
-    else if (!isMoved) sentBack.delete(id);
+    if (isDoubtful || (isMoved && (flags & constants.O_APPEND) !== 0)) forceRelookup(id);
+    else if (!isMoved) relookups.delete(id);
   }
 
   function opened(id: number, flags: number, request: Request): Opened {
@@ -76,14 +77,14 @@ export function createFiles(parts: FileParts): FileOperations {
     cached.set(id, epoch);
     nodes.opened(id, request.place);
     writes.opened(id, fh);
-    // Who only reads need not wait for an answer when he closes the file.
+    // Readers need no FLUSH on close.
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
   }
 
   const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>
     server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
 
-  /** What is missing behind a piece that came: the kernel takes less than it asked for as the end of the file. */
+  /** Reads the rest after a short read: the kernel takes a short answer as end of file. */
   async function readRest(id: number, fh: number, offset: number, into: Buffer, request: Request): Promise<number> {
     let done = 0;
     while (done < into.length) {
@@ -105,7 +106,7 @@ export function createFiles(parts: FileParts): FileOperations {
     };
     const since = attributes.now();
     const { count, isEnd, attributes: found } = await readInto(id, fh, offset, into, request);
-    if (found !== undefined) attributes.saw(id, found, since);
+    if (found !== undefined) attributes.update(id, found, since);
     const answer = buffer ?? memory.take(outHeaderSize);
     let length = count;
     if (!isEnd && count > 0 && count < size)
@@ -119,45 +120,45 @@ export function createFiles(parts: FileParts): FileOperations {
   async function read(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
     for (;;) {
       await writes.settled(id, request, { offset, length: size });
-      const [end = 0, doubts] = [writes.end(id), writes.doubts];
+      const [end = 0, revalidations] = [writes.end(id), writes.revalidations];
       const found = await readOnce(id, fh, offset, size, request);
       const isCut = found.length < size && end > offset + found.length;
-      if (!isCut && doubts === writes.doubts) return found;
-      // The server did not know yet that the file goes on there; the kernel would take it as its end.
+      if (!isCut && revalidations === writes.revalidations) return found;
+      // The server did not know yet that the file continues there; the kernel would take that as its end.
       await writes.settled(id, request, { offset, length: Number.POSITIVE_INFINITY });
     }
   }
 
   return {
     open: (id, flags, request) =>
-      removing.opening(id, request, async () => {
+      unlinking.opening(id, request, async () => {
         await refresh(id, flags, request);
         return opened(id, flags, request);
       }),
     create: async (parent, name, how, request) => {
-      const made = await making.create(parent, name, how, request);
+      const made = await creating.create(parent, name, how, request);
       const entry = await entries.entry(parent, keyOf(name), made, request);
       return { entry, opened: opened(entry.node, how.flags, request) };
     },
     read: (id, { fh, offset, size }, request) => read(id, fh, offset, size, request),
     write: (id, at, data, request) => writes.write(id, at, data, request),
-    flush: (id, fh, request) => (isForWriting(fh) ? writes.settle(id, fh, request) : undefined),
+    flush: (id, fh, request) => (isOpenForWriting(fh) ? writes.settle(id, fh, request) : undefined),
     fsync: (id, { fh }, request) => writes.settle(id, fh, request),
     forget: (id) => {
       cached.delete(id);
-      sentBack.delete(id);
+      relookups.delete(id);
       writes.forget(id);
-      removing.forget(id);
+      unlinking.forget(id);
     },
     release: (id, { fh }, request) => {
       const closed = (): Promise<void> | undefined => {
         nodes.closed(id, request.place);
-        return nodes.get(id)?.opens === 0 ? removing.closed(id, request) : undefined;
+        return nodes.get(id)?.opens === 0 ? unlinking.closed(id, request) : undefined;
       };
-      // From memory maps, or by somebody who did not wait for the end: the kernel forgets the file after this.
+      // Data from memory maps, or of a process that did not wait for close: the kernel forgets the file after this.
       const left = writes.closed(id, fh);
       const end = left === undefined ? closed() : left.then(closed);
-      if (end !== undefined) closing.add(id, end);
+      if (end !== undefined) releases.add(id, end);
       return end;
     },
   };

@@ -20,11 +20,11 @@ const object = (mode: number, uid: number, gid: number) => ({ mode, uid, gid });
 const sent = (uid: number, gid: number, ...groups: readonly number[]): Buffer =>
   credential({ uid, gid, groups, machine: 'stowage-test' });
 
-describe('as whom calls are sent', () => {
+describe('the credential of a call', () => {
   const { credential: of } = createIdentities(asCaller);
   const user = { uid: 1000, gid: 1000 };
 
-  test('as the caller, with the group of what it is about where that group may do more than others', () => {
+  test("is the caller's, with the object's group where that group may do more than others", () => {
     expect(of(user, access.change)).toEqual(sent(1000, 1000));
     expect(of(user, access.write, object(0o664, 0, 2000))).toEqual(sent(1000, 1000, 2000));
     expect(of(user, access.change, object(0o770, 0, 2000), object(0o730, 0, 3000))).toEqual(
@@ -32,7 +32,7 @@ describe('as whom calls are sent', () => {
     );
   });
 
-  test('without it where it is of no use', () => {
+  test("omits the object's group where it grants nothing", () => {
     expect(of(user, access.write, object(0o644, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.write, object(0o660, 1000, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.write, object(0o660, 0, 1000))).toEqual(sent(1000, 1000));
@@ -40,16 +40,16 @@ describe('as whom calls are sent', () => {
     expect(of(user, access.write, undefined)).toEqual(sent(1000, 1000));
   });
 
-  test('without it where others may do the same: he need not be in the group', () => {
+  test("omits the object's group where others may do the same: the caller need not be a member", () => {
     expect(of(user, access.read, object(0o664, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.list, object(0o775, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.search, object(0o771, 0, 2000))).toEqual(sent(1000, 1000));
     expect(of(user, access.none, object(0o770, 0, 2000))).toEqual(sent(1000, 1000));
-    // A program that may only be run is read, too.
+    // An execute-only program is also read.
     expect(of(user, access.read, object(0o710, 0, 2000))).toEqual(sent(1000, 1000, 2000));
   });
 
-  test("a squashed caller is the store's user, and nobody else", () => {
+  test("is the store's user for a squashed caller", () => {
     const root = createIdentities({ ...asCaller, squash: 'root', uid: 7, gid: 8 });
     const ofGroup = object(0o770, 0, 2000);
     expect(root.credential({ uid: 0, gid: 0 }, access.change, ofGroup)).toEqual(sent(7, 8));
@@ -58,12 +58,12 @@ describe('as whom calls are sent', () => {
     expect(all.credential({ ...user, group: 5 }, access.change, ofGroup)).toEqual(sent(7, 8));
   });
 
-  test('of very many callers not all are remembered', () => {
+  test('is remembered for a limited number of callers', () => {
     for (let uid = 1; uid < 5_000; uid++) expect(of({ uid, gid: uid }, access.none)).toEqual(sent(uid, uid));
   });
 });
 
-/** As a user with groups. */
+/** Runs as a user with groups. */
 const as = (uid: number, groups: string, script: string, ...args: readonly string[]) =>
   run('setpriv', [
     ...['--reuid', `${uid}`, '--regid', `${uid}`, ...(groups === '' ? ['--clear-groups'] : ['--groups', groups])],
@@ -78,7 +78,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     return await mountNfs(ground.folder, { nfs: it.nfs, root: it.directory });
   };
 
-  test('a group that the caller is in besides his own: reads, writes, makes, removes, gives', async () => {
+  test('members of a supplementary group read, write, create, remove and change groups', async () => {
     using ground = createGround();
     mkdirSync(it.on('shared'));
     chownSync(it.on('shared'), 0, 2000);
@@ -99,7 +99,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('a file of a group that may only read it', async () => {
+  test('a group with read permission only may read a file', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), 'data');
     chownSync(it.on('file'), 1000, 2000);
@@ -113,7 +113,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     await expect(as(1001, '2000', 'chmod 644 "$1"', file)).rejects.toThrow('not permitted');
   });
 
-  test('an open file is used with the rights of whoever opened it', async () => {
+  test('an open file is used with the rights of its opener', async () => {
     using ground = createGround();
     writeFileSync(it.on('file'), '');
     chmodSync(it.on('file'), 0o600);
@@ -123,7 +123,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     expect(readFileSync(it.on('file'), 'utf8')).toBe('written\n');
   });
 
-  test('a file that its owner made read-only is still written by who made it', async () => {
+  test('the creator of a file still writes to it after making it read-only', async () => {
     using ground = createGround();
     await it.nfs.setattr(it.directory, { mode: 0o777 });
     await using mount = await mounted(ground);
@@ -132,7 +132,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     expect(statSync(it.on('file'))).toMatchObject({ uid: 1000, gid: 1000, mode: 0o100000 });
   });
 
-  describe('rights that somebody else has changed, before the kernel knows of it', () => {
+  describe('rights changed by another client before the kernel knows', () => {
     const unaware = { cacheMs: 600_000 };
     const ofFiles = {
       read: 'cat "$1"',
@@ -151,7 +151,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       rename: 'mv "$1/file" "$1/new"',
     };
 
-    /** As others know it before, and as it becomes. */
+    /** The rights before and after the change. */
     interface Change {
       readonly mode: number;
       readonly uid?: number;
@@ -178,7 +178,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
         ({ stderr }: { stderr: string }) => /Permission denied|Stale file handle/.exec(stderr)?.[0] ?? stderr,
       );
 
-    /** What becomes of each when the user does it, who could do it before; and when he tries again what failed. */
+    /** The result of each operation for a user who was permitted before, and of a retry. */
     async function tried(kind: 'file' | 'directory', change: Change, groups: string) {
       using ground = createGround();
       const scripts: Readonly<Record<string, string>> = kind === 'file' ? ofFiles : ofDirectories;
@@ -188,7 +188,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       for (const [what, script] of Object.entries(scripts)) {
         const path = join(mount.at, what);
         await as(1000, groups, kind === 'file' ? 'cat "$1"' : 'cat "$1/file"', path);
-        // Through the server, which has a cache of its own.
+        // Through the server, because it has its own cache.
         const { handle } = await it.nfs.lookup(it.directory, what);
         await it.nfs.setattr(handle, change.becomes);
         const found = await attempt(groups, script, path);
@@ -201,21 +201,21 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
 
     const all = (scripts: Readonly<Record<string, string>>, how: string) =>
       Object.fromEntries(Object.keys(scripts).map((what) => [what, how]));
-    /** The kernel does not look again of itself for these. */
+    /** For these, the kernel does not look again by itself. */
     const stale = expect.stringMatching(/^(Permission denied|Stale file handle)$/);
 
     const lost: readonly (readonly [string, Change, string])[] = [
       ['the group', { mode: 0o660, becomes: { gid: 3000 } }, '2000'],
-      ['what others may', { mode: 0o664, becomes: { mode: 0o660 } }, ''],
+      ['the rights of others', { mode: 0o664, becomes: { mode: 0o660 } }, ''],
       ['the owner', { mode: 0o660, uid: 1000, becomes: { uid: 0 } }, ''],
     ];
 
-    test.each(lost)('%s of a file: who may use it no longer does not', async (_, change, groups) => {
+    test.each(lost)('a user is refused after another client changed %s of a file', async (_, change, groups) => {
       const denied = all(ofFiles, 'Permission denied');
       expect(await tried('file', change, groups)).toEqual({ first: denied, again: denied });
     });
 
-    test.each(lost)('%s of a directory: who may use it no longer does not', async (_, change, groups) => {
+    test.each(lost)('a user is refused after another client changed %s of a directory', async (_, change, groups) => {
       const wide = { ...change, mode: change.mode | 0o110 | ((change.mode & 4) >>> 2) };
       const { mode = 0o770 } = change.becomes;
       const becomes = { ...change.becomes, mode: mode | 0o110 };
@@ -226,13 +226,13 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       });
     });
 
-    test('the group of a file, and he is in the new one, too: he goes on', async () => {
+    test("a user who is also in a file's new group continues", async () => {
       const done = all(ofFiles, 'done');
       const change = { mode: 0o660, becomes: { gid: 3000 } };
       expect(await tried('file', change, '2000,3000')).toEqual({ first: done, again: done });
     });
 
-    test('the group of a directory, and he is in the new one, too: he goes on, at the latest when he tries again', async () => {
+    test("a user who is also in a directory's new group continues, at the latest on retry", async () => {
       const done = all(ofDirectories, 'done');
       const change = { mode: 0o770, becomes: { gid: 3000 } };
       const { first, again } = await tried('directory', change, '2000,3000');
@@ -240,7 +240,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       expect(first).toMatchObject({ look: 'done', create: 'done', remove: 'done', rename: 'done' });
     });
 
-    test('what was open before stays usable, and what was written to it is not lost', async () => {
+    test('open files stay usable, and their written data are not lost', async () => {
       using ground = createGround();
       put(it.on('file'), 'file', { mode: 0o660, becomes: {} });
       await using mount = await mounted(ground);
@@ -260,7 +260,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       expect(readFileSync(it.on('file'), 'utf8')).toBe('datamore\n');
     });
 
-    test.skipIf(needs('root'))('also by way of a data path that was killed and followed by another', async () => {
+    test.skipIf(needs('root'))('the same holds across a killed data path', async () => {
       await using mounts = await keepMounts();
       chmodSync(mounts.folder, 0o755);
       for (const name of ['file', 'same']) put(it.on(name), 'file', { mode: 0o660, becomes: {} });
@@ -286,7 +286,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     return { server, path };
   }
 
-  test('a server that does not trust root is told another user, if the store says so', async () => {
+  test('a server that does not trust root gets another user if the store says so', async () => {
     using ground = createGround();
     const { server, path } = await squashing(ground);
     await using _ = server;
@@ -302,7 +302,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
     expect(statSync(join(path, 'new'))).toMatchObject({ uid: 1000, gid: 1000 });
   });
 
-  test('a removed file is cleared away as whoever removed it, when it is closed by the kernel itself', async () => {
+  test('a removed file is cleaned up as the user who removed it when the kernel closes it', async () => {
     using ground = createGround();
     const { server, path } = await squashing(ground);
     await using _ = server;

@@ -1,57 +1,57 @@
 import type { Attributes } from '#wire/nfs3/structures.ts';
 import { credential } from '#wire/rpc/message.ts';
 
-/** Who asks. */
-export interface Who {
+/** The identity of a caller. */
+export interface Caller {
   readonly uid: number;
   readonly gid: number;
-  /** A group that the kernel has found him to be in. */
+  /** A group that the kernel has verified for the caller. */
   readonly group?: number | undefined;
 }
 
 export interface IdentityOptions {
   readonly squash: 'none' | 'root' | 'all';
-  /** Whom those are turned into who are squashed. */
+  /** The identity of squashed users. */
   readonly uid: number;
   readonly gid: number;
-  /** The name of this machine, as servers log it. */
+  /** This machine's name in the servers' logs. */
   readonly machine: string;
 }
 
-/** Whose something is, and who may use it. */
+/** Owner, group and mode of an object. */
 export type Rights = Pick<Attributes, 'uid' | 'gid' | 'mode'>;
 
-/** What a call takes at the server, in the bits of a mode. */
+/** The permission that a call needs on the server, as mode bits. */
 export const access = { none: 0, search: 1, write: 2, change: 3, list: 4, read: 5 } as const;
 
-/** As whom a call is sent. */
+/** Builds the credential of a call. */
 export interface Identities {
-  /** `needs`: one of `access`. `objects`: what the call is about, as the kernel knew it when it allowed it. */
-  credential(who: Who, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
+  /** `needs`: one of `access`. `objects`: the rights of the call's objects that the kernel checked. */
+  credential(who: Caller, needs: number, ...objects: readonly (Rights | undefined)[]): Buffer;
 }
 
-const mostKept = 1024;
+const maxKept = 1024;
 
 /**
- * The kernel has checked what the caller may do, with all groups he is in; it does not tell which. Where the group may do what
- * others may not, the object's own group is sent along: whoever asks has no group but one without which the kernel would not have
- * allowed this. But for two cases in which what it went by is not known, both in `server.ts`: what a predecessor told it, and a file
- * whose handle the server does not know any more, which is looked for by the group of its directory: what was written to it would be lost.
- * Whoever is squashed has none: the kernel checked somebody else.
+ * The kernel has checked the caller with all groups, but does not tell which. Where the group may do more than others,
+ * the object's own group is sent along: the caller gets only a group without which the kernel would have refused. Two
+ * cases with unknown kernel rights are handled in `server.ts`: those that a predecessor sent, and a file with a stale
+ * handle, which is looked up with its directory's group because written data would otherwise be lost. Squashed callers
+ * get no group: the kernel checked another identity.
  */
 export function createIdentities({ squash, uid, gid, machine }: IdentityOptions): Identities {
   const kept = new Map<string, Buffer>();
-  const isSquashed = (who: Who): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
+  const isSquashed = (who: Caller): boolean => squash === 'all' || (squash === 'root' && who.uid === 0);
 
   return {
     credential: (caller, needs, ...objects) => {
       const isOther = isSquashed(caller);
-      const who: Who = isOther ? { uid, gid } : caller;
+      const who: Caller = isOther ? { uid, gid } : caller;
       const groups = isOther || who.uid === 0 ? [] : groupsFor(who, needs, objects);
       const key = `${who.uid} ${who.gid} ${groups.join(' ')}`;
       const known = kept.get(key);
       if (known !== undefined) return known;
-      if (kept.size >= mostKept) kept.clear();
+      if (kept.size >= maxKept) kept.clear();
       const made = credential({ uid: who.uid, gid: who.gid, groups, machine });
       kept.set(key, made);
       return made;
@@ -59,24 +59,24 @@ export function createIdentities({ squash, uid, gid, machine }: IdentityOptions)
   };
 }
 
-function groupsFor(who: Who, needs: number, objects: readonly (Rights | undefined)[]): number[] {
+function groupsFor(who: Caller, needs: number, objects: readonly (Rights | undefined)[]): number[] {
   const groups: number[] = [];
   const add = (group: number | undefined): void => {
     if (group !== undefined && group !== who.gid && !groups.includes(group)) groups.push(group);
   };
-  for (const object of objects) if (object !== undefined && isByGroup(who, needs, object)) add(object.gid);
+  for (const object of objects) if (object !== undefined && needsGroup(who, needs, object)) add(object.gid);
   add(who.group);
   return groups;
 }
 
-/** Whether he needs to be in the group to do it. To its owner the group's rights do not apply. */
-export const isByGroup = (who: Who, needs: number, { uid, mode }: Rights): boolean =>
+/** Whether the caller needs the group for this. The group's rights do not apply to the owner. */
+export const needsGroup = (who: Caller, needs: number, { uid, mode }: Rights): boolean =>
   who.uid !== 0 && who.uid !== uid && ((mode >>> 3) & ~mode & needs) !== 0;
 
 export const areSameRights = (one: Rights, other: Rights): boolean =>
   one.uid === other.uid && one.gid === other.gid && one.mode === other.mode;
 
-/** Without all else that is known of something. Most things have the same: then it is one for all of them. */
+/** Reduces attributes to rights. Most objects have the same ones, which then share one object. */
 export function createRightsOf(): (of: Rights) => Rights {
   let last: Rights = { uid: 0, gid: 0, mode: 0 };
   return (of) => {

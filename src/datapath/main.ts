@@ -1,28 +1,28 @@
 /**
- * The data path's program. A keeper starts it, twice: one serves, the other waits to take its place. It is told what to do over
- * the socket that it was started with.
+ * The data path's program. A keeper starts it twice: one serves, the other is the standby. It gets its orders over the
+ * inherited socket.
  */
 
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { endProcess } from '#base/linux/end-process.ts';
-import { joinKeeper } from '#keeper/data-path.ts';
+import { hardenProcess } from '#keeper/harden-process.ts';
+import { joinKeeper } from '#keeper/join-keeper.ts';
 import { createKeeperLog } from '#keeper/log-file.ts';
-import { protect } from '#keeper/protect.ts';
 import { type Program, startProgram } from './program.ts';
 
-/** Of the Stowage that started the keeper. */
+/** The version of the Stowage that started the keeper. */
 const version = process.env['STOWAGE_VERSION'] ?? 'unknown';
 const clock = systemClock();
 const log = createKeeperLog(undefined, clock).log.with({ dataPath: process.pid });
 const stopping = new AbortController();
-protect('stowage data path', -900);
+hardenProcess('stowage data path', -900);
 
 let program: Promise<Program> | undefined;
 
-/** Whatever goes wrong here is known to the keeper by the end of the process: another one tries, from where this one was. */
+/** Exit on any fault: the keeper sees the exit, and another process continues from the journal. */
 function fail(cause: unknown): void {
-  log.error('the data path ends by a fault', {
+  log.error('the data path exits because of a bug', {
     cause: cause instanceof Error ? (cause.stack ?? cause.message) : String(cause),
   });
   endProcess(1);
@@ -44,7 +44,7 @@ const link = joinKeeper({
       program
         ?.then((running) => running.add(mount))
         .catch((cause: unknown) =>
-          link.report(`a mount is not served: ${cause instanceof Error ? cause.message : 'unknown'}`),
+          link.report(`failed to serve a mount: ${cause instanceof Error ? cause.message : 'unknown'}`),
         );
     },
     remove: (id) => {

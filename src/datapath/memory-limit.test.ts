@@ -9,7 +9,7 @@ import { run } from '#testing/workloads.ts';
 
 const mebibyte = 1024 * 1024;
 
-/** A control group of its own, in which a process gets no more memory than this beside what it has: then the kernel kills it. */
+/** Moves the process into a cgroup that allows only this much more memory; beyond it the kernel kills the process. */
 function limitMemory(pid: number, bytes: number): void {
   const first = '/sys/fs/cgroup/memory';
   const isFirst = existsSync(join(first, 'cgroup.procs'));
@@ -20,17 +20,17 @@ function limitMemory(pid: number, bytes: number): void {
   writeFileSync(join(folder, 'cgroup.procs'), String(pid));
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path that is given little memory', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha'))('a data path with little memory', () => {
   const it = exportedByGanesha();
 
-  test('is killed by the kernel, and nobody who uses its mounts notices', { timeout: 60_000 }, async () => {
+  test('is killed by the kernel, and users of its mounts notice nothing', { timeout: 60_000 }, async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await sourceOf(it.server, it.folder));
     const { active, takeovers } = await mounts.whole();
     const pid = active?.pid ?? expect.fail();
     limitMemory(pid, 2 * mebibyte);
     await run('dd', ['if=/dev/urandom', `of=${it.on('source')}`, 'bs=1M', 'count=32', 'status=none']);
-    // Whatever it is doing then.
+    // Whatever it is doing at that time.
     await run('cp', [mount.on('source'), mount.on('copy')]);
     await run('cmp', [it.on('source'), it.on('copy')]);
     const after = await mounts.whole();

@@ -9,8 +9,8 @@ const spec: MountSpec = {
   tls: { ca: 'a certificate', certificate: undefined, key: 'a secret', serverName: 'nas' },
 };
 
-describe('what a data path is told about a mount', () => {
-  test('comes through JSON as it was', () => {
+describe('the description of a mount', () => {
+  test('survives JSON unchanged', () => {
     const { tls: _tls, softMs: _softMs, quota: _quota, ...plain } = spec;
     expect(readSpec(JSON.parse(JSON.stringify(spec)))).toEqual({ ...spec, checks: 'kernel' });
     const unchecked: MountSpec = { ...spec, version: 2, squash: 'all', checks: 'server', group: 2000 };
@@ -26,7 +26,7 @@ describe('what a data path is told about a mount', () => {
   });
 
   test.each([
-    ['version', 4, 'a mount is described in version 4'],
+    ['version', 4, "a mount's description has the unknown version 4"],
     ['version', 3, 'the field checks'],
     ['version', 2, 'the field checks'],
     ['addresses', [], 'the field addresses'],
@@ -52,9 +52,9 @@ describe('what a data path is told about a mount', () => {
     expect(() => readSpec({ ...spec, [field]: value })).toThrow(message);
   });
 
-  test('is refused without showing what may be a secret', () => {
+  test('is refused without showing possible secrets', () => {
     expect(() => readSpec({ ...spec, tls: { ...spec.tls, key: ['a secret'] } })).toThrow(
-      "the field key of a mount's description is wrong",
+      "the field key of a mount's description is invalid",
     );
     expect(() => readSpec('a text')).toThrow('not an object');
   });

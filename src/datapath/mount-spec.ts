@@ -1,36 +1,40 @@
 import type { NfsMount, NfsQuota } from '#base/nfs-mount.ts';
 
-/** What a data path is told about a mount: plain data, through the keeper's hands. May hold the key of a certificate. */
+/**
+ * The description of a mount for a data path: plain data, passed through the keeper. May contain a certificate's key.
+ */
 export interface MountSpec extends NfsMount {
-  /** 2: the kernel does not check. 3: `sync`. A data path that knows nothing of that must not serve it. */
+  /** 2: permissions are not checked by the kernel. 3: `sync`. An older data path must not serve a newer version. */
   readonly version: 1 | 2 | 3;
-  /** Addresses of one server, in the order they are tried. */
+  /** Addresses of one server, in the order of attempts. */
   readonly addresses: readonly [string, ...string[]];
-  /** Below 1024, as many servers want. */
+  /** Use local ports below 1024, as many servers require. */
   readonly privilegedPorts: boolean;
   readonly tls: TlsSpec | undefined;
-  /** `soft`: EIO after so long without an answer, all attempts together. Undefined: `hard`. */
+  /** `soft`: EIO after this time without an answer, all attempts together. Undefined: `hard`. */
   readonly softMs: number | undefined;
-  /** How long names and attributes are relied on. */
+  /** How long names and attributes are trusted without asking the server. */
   readonly cacheMs: number;
-  /** Who checks what a caller may do: the kernel, or, where everybody is one user to the server, this server. Left out: the kernel. */
+  /**
+   * Who checks permissions: the kernel, or the data path, if all users are one user to the server. Default: the kernel.
+   */
   readonly checks?: 'kernel' | 'server' | undefined;
-  /** What the volume is held to. Undefined: nothing. */
+  /** The volume's quota. Undefined: none. */
   readonly quota?: QuotaSpec | undefined;
 }
 
 export interface QuotaSpec extends NfsQuota {
-  /** What this node is called there. */
+  /** This node's name there. */
   readonly host: string;
 }
 
-/** Contents of files, not their names: the data path has no right to read them. */
+/** File contents, not paths: the data path has no right to read the files. */
 export interface TlsSpec {
-  /** Undefined: those that the system trusts. */
+  /** Undefined: the system's CAs. */
   readonly ca: string | undefined;
   readonly certificate: string | undefined;
   readonly key: string | undefined;
-  /** The name in the server's certificate, where addresses are not what it is for. */
+  /** The name in the server's certificate, if it is not issued for the address. */
   readonly serverName: string | undefined;
 }
 
@@ -40,13 +44,13 @@ class BadSpec extends Error {
 
 type Fields = Readonly<Record<string, unknown>>;
 
-/** Read by another version of the program than wrote it, when there was an upgrade in between. */
+/** The writer may be another version of the program, after an upgrade. */
 export function readSpec(given: unknown): MountSpec {
   if (typeof given !== 'object' || given === null) throw new BadSpec('the description of a mount is not an object');
   const fields = given as Fields;
   const { version } = fields;
   if (version !== 1 && version !== 2 && version !== 3)
-    throw new BadSpec(`a mount is described in version ${String(version)}`);
+    throw new BadSpec(`a mount's description has the unknown version ${String(version)}`);
   const addresses = fields['addresses'];
   if (!Array.isArray(addresses) || addresses.length === 0 || !addresses.every((one) => typeof one === 'string'))
     throw bad('addresses');
@@ -88,13 +92,13 @@ function readQuota(given: unknown): QuotaSpec {
   if (typeof given !== 'object' || given === null) throw bad('quota');
   const fields = given as Fields;
   const host = text(fields, 'host');
-  // It becomes the name of a file.
+  // It becomes a file name.
   if (!/^[A-Za-z0-9-]{1,64}$/.test(host)) throw bad('quota');
   return { bytes: whole(fields, 'bytes', Number.MAX_SAFE_INTEGER), ledger: text(fields, 'ledger'), host };
 }
 
-/** Without the value: it may be a secret. */
-const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is wrong`);
+/** The message omits the value, which may be secret. */
+const bad = (name: string): BadSpec => new BadSpec(`the field ${name} of a mount's description is invalid`);
 
 function whole(fields: Fields, name: string, most: number): number {
   const value = fields[name];

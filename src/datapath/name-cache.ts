@@ -1,33 +1,33 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
-import type { CacheRoom } from './cache-room.ts';
+import type { CacheLimit } from './cache-limit.ts';
 
-/** What a name means: undefined where a server left it out. */
-export interface Meant {
+/** The object of a name; fields that a server left out are undefined. */
+export interface NameTarget {
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
 }
 
 export interface Name {
-  /** Undefined: nothing has this name. */
-  readonly meant: Meant | undefined;
-  /** When it was learned, by the clock, and in the order of what is known of attributes. */
+  /** Undefined: the name is absent. */
+  readonly meant: NameTarget | undefined;
+  /** When it was learned, by the clock and by the attribute cache's event number. */
   readonly at: number;
   readonly since: number;
 }
 
-/** What the names in directories mean. Kept for each directory until somebody else changes it. */
+/** Names in directories. A directory's names are cached until another client changes it. */
 export interface NameCache extends Disposable {
   get(directory: number, key: string): Name | undefined;
-  /** To be taken before a call, and given with what it brings: what a change of our own overtook is not kept. */
+  /** Take this before a call and pass it with the result: a result overtaken by an own change is not cached. */
   changes(directory: number): number;
   put(directory: number, key: string, name: Name, changes: number): void;
-  /** Changed by ourselves. */
+  /** Records an own change. */
   set(directory: number, key: string, name: Name): void;
   drop(directory: number, key: string): void;
-  /** All names are known, if nothing has changed since. */
+  /** Marks the directory as completely known, if nothing changed since. */
   complete(directory: number, changes: number): void;
-  /** Whether what is not known here is not there. */
+  /** Whether a name missing here is absent. */
   isComplete(directory: number): boolean;
   forget(directory: number): void;
 }
@@ -36,15 +36,15 @@ interface Content {
   epoch: number;
   changes: number;
   readonly names: Map<string, Name>;
-  /** By the clock; until then what is not among the names is not there. */
+  /** Until then, missing names are absent. */
   completeUntil: number;
 }
 
-/** Of what there is, so much goes at once when room is made. */
+/** The part of the cache that is dropped at once to make room. */
 const droppedPart = 0.1;
 /**
- * Whether somebody else changed a directory is seen by its time, and on old systems two changes within 4 ms have the same.
- * So for no longer than this a directory counts as known without being asked for a name.
+ * Changes by other clients are detected by ctime, and on old systems two changes within 4 ms have the same one. So a
+ * directory counts as completely known for this long only.
  */
 const completeMs = 5_000;
 
@@ -53,13 +53,13 @@ export const keyOf = (name: Buffer): string => name.toString('latin1');
 export interface NameCacheParts {
   readonly epochOf: (directory: number) => number;
   readonly clock: Pick<Clock, 'elapsed'>;
-  readonly room: CacheRoom;
+  readonly limit: CacheLimit;
 }
 
-export function createNameCache({ epochOf, clock, room }: NameCacheParts): NameCache {
-  /** Those used last are last. */
+export function createNameCache({ epochOf, clock, limit }: NameCacheParts): NameCache {
+  /** Least recently used first. */
   const directories = new Map<number, Content>();
-  const share = room.join(dropSome);
+  const share = limit.join(dropSome);
 
   function of(id: number): Content {
     const epoch = epochOf(id);
@@ -80,11 +80,11 @@ export function createNameCache({ epochOf, clock, room }: NameCacheParts): NameC
     share.add(-content.names.size);
     content.names.clear();
     content.completeUntil = 0;
-    // A listing under way is no longer all that is known.
+    // A listing in progress is no longer complete.
     content.changes++;
   }
 
-  /** The names of directories alone: a change under way counts on its number. */
+  /** Drops names but keeps the directories: a change in flight needs their change count. */
   function dropSome(): void {
     const enough = share.size * (1 - droppedPart);
     for (const content of directories.values()) {

@@ -1,9 +1,9 @@
 import type { Request } from '#wire/fuse/operations.ts';
-import type { Rights, Who } from './identity.ts';
+import type { Caller, Rights } from './identity.ts';
 
 /**
- * What is to be known of an open file lies in its number itself, so that a successor knows it too: who opened it, and whether
- * to write. Below them 20 bits that tell open files of one user apart.
+ * A file handle number encodes who opened the file and whether for writing, so that a successor knows it too. The 20
+ * bits above the uid distinguish open files of one user.
  */
 export interface OpenFiles {
   open(uid: number, writes: boolean): number;
@@ -22,13 +22,13 @@ export function createOpenFiles(): OpenFiles {
   };
 }
 
-export const writes = (fh: number): boolean => Math.floor(fh / users) % 2 === 1;
+export const isOpenForWriting = (fh: number): boolean => Math.floor(fh / users) % 2 === 1;
 
 /**
- * Whoever opened a file may use it, whoever has it now. The kernel's own writes (from memory maps) come from nobody: then the
- * file's group stands for that of whoever opened it.
+ * An open file is used with its opener's identity, also by a process that inherited it. The kernel's own writes (from
+ * memory maps) have no caller: then the file's group replaces that of the opener.
  */
-export function opener(fh: number, request: Request, about: Rights | undefined): Who {
+export function openerOf(fh: number, request: Request, about: Rights | undefined): Caller {
   const uid = fh % users;
   return request.uid === uid ? request : { uid, gid: about?.gid ?? request.gid };
 }

@@ -15,7 +15,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 
 const run = promisify(execFile);
 
-/** What any server can do, however odd it is. */
+/** Operations that every server supports. */
 async function exercise(mount: NfsMount): Promise<void> {
   const path = (name: string): string => join(mount.at, name);
   const data = randomBytes(3_000_000);
@@ -43,8 +43,8 @@ async function exercise(mount: NfsMount): Promise<void> {
   expect(mount.faults).toEqual([]);
 }
 
-describe.skipIf(needs('fuse', 'root'))('a mount of another server', () => {
-  test('our own', async () => {
+describe.skipIf(needs('fuse', 'root'))('a mount of another NFS server', () => {
+  test('works with our own server', async () => {
     using ground = createGround();
     const own = await startOwnServer();
     await using mount = await mountNfs(ground.folder, await own.mount());
@@ -56,7 +56,7 @@ describe.skipIf(needs('fuse', 'root'))('a mount of another server', () => {
     return { opened, mount: await mountNfs(ground.folder, opened) };
   };
 
-  test.skipIf(needs('go-nfs'))('go-nfs', async () => {
+  test.skipIf(needs('go-nfs'))('works with go-nfs', async () => {
     using ground = createGround();
     const path = join(ground.folder, 'exported');
     mkdirSync(path);
@@ -67,7 +67,7 @@ describe.skipIf(needs('fuse', 'root'))('a mount of another server', () => {
     await exercise(mount);
   });
 
-  test.skipIf(needs('nfs3-server'))('nfs3_server', async () => {
+  test.skipIf(needs('nfs3-server'))('works with nfs3_server', async () => {
     using ground = createGround();
     await using server = await startRustNfs(ground.scope.signal);
     const { opened, mount } = await mounted(ground, server, '/');

@@ -1,15 +1,15 @@
-/** Data of one WRITE, in memory that outlives this process. */
+/** The data of one WRITE, in memory that outlives this process. */
 export interface Piece<W> {
-  /** Where it lies in the journal. */
+  /** Its place in the journal. */
   readonly place: number;
   readonly offset: number;
   readonly data: Uint8Array;
-  /** Whose data they are, to the server. */
+  /** The writer's identity. */
   readonly who: W;
 }
 
-export interface Sent {
-  /** The server has it on its disk already. */
+export interface SendResult {
+  /** The server has it on its disk. */
   readonly isStable: boolean;
   readonly verifier: bigint;
 }

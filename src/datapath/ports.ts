@@ -2,79 +2,79 @@ import type { ErrnoName } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 
 /**
- * What must outlive the process that serves a mount, as the file system sees it. The real thing lies in the journal
- * (journal/), memory that a successor finds as its predecessor left it, whatever killed that.
+ * What must outlive the process that serves a mount, as interfaces of the file system. The implementation is the
+ * journal (journal/), memory that a successor finds as its predecessor left it.
  */
 
-/** A file, directory or link that the kernel knows by a number. */
+/** An inode that the kernel knows by a number. */
 export interface Node {
   readonly id: number;
-  /** Of the number: it is used again for something else. */
+  /** The number's generation: numbers are reused. */
   readonly generation: number;
   readonly handle: FileHandle;
-  /** Open files of this mount; what is removed while there are any gets another name first. */
+  /** Open files of this mount; a file removed while open gets a hidden name first. */
   readonly opens: number;
 }
 
 export interface Nodes {
   /**
-   * The node of a handle, made if there is none. The kernel is about to be told of it: counts one lookup, for the request at
-   * that place, however often it comes. Throws ENOMEM where there is no room for another.
+   * The node of a handle, created if absent. Counts one lookup, once per request at that place even if it is resent.
+   * Throws ENOMEM if there is no room.
    */
-  looked(handle: FileHandle, place?: number): Node;
-  /** The same for one of a listing, which counts many. */
-  listed(handle: FileHandle, place: number): Node;
-  /** The kernel will not be told by the request at that place after all. */
-  unlooked(id: number, place: number): void;
-  /** Whether another can be made. If not, that is asked for. */
+  addLookup(handle: FileHandle, place?: number): Node;
+  /** The same for an entry of a listing, which counts many. */
+  addListed(handle: FileHandle, place: number): Node;
+  /** Undoes a lookup: the request at that place does not report it to the kernel. */
+  removeLookup(id: number, place: number): void;
+  /** Whether another node fits. If not, asks for room. */
   hasRoom(): boolean;
-  /** Called when there are many, with how many too many: the kernel is to be made to let go of some. */
-  onMany(give: (count: number) => void): void;
-  /** Undefined: the kernel should not know it. The root is node 1, always there. */
+  /** Called with the number of excess nodes: make the kernel drop some. */
+  onPressure(give: (count: number) => void): void;
+  /** Undefined: unknown to the kernel. The root is node 1 and always exists. */
   get(id: number): Node | undefined;
   /** The node that has this handle, if the kernel knows it. */
   find(handle: FileHandle): Node | undefined;
-  /** The kernel has let go of so many lookups; with the last the node is gone. */
+  /** The kernel forgot this many lookups; with the last the node is removed. */
   forget(id: number, lookups: number): void;
-  /** By the request at that place, however often it comes. */
+  /** Counts an open once per request at that place, even if it is resent. */
   opened(id: number, place?: number): void;
   closed(id: number, place?: number): void;
-  /** The server has given the same file another handle (it was stale). */
+  /** The server has given the same file a new handle (the old one was stale). */
   changeHandle(id: number, handle: FileHandle): void;
-  /** Where the file is that was removed while open, or is about to be; that name goes with the last close. */
-  hide(id: number, at: Hidden | undefined): void;
-  hidden(id: number): Hidden | undefined;
-  /** Why data of the file got lost after they were answered, as long as somebody has it open who was not told. */
+  /** Records the hidden name of a file removed while open. The last close removes it. */
+  hide(id: number, at: HiddenName | undefined): void;
+  hidden(id: number): HiddenName | undefined;
+  /** The error that lost acknowledged data, while an open file was not told of it. */
   setLost(id: number, why: ErrnoName | undefined): void;
   lost(id: number): ErrnoName | undefined;
-  /** Somebody was told. As long as nobody was, it concerns also whoever opens the file from now on. */
+  /** Records that the loss was reported once. Until then, it is also reported to later opens. */
   setLossTold(id: number): void;
   isLossTold(id: number): boolean;
 }
 
-export interface Hidden {
+export interface HiddenName {
   readonly directory: FileHandle;
   readonly name: string;
 }
 
-/** What tells, after a crash, whether a call that changes something was done. Written before it is sent. */
+/** Proof, after a crash, of whether a call that changes something was executed. Written before the call is sent. */
 export type Proof =
-  /** Something is made with this time (see marks.ts): what is there with it is ours. */
+  /** An object is created with this time (see creation-marks.ts): an object with this time is ours. */
   | { readonly kind: 'made'; readonly seconds: number; readonly nanoseconds: number }
-  /** What the name meant. */
+  /** The object that the name refers to before its removal. */
   | { readonly kind: 'gone'; readonly handle: FileHandle }
-  /** What is moved. */
+  /** The object that is renamed or linked. */
   | { readonly kind: 'moved'; readonly handle: FileHandle };
 
-/** Memory of WRITEs, which outlives the process. */
-export interface Kept {
-  /** It is about to be answered: from now on its data stay until they are freed. */
+/** Journal memory of WRITEs, which outlives the process. */
+export interface JournaledWrites {
+  /** The WRITE is about to be answered: its data stay until freed. */
   keep(place: number): void;
   free(place: number): void;
 }
 
-/** A WRITE that was answered, and whose data may not be on the server's disk. */
-export interface Written {
+/** An answered WRITE whose data may not be on the server's disk. */
+export interface AcknowledgedWrite {
   readonly place: number;
   readonly node: number;
   readonly fh: number;
@@ -85,7 +85,10 @@ export interface Written {
 }
 
 export interface Proofs {
-  /** Of the request at this place. Undefined: nothing was sent for it yet. Else it comes again after a crash. */
+  /**
+   * The proof of the request at this place. Undefined: nothing was sent yet; otherwise the request was resent after a
+   * crash.
+   */
   find(place: number): Proof | undefined;
   write(place: number, proof: Proof): void;
 }

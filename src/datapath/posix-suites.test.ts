@@ -11,7 +11,7 @@ import { type KeptMount, type KeptMounts, keepMounts } from '#testing/kept-mount
 
 const run = promisify(execFile);
 
-/** Users that every system has; times on the server are those of its kernel, which are no finer than 4 ms on old ones. */
+/** Users that every system has. Times on the server are the kernel's, with a resolution of 4 ms on old ones. */
 const settings = (elsewhere: string, isRemounting: boolean): string => `
 [features]
 posix_fallocate = {}
@@ -28,27 +28,27 @@ entries = [["nobody", "nogroup"], ["daemon", "daemon"], ["bin", "bin"]]
 `;
 
 const failing = [
-  // nfs-ganesha does nothing when it is to set the times of a link, and answers that it was done.
+  // nfs-ganesha does not set the times of a link, and reports success.
   'utimensat::follow_symlink',
   // NFSv3 has 32 bits for seconds.
   'utimensat::y2038',
 ];
-/** The kernel tells no greatest number of links, of a tmpfs neither. */
+/** The kernel reports no maximum number of links, not even for tmpfs. */
 const skipped = ['link::link_count_max'];
 const all = 398;
 
-/** Some cases remount it as read-only, for which the usual `mount` looks for another program of FUSE. */
+/** Some cases remount it read-only, for which the usual `mount` looks for a FUSE helper program. */
 function withOwnMount(folder: string): NodeJS.ProcessEnv {
   const PATH = process.env['PATH'] ?? '';
   writeFileSync(join(folder, 'mount'), `#!/bin/sh\nPATH='${PATH}' exec mount -i "$@"\n`, { mode: 0o755 });
   return { ...process.env, PATH: `${folder}:${PATH}` };
 }
 
-/** The names of the cases that ended so. */
+/** The names of the cases with this result. */
 const ended = (said: string, how: 'ok' | 'FAILED' | 'skipped'): string[] =>
   said.split('\n').flatMap((line) => (line.endsWith(` ${how}`) ? line.split(' ', 1) : []));
 
-/** In a folder of its own, which is no part of the mount. It ends with an error when a case failed: which, is in what it says. */
+/** Runs in a directory outside the mount. Its exit status is 1 if a case failed; the output says which. */
 async function pjdfstest(folder: string, at: string, patterns: readonly string[] = []): Promise<string> {
   const config = join(folder, 'pjdfstest.toml');
   writeFileSync(config, settings(folder, patterns.length > 0));
@@ -57,31 +57,32 @@ async function pjdfstest(folder: string, at: string, patterns: readonly string[]
   return (await run(toolPath('posix-suites'), args, how).catch((cause: { stdout: string }) => cause)).stdout;
 }
 
-/** The one that served first still does, and had nothing to complain of. */
+/** The first data path still serves and logged no error. */
 async function expectQuiet(mounts: KeptMounts): Promise<void> {
   expect(await mounts.whole()).toMatchObject({ takeovers: 0 });
   expect(mounts.log()).not.toMatch(/"level":"(warn|error)"/);
 }
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX suites on a mount', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test suites on a mount', () => {
   const it = exportedByGanesha({ inMemory: true });
 
-  /** Served as in production: by a data path of its own, with a journal, that a keeper has started. */
+  /** Served as in production: by a data path with a journal, started by a keeper. */
   const mounted = (mounts: KeptMounts): Promise<KeptMount> =>
     mounts.mount({
       ...{ host: it.server.host, port: it.server.nfsPort },
       root: Buffer.from(it.directory).toString('base64'),
     });
 
-  test('pjdfstest: all pass but for those that are known', { timeout: 110_000 }, async () => {
+  test('pjdfstest passes except for the known cases', { timeout: 110_000 }, async () => {
     using ground = createGround();
     chmodSync(it.on('.'), 0o777);
-    // A socket's path has at most 107 characters, and the suite's own folders have long names.
+    // A socket's path has at most 107 characters, and the suite's directories have long names.
     await using mounts = await keepMounts({ prefix: 'p' });
     chmodSync(mounts.folder, 0o755);
     const { at } = await mounted(mounts);
     const said = await pjdfstest(ground.folder, at);
-    // Apart: the suite leaves files open, and what has one that is written cannot be made read-only; not a tmpfs either.
+    // On a separate file system, not tmpfs: the suite leaves files open, and one with files open for writing cannot be
+    // remounted read-only.
     const readOnly = await pjdfstest(ground.folder, at, ['erofs']);
     const passed = new Set([said, readOnly].flatMap((one) => ended(one, 'ok')));
     expect([said, readOnly].flatMap((one) => ended(one, 'FAILED')).toSorted()).toEqual(failing);
@@ -90,7 +91,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('the POSIX sui
     await expectQuiet(mounts);
   });
 
-  test('fsx: no byte is another', { timeout: 110_000 }, async () => {
+  test('fsx finds no wrong byte', { timeout: 110_000 }, async () => {
     using ground = createGround();
     await using mounts = await keepMounts();
     const { on } = await mounted(mounts);

@@ -13,7 +13,7 @@ import { createJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
 import { createRequests } from './journal/requests.ts';
 import type { MountSpec } from './mount-spec.ts';
-import { type GivenMount, startProgram } from './program.ts';
+import { type ReceivedMount, startProgram } from './program.ts';
 
 const spec: MountSpec = {
   ...{ version: 1, addresses: ['127.0.0.1'], port: 1, connections: 1, privilegedPorts: false, tls: undefined },
@@ -26,7 +26,7 @@ interface Told {
   readonly ended: string[];
 }
 
-/** A program without mounts, and what it says. `open` is a device from which nothing ever comes. */
+/** A program without mounts, and its reports. `open` returns a device that never delivers a request. */
 async function started() {
   const ground = createGround();
   const device = join(ground.folder, 'device');
@@ -39,7 +39,7 @@ async function started() {
     ground[Symbol.dispose]();
   });
   const told: Told = { unserved: [], ended: [] };
-  const start = (mounts: readonly GivenMount[] = []) =>
+  const start = (mounts: readonly ReceivedMount[] = []) =>
     startProgram(
       { journal, mounts, sockets: [] },
       {
@@ -59,8 +59,8 @@ async function started() {
 
 const isOpen = (fd: number): boolean => existsSync(`/proc/self/fd/${fd}`);
 
-describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
-  test('keeps nothing of mounts that are gone', async () => {
+describe.skipIf(needs('linux'))("the data path's program", () => {
+  test('keeps nothing of removed mounts', async () => {
     const { start, open } = await started();
     const program = await start();
     const comeAndGo = async (times: number): Promise<number> => {
@@ -72,17 +72,17 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
       return queryObjects(Map, { format: 'count' });
     };
     const before = await comeAndGo(5);
-    // A file system has more than ten.
+    // A file system references more than ten.
     expect((await comeAndGo(20)) - before).toBeLessThan(20);
   });
 
-  test('keeps nothing of a mount that goes before it is served', async () => {
+  test('keeps nothing of a mount that is removed before it is served', async () => {
     const { start, open, rows } = await started();
     const program = await start();
     const fd = open();
     const adding = program.add({ id: 'one', spec, fd });
     program.remove('one');
-    // The next of that name comes after it.
+    // A later mount with the same id.
     const again = open();
     const addingAgain = program.add({ id: 'one', spec, fd: again });
     await Promise.all([adding, addingAgain]);
@@ -94,7 +94,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     await expect.poll(() => isOpen(again)).toBe(false);
   });
 
-  test('says which mount it cannot serve, serves the others, and gives up what there is of it when told', async () => {
+  test('reports a mount that it cannot serve, serves the others, and drops it when told to', async () => {
     const { start, told, open, rows } = await started();
     const first = await start();
     for (const id of ['good', 'bad']) await first.add({ id, spec, fd: open() });
@@ -105,7 +105,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     ]);
     expect(told.unserved).toEqual(['bad']);
     expect([isOpen(good), isOpen(bad)]).toEqual([true, false]);
-    // Another program, to which the keeper may go back, finds it as it was.
+    // Another program, to which the keeper may return, finds it unchanged.
     expect(rows().toSorted()).toEqual(['bad', 'good']);
     program.remove('bad');
     expect(rows()).toEqual(['good']);
@@ -113,7 +113,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     expect(told.unserved).toEqual(['bad', 'bad']);
   });
 
-  test('is stopped also while a server is silent, and that is no fault of what waits for it', async () => {
+  test('can be stopped while a server is silent, without blaming waiting requests', async () => {
     const { start, open, journal } = await started();
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });
@@ -130,12 +130,12 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     await program.stop();
     const left = (): unknown => createRequests(openJournal(journal)).left();
     expect(left()).toMatchObject([{ outlived: 1 }]);
-    // Nobody told this one to stop.
+    // This process was not told to stop.
     expect(left()).toMatchObject([{ outlived: 2 }]);
     program.remove('one');
   });
 
-  test('has no hold on a mount of which the predecessor left what nobody can read', async () => {
+  test('releases a mount whose journal entries are unreadable', async () => {
     const { start, told, open, journal } = await started();
     const before = await start();
     await before.add({ id: 'one', spec, fd: open() });
@@ -145,7 +145,7 @@ describe.skipIf(needs('linux'))('the program that serves all mounts', () => {
     slot.buffer.fill(0, 0, inHeaderSize + 40);
     slot.view.setUint32(0, inHeaderSize + 40, true);
     slot.view.setUint32(4, opcode.write, true);
-    // It says that it has data which it has not.
+    // Its header claims more data than it has.
     slot.view.setUint32(inHeaderSize + 16, 100, true);
     const { place } = requests.take(0, slot, inHeaderSize + 40) ?? expect.fail();
     requests.behind(place);

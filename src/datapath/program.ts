@@ -3,72 +3,72 @@ import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { header } from '#wire/fuse/message.ts';
-import { createBudget, mostBehind } from './budget.ts';
-import { createConnections, type Holder, type Rented } from './connections.ts';
-import { createDraining, type OldConnection } from './draining.ts';
+import { createBudget, maxUnwritten } from './budget.ts';
+import { createConnections, type ServerLease, type SocketHolder } from './connections.ts';
+import { createDataLossLog } from './data-loss-log.ts';
 import { openFileSystem } from './file-system.ts';
-import { goingOn } from './going-on.ts';
-import { heldBack } from './held-back.ts';
+import { fuseInitOptions, refuseLocks } from './fuse-init-options.ts';
+import { holdUntilDrained } from './hold-until-drained.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
 import { createMountRows } from './journal/mounts.ts';
 import { createNodeTable } from './journal/nodes.ts';
-import { createRequests, type Left } from './journal/requests.ts';
-import { asked, refusingLocks } from './kernel-wishes.ts';
-import { createLossLog } from './losses.ts';
+import { createRequests, type UnfinishedRequest } from './journal/requests.ts';
+import { createMountJournal } from './mount-journal.ts';
 import { type MountSpec, readSpec } from './mount-spec.ts';
+import { createPoisonRequests } from './poison-requests.ts';
+import { createPredecessorConnections, type OldConnection } from './predecessor-connections.ts';
 import { createMountQuota, type MountQuotaParts } from './quota/mount-quota.ts';
 import type { Quota } from './quota/quota.ts';
 import { type ServedMount, serveMount } from './served-mount.ts';
-import { createShared } from './shared.ts';
-import { createSuspicion } from './suspicion.ts';
-import { whileServed } from './while-served.ts';
-import type { Behind } from './writes.ts';
+import { createSharedCaches } from './shared-caches.ts';
+import { withSoftDeadline } from './soft-deadline.ts';
+import type { UncommittedWrites } from './writes.ts';
 
 export interface ProgramParts {
   readonly clock: Clock;
   readonly log: Log;
-  readonly holder: Holder;
-  /** Something for people, shown by the agent. */
+  readonly holder: SocketHolder;
+  /** A message for users, shown by the agent. */
   readonly report: (text: string) => void;
-  /** The kernel has no use for it any more. */
+  /** The kernel has ended the mount. */
   readonly ended: (mount: string) => void;
-  /** It cannot be served. What there is of it in the journal stays until it is removed: another program may know more. */
+  /** The mount cannot be served. Its journal entries stay until it is removed: another program may handle it. */
   readonly unserved: (mount: string) => void;
   readonly signal: AbortSignal;
 }
 
-/** A mount as the keeper gives it; the descriptor is ours. */
-export interface GivenMount {
+/** A mount from the keeper. The callee owns the descriptor. */
+export interface ReceivedMount {
   readonly id: string;
   readonly spec: unknown;
   readonly fd: number;
 }
 
-export interface Given {
+export interface ProgramInput {
   readonly journal: number;
-  readonly mounts: readonly GivenMount[];
-  /** Connections of a predecessor. */
+  readonly mounts: readonly ReceivedMount[];
+  /** A predecessor's connections. */
   readonly sockets: readonly OldConnection[];
 }
 
-/** Serves all mounts of a keeper, going on where a predecessor was stopped. */
+/** Serves all mounts of a keeper, continuing where a predecessor stopped. */
 export interface Program {
-  add(mount: GivenMount): Promise<void>;
+  add(mount: ReceivedMount): Promise<void>;
   remove(id: string): void;
-  /** Has what was written put on the server's disk; gives how many files are not whole there, after `ms` at the latest. */
+  /** Commits written data; returns the number of files still incomplete after at most `ms`. */
   flush(id: string, ms: number): Promise<number>;
   /**
-   * Reads nothing more; resolves when everything that was read is answered, or after a second: whoever waits for a server that is silent
-   * shall not keep all others waiting. This process is to be ended then, and its successor does the rest, as after a crash.
+   * Stops reading. Resolves when everything read is answered, or after a second: requests to a silent server must not
+   * delay all others. The process must exit then; its successor does the rest, as after a crash.
    */
   stop(): Promise<void>;
 }
 
 const stopMs = 1_000;
 
-interface QuotaWish extends Pick<MountQuotaParts, 'mount' | 'kept' | 'ready'> {
+interface QuotaRequest extends Pick<MountQuotaParts, 'mount' | 'kept' | 'ready'> {
   readonly spec: MountSpec;
-  readonly server: Rented;
+  readonly server: ServerLease;
 }
 
 interface MountedQuota extends Disposable {
@@ -78,50 +78,50 @@ interface MountedQuota extends Disposable {
 interface Running extends Disposable {
   readonly index: number;
   readonly served: ServedMount;
-  readonly behind: Behind;
+  readonly behind: UncommittedWrites;
 }
 
-export async function startProgram(given: Given, parts: ProgramParts): Promise<Program> {
+export async function startProgram(given: ProgramInput, parts: ProgramParts): Promise<Program> {
   const { clock, log, holder, signal } = parts;
   formatJournal(given.journal);
   const memory = openJournal(given.journal);
   const [rows, requests, nodes] = [createMountRows(memory), createRequests(memory, clock), createNodeTable(memory)];
   const connections = createConnections(clock, holder);
   const paused = new Set<() => void>();
-  const budget = createBudget(mostBehind);
+  const budget = createBudget(maxUnwritten);
   const running = new Map<string, Running>();
   const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
-  const rented = new Set<Rented>();
-  const draining = createDraining(given.sockets, {
+  const rented = new Set<ServerLease>();
+  const predecessorConnections = createPredecessorConnections(given.sockets, {
     ...{ clock, log, letGo: (id) => holder.letGo(id) },
     clientsOf: (about) => [...rented].filter((server) => server.about === about).map(({ nfs }) => nfs),
   });
-  const shared = createShared();
-  const suspicion = createSuspicion(clock, requests.suspect);
+  const shared = createSharedCaches();
+  const poisonRequests = createPoisonRequests(clock, requests.suspect);
 
-  async function serve({ id, spec: told, fd }: GivenMount): Promise<void> {
-    using parting = new DisposableStack();
+  async function serve({ id, spec: told, fd }: ReceivedMount): Promise<void> {
+    using cleanup = new DisposableStack();
     let isGiven = false;
-    parting.defer(() => {
+    cleanup.defer(() => {
       if (!isGiven) closeSync(fd);
     });
     const spec = readSpec(told);
     const row = rows.of(id);
-    const server = connections.rent(spec);
-    const over = new AbortController();
-    parting.defer(() => over.abort());
-    const { signal: ended } = over;
-    const journal = whileServed({ requests, growth: rows.growth(row.index) }, ended);
-    const ready = (): Promise<void> | undefined => draining.ready(server.about);
+    const server = connections.acquire(spec);
+    const unmounted = new AbortController();
+    cleanup.defer(() => unmounted.abort());
+    const { signal: ended } = unmounted;
+    const journal = createMountJournal({ requests, growth: rows.growth(row.index) }, ended);
+    const ready = (): Promise<void> | undefined => predecessorConnections.ready(server.about);
     const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready });
-    parting.use(quota);
+    cleanup.use(quota);
     rented.add(server);
-    // It leads to the whole file system.
-    parting.defer(() => rented.delete(server));
+    // It references the whole file system.
+    cleanup.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
     const { squash, uid, gid, cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite } = spec;
-    const { operations, behind } = parting.use(
+    const { operations, behind } = cleanup.use(
       openFileSystem({
         ...{ nfs: server.nfs, nodes: known, proofs: journal.proofs, clock, shared, ended },
         quota: quota.quota,
@@ -129,7 +129,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         notifyApart: (bytes) => served.notifyApart(bytes),
         behind: {
           kept: { keep: journal.keep, free: (place) => served.committed(place) },
-          ...{ budget, ready, onLost: createLossLog({ clock, log, mount: id, report: parts.report }) },
+          ...{ budget, ready, onLost: createDataLossLog({ clock, log, mount: id, report: parts.report }) },
         },
         options: {
           identity: { squash, uid, gid, machine: 'stowage' },
@@ -137,49 +137,49 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
         },
       }),
     );
-    // It would come too late: whoever mounts it elsewhere must not be written over.
-    parting.defer(() => void behind.stop());
-    server.onConnected(behind.doubt);
+    // Late writes must not overwrite those of another node that mounts the volume now.
+    cleanup.defer(() => void behind.stop());
+    server.onConnected(behind.revalidate);
     const unanswered = left.get(row.index) ?? [];
     const ages = new Map<number, number>();
-    const held = heldBack(
-      { ...operations, ...(spec.locks === 'refused' ? refusingLocks : {}) },
+    const heldOperations = holdUntilDrained(
+      { ...operations, ...(spec.locks === 'refused' ? refuseLocks : {}) },
       { clock, ready, softMs, ended },
     );
     isGiven = true;
     const served = await serveMount({
-      ...{ fd, mount: row.index, requests, paused, left: unanswered, clock, suspicion, ages },
-      operations: unanswered.length === 0 ? held : goingOn(held, { clock, softMs, ages }),
+      ...{ fd, mount: row.index, requests, paused, left: unanswered, clock, poisonRequests, ages },
+      operations: unanswered.length === 0 ? heldOperations : withSoftDeadline(heldOperations, { clock, softMs, ages }),
       onUnreleased: known.closed,
-      wishes: asked(spec),
+      wishes: fuseInitOptions(spec),
       onBehind: behind.restore,
-      // Memory that one mount waits for may be held by another.
+      // Another mount may hold the memory that this one waits for.
       onFull: () => {
-        for (const one of running.values()) one.behind.hurry();
-        behind.hurry();
+        for (const one of running.values()) one.behind.commitSoon();
+        behind.commitSoon();
       },
       onAgreed: (agreement) => rows.setAgreement(row.index, agreement),
       onFault: (operation, cause) =>
-        log.error('a request failed by a fault of ours', { operation, cause: String(cause) }),
+        log.error('a request failed because of a bug', { operation, cause: String(cause) }),
       onEnd: (code) => {
-        // By us: the keeper knows, and may have been given another one of that name since.
+        // Closed by us: the keeper knows, and may already have another mount with that id.
         if (code === 'closed') return;
         log.info('a mount ended', { mount: id, code });
         parts.ended(id);
       },
     });
     left.delete(row.index);
-    parting.use(served);
-    const kept = parting.move();
+    cleanup.use(served);
+    const kept = cleanup.move();
     running.set(id, { ...{ index: row.index, served, behind }, [Symbol.dispose]: () => kept.dispose() });
   }
 
-  /** With the connection, which it needs until it has given back what is not used. */
-  function quotaOf({ spec, server, ...own }: QuotaWish): MountedQuota {
+  /** Also owns the connection, which it needs until unused grants are returned. */
+  function quotaOf({ spec, server, ...own }: QuotaRequest): MountedQuota {
     if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
     const gone = new AbortController();
     const failed = (cause: unknown): void =>
-      log.warn('the volume could not be counted', { mount: own.mount, cause: String(cause) });
+      log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
     const quota = createMountQuota({
       ...{ nfs: server.nfs, spec, quota: spec.quota, ...own, clock, signal: gone.signal, failed },
     });
@@ -202,25 +202,25 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     for (const wake of [...paused]) wake();
   }
 
-  /** By id. One after the other: they share what the journal has of it. */
-  const coming = new Map<string, Promise<void>>();
+  /** By id. One after the other: they share the mount's row in the journal. */
+  const pendingAdds = new Map<string, Promise<void>>();
 
-  async function add(mount: GivenMount): Promise<void> {
+  async function add(mount: ReceivedMount): Promise<void> {
     const { id } = mount;
-    const serving = coming.get(id)?.then(() => serve(mount)) ?? serve(mount);
+    const serving = pendingAdds.get(id)?.then(() => serve(mount)) ?? serve(mount);
     const settled = serving.then(
       () => undefined,
       () => undefined,
     );
-    coming.set(id, settled);
+    pendingAdds.set(id, settled);
     try {
       await serving;
     } catch (cause) {
-      log.error('a mount is not served', { mount: id, cause: String(cause) });
+      log.error('failed to serve a mount', { mount: id, cause: String(cause) });
       parts.unserved(id);
       throw cause;
     } finally {
-      if (coming.get(id) === settled) coming.delete(id);
+      if (pendingAdds.get(id) === settled) pendingAdds.delete(id);
     }
   }
 
@@ -231,7 +231,7 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
       return;
     }
     running.delete(id);
-    if (known.behind.files > 0) log.warn('unmounted before all was written', { mount: id, files: known.behind.files });
+    if (known.behind.files > 0) log.warn('unmounted with unwritten data', { mount: id, files: known.behind.files });
     known[Symbol.dispose]();
     forget(known.index);
   }
@@ -240,20 +240,20 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
     const index = rows.all().find((row) => row.id === id)?.index;
     if (index === undefined) return;
     const files = filesBehind(left.get(index) ?? []);
-    if (files > 0) log.warn('unmounted before all was written', { mount: id, files });
+    if (files > 0) log.warn('unmounted with unwritten data', { mount: id, files });
     left.delete(index);
     forget(index);
   }
 
   for (const { id, index } of rows.all()) if (!given.mounts.some((mount) => mount.id === id)) forget(index);
-  // One that cannot be served must not keep the others from it.
+  // One bad mount must not stop the others.
   const adding = given.mounts.map((mount) => add(mount).catch(() => undefined));
-  draining.begin(signal);
+  predecessorConnections.begin(signal);
   await Promise.all(adding);
   return {
     add,
     remove: (id) => {
-      const soon = coming.get(id);
+      const soon = pendingAdds.get(id);
       if (soon === undefined) drop(id);
       else void soon.then(() => drop(id));
     },
@@ -277,13 +277,13 @@ export async function startProgram(given: Given, parts: ProgramParts): Promise<P
   };
 }
 
-/** Of a mount that could not be served. */
-const filesBehind = (left: readonly Left[]): number =>
+/** For a mount that could not be served. */
+const filesBehind = (left: readonly UnfinishedRequest[]): number =>
   new Set(left.filter(({ phase }) => phase === 'behind').map(({ message }) => header.node(message))).size;
 
-/** The kernel counts requests up: what was asked first is done first. */
-function byUnique(one: Left, other: Left): number {
-  const unique = ({ message: { view } }: Left): number =>
+/** The kernel numbers requests in order: the oldest comes first. */
+function byUnique(one: UnfinishedRequest, other: UnfinishedRequest): number {
+  const unique = ({ message: { view } }: UnfinishedRequest): number =>
     (view.getUint32(12, true) & 0x7fff_ffff) * 0x1_0000_0000 + view.getUint32(8, true);
   return unique(one) - unique(other);
 }

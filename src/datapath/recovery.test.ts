@@ -4,7 +4,7 @@ import { closeSync, constants, mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
-import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
@@ -19,7 +19,7 @@ const never = new AbortController().signal;
 describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is killed', () => {
   const ganesha = ganeshaFolders('recovery');
 
-  /** A folder of the server, mounted the way the product does it. */
+  /** A directory of the server, mounted like the product does it. */
   async function mounted(
     ground: Ground,
     keepers: KeeperGround,
@@ -47,7 +47,10 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     return { at, client };
   }
 
-  /** Has the work done again and again, and whoever serves killed meanwhile, until that was often enough; then once to its end. */
+  /**
+   * Repeats the work while the serving data path is killed, until that happened often enough; then runs it once to its
+   * end.
+   */
   async function killing(
     client: KeeperClient,
     often: number,
@@ -80,7 +83,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     using ground = createGround();
     await using keepers = createKeeperGround();
     const { at, client } = await mounted(ground, keepers);
-    // Through the kernel's cache, and past it: the longest requests that there are, several at once.
+    // Through the kernel's cache and with direct I/O: the longest requests, several at once.
     const fio = [
       ...[`--directory=${at}`, '--rw=randrw', '--verify=crc32c', '--verify_fatal=1', '--group_reporting', '--minimal'],
       '--verify_state_save=0',
@@ -91,7 +94,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     await run('umount', [at]);
   });
 
-  test('comes back beside one that cannot be served', async () => {
+  test('is served again beside one that cannot be served', async () => {
     using ground = createGround();
     await using keepers = createKeeperGround();
     const { at, client } = await mounted(ground, keepers);
@@ -108,7 +111,7 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     using ground = createGround();
     await using keepers = createKeeperGround();
     const { at, client } = await mounted(ground, keepers);
-    // A program that fails at the first error, and whose end state is known.
+    // A program that fails at the first error and has a known end state.
     const script = `
       import { mkdirSync, renameSync, rmdirSync, unlinkSync, linkSync, symlinkSync, writeFileSync, readFileSync, readdirSync } from 'node:fs';
       const at = process.argv[1];

@@ -16,10 +16,10 @@ const root = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const place = 7;
 
-describe.skipIf(needs('ganesha'))('a request that comes again after a crash', () => {
+describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
   const it = exportedByGanesha();
 
-  /** What outlives processes, and processes that use it. */
+  /** What outlives processes, and the processes that use it. */
   function mount() {
     const nodes = createMemoryNodes(it.directory);
     const proofs = createMemoryProofs();
@@ -34,7 +34,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     ...{ uid: 0, gid: 0, pid: 1, place: at, resent: true, signal: new AbortController().signal },
   });
 
-  /** The process dies when it is about to send such a call. */
+  /** The process dies just before it sends such a call. */
   const dyingAt = (procedure: keyof NfsClient): NfsClient => ({
     ...it.nfs,
     [procedure]: () => Promise.reject(new RpcError('died', { failure: 'canceled' })),
@@ -61,7 +61,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
   };
 
   describe.each(Object.entries(making))('%s', (_, { procedure, make }) => {
-    test('it was done: it is found, and told as made', async () => {
+    test('finds what was already done and reports success', async () => {
       const { process, proofs } = mount();
       const first = await make(process());
       const { ino } = statSync(it.on('made'), { throwIfNoEntry: false }) ?? { ino: 0 };
@@ -70,12 +70,12 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
         (answer as { entry?: { node: number }; node: number }).entry?.node ?? (answer as { node: number }).node;
       expect(node(again)).toBe(node(first));
       expect(statSync(it.on('made'), { throwIfNoEntry: false })?.ino ?? 0).toBe(ino);
-      // Another request is told that it is there.
+      // Another request gets EEXIST.
       proofs.clear(place);
       await expect(make(process())).rejects.toThrow('EEXIST');
     });
 
-    test('it was not done: it is done', async () => {
+    test('does what was not done', async () => {
       const { process } = mount();
       await expect(make(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
       expect(readdirSync(it.folder)).toEqual([]);
@@ -83,7 +83,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(readdirSync(it.folder)).toEqual(['made']);
     });
 
-    test('it was not done, and somebody else made it meanwhile: it is there', async () => {
+    test('reports that another client has created it meanwhile', async () => {
       const { process } = mount();
       await expect(make(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
       mkdirSync(it.on('made'));
@@ -91,7 +91,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  /** As a server that gives new files the time that they are made at, whatever it is told. */
+  /** Like a server that ignores given times for new files. */
   const keepingNoTime = (): NfsClient => ({
     ...it.nfs,
     create: (directory, file, how, options) => {
@@ -103,11 +103,11 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
   const exclusive = (on: Operations, file = 'made', at = place) =>
     on.create(root, name(file), { flags: constants.O_EXCL | constants.O_WRONLY, mode: 0o100640 }, request(at));
 
-  describe('create with O_EXCL on a server that does not keep the time that tells what is ours', () => {
+  describe('create with O_EXCL on a server that does not keep the marking time', () => {
     test.each([
-      ['nothing is known of it yet', false],
-      ['that is known', true],
-    ])('it was done, and %s: it is found', async (_what, isKnown) => {
+      ['the server is still unknown', false],
+      ['the server is already known', true],
+    ])('finds the file if it was created and %s', async (_what, isKnown) => {
       const { process, proofs } = mount();
       const on = process(keepingNoTime());
       if (isKnown) await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
@@ -119,7 +119,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await expect(exclusive(process(keepingNoTime()))).rejects.toThrow('EEXIST');
     });
 
-    test('it was made, and not yet all that belongs to it: the rest is done', async () => {
+    test('completes a file that was created without all its attributes', async () => {
       const { process } = mount();
       await expect(exclusive(process({ ...keepingNoTime(), setattr: dyingAt('setattr').setattr }))).rejects.toThrow(
         'EINTR',
@@ -131,7 +131,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(Math.abs(statSync(it.on('made')).mtimeMs - Date.now())).toBeLessThan(60_000);
     });
 
-    test('it was not done, and somebody else made it meanwhile: it is there', async () => {
+    test('reports that another client has created it meanwhile', async () => {
       const { process } = mount();
       await expect(exclusive(process(dyingAt('create')))).rejects.toThrow('EINTR');
       writeFileSync(it.on('made'), '');
@@ -139,8 +139,8 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  describe('on a server that keeps only times of modification', () => {
-    /** As go-nfs. */
+  describe('on a server that keeps only modification times', () => {
+    /** Like go-nfs. */
     const keepingNoAccess = (): NfsClient => ({
       ...it.nfs,
       create: (directory, file, how, options) =>
@@ -152,7 +152,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       mkdir: (directory, file, set, options) => it.nfs.mkdir(directory, file, { ...set, atime: undefined }, options),
     });
 
-    test('mkdir, after a file has told so: it is found', async () => {
+    test('mkdir finds its directory after a file has shown which times are kept', async () => {
       const { process, proofs } = mount();
       const on = process(keepingNoAccess());
       await on.create(root, name('first'), { flags: constants.O_WRONLY, mode: 0o100600 }, request(1));
@@ -163,7 +163,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  test('create with O_EXCL where the time is known to be kept: one call, and it is found by its time', async () => {
+  test('create with O_EXCL where the time is kept takes one call and finds the file by its time', async () => {
     const { process } = mount();
     const modes: string[] = [];
     const noting: NfsClient = {
@@ -180,8 +180,11 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     expect((await exclusive(process())).entry.node).toBe(first.entry.node);
   });
 
-  describe('the server remembers another time than is on its disk', () => {
-    /** As when somebody looks the name up while it is made: nfs-ganesha then tells for a minute what it saw in between. */
+  describe('on a server that caches another time than is on its disk', () => {
+    /**
+     * As after a lookup of the name during its creation: nfs-ganesha then returns the intermediate attributes for a
+     * minute.
+     */
     async function rememberOtherTime(): Promise<void> {
       const { atimeNs } = statSync(it.on('made'), { bigint: true });
       const { handle } = await it.nfs.lookup(it.directory, 'made');
@@ -192,7 +195,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     }
 
     test.each(Object.entries(making).filter(([kind]) => kind !== 'symlink'))(
-      '%s: what was made is found all the same',
+      '%s finds its object all the same',
       async (_, { make }) => {
         const { process } = mount();
         await make(process());
@@ -203,7 +206,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       },
     );
 
-    test('create: the reply was lost, and it was sent again over another connection', async () => {
+    test('create finds its file after the reply was lost and the call was resent on another connection', async () => {
       const { process } = mount();
       const cut: NfsClient = {
         ...it.nfs,
@@ -219,7 +222,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  test('create, without O_EXCL, of what somebody else made meanwhile: the kernel is sent to look it up', async () => {
+  test('create without O_EXCL of a file created by another client makes the kernel look it up', async () => {
     const { process } = mount();
     const create = (on: Operations) =>
       on.create(root, name('made'), { flags: constants.O_WRONLY | constants.O_TRUNC, mode: 0o100640 }, request());
@@ -239,7 +242,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
   describe.each(Object.entries(removing))('%s', (kind, { put, procedure }) => {
     const remove = (on: Operations) => on[kind as 'unlink' | 'rmdir'](root, name('gone'), request());
 
-    test('it was done: that is enough, also if somebody else has made the name anew', async () => {
+    test('succeeds if it was done, even if another client has recreated the name', async () => {
       put(it.on('gone'));
       const { process, proofs } = mount();
       await remove(process());
@@ -253,7 +256,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await expect(remove(process())).rejects.toThrow('ENOENT');
     });
 
-    test('it was not done: it is done', async () => {
+    test('does what was not done', async () => {
       put(it.on('gone'));
       const { process } = mount();
       await expect(remove(process(dyingAt(procedure)))).rejects.toThrow('EINTR');
@@ -262,7 +265,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  describe('unlink of a file that is open', () => {
+  describe('unlink of an open file', () => {
     async function opened(on: Operations): Promise<number> {
       const { node } = await on.lookup(root, name('file'), request(1));
       await on.open(node, constants.O_RDONLY, request(1));
@@ -270,7 +273,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     }
     const unlink = (on: Operations) => on.unlink(root, name('file'), request());
 
-    test.each(['was done', 'was not done'])('hiding it %s', async (what) => {
+    test.each(['was done', 'was not done'])('completes after the silly rename %s', async (what) => {
       writeFileSync(it.on('file'), 'x');
       const { process, nodes } = mount();
       const node = await opened(process());
@@ -285,7 +288,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(readdirSync(it.folder)).toEqual([]);
     });
 
-    test('another of its names, hidden before: it is only removed', async () => {
+    test('only removes another link if a hidden name exists', async () => {
       writeFileSync(it.on('file'), 'x');
       linkSync(it.on('file'), it.on('other'));
       const { process } = mount();
@@ -303,7 +306,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     const rename = (on: Operations) =>
       on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
 
-    test('it was done: that is enough, also if the old name means something else now', async () => {
+    test('succeeds if it was done, even if the old name means another object now', async () => {
       writeFileSync(it.on('from'), 'moved');
       writeFileSync(it.on('to'), 'replaced');
       const { process, proofs } = mount();
@@ -319,7 +322,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(readFileSync(it.on('to'), 'utf8')).toBe('another');
     });
 
-    test('it was not done: it is done', async () => {
+    test('does what was not done', async () => {
       writeFileSync(it.on('from'), 'moved');
       const { process } = mount();
       await expect(rename(process(dyingAt('rename')))).rejects.toThrow('EINTR');
@@ -328,11 +331,11 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       expect(readdirSync(it.folder)).toEqual(['to']);
     });
 
-    test('it was done, and somebody has gone on with it: what has the old name now is left alone', async () => {
+    test('leaves the old name alone if another client continued after the rename', async () => {
       writeFileSync(it.on('from'), 'moved');
       const { process } = mount();
       await rename(process());
-      // By way of the server, which has a cache of its own.
+      // Through the server, because it has its own cache.
       const { directory } = it;
       await it.nfs.rename({ directory, name: 'to' }, { directory, name: 'elsewhere' });
       await rename(process());
@@ -343,12 +346,12 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     });
   });
 
-  describe('rename over a file that is open', () => {
+  describe('rename over an open file', () => {
     const rename = async (on: Operations) =>
       await on.rename({ parent: root, name: name('from') }, { parent: root, name: name('to') }, 0, request());
     const changes = ['link', 'rename', 'remove'] as const;
 
-    /** The process is killed at its nth change: before the server has it, or when it is done and before it is known. */
+    /** The process is killed at its nth change: before the server has it, or after the server executed it. */
     function killedAt(nth: number, when: string): { readonly nfs: NfsClient; readonly killed: Promise<void> } {
       const { promise: killed, resolve } = Promise.withResolvers<void>();
       let count = 0;
@@ -373,19 +376,22 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
 
     const kills = [1, 2].flatMap((nth) => ['before', 'after'].map((when) => ({ nth, when })));
 
-    test.each(kills)('killed $when change $nth, and nobody asks again: either is there', async ({ nth, when }) => {
-      const { process } = mount();
-      const node = await opened(process());
-      const { nfs, killed } = killedAt(nth, when);
-      void rename(process(nfs));
-      await killed;
-      const isMoved = nth === 2 && when === 'after';
-      expect(readFileSync(it.on('to'), 'utf8')).toBe(isMoved ? 'from' : 'to');
-      await process().release(node, { fh: 0, unlock: undefined }, request(2));
-      expect(readdirSync(it.folder).toSorted()).toEqual(isMoved ? ['to'] : ['from', 'to']);
-    });
+    test.each(kills)(
+      'leaves one of the two files if killed $when change $nth and not resent',
+      async ({ nth, when }) => {
+        const { process } = mount();
+        const node = await opened(process());
+        const { nfs, killed } = killedAt(nth, when);
+        void rename(process(nfs));
+        await killed;
+        const isMoved = nth === 2 && when === 'after';
+        expect(readFileSync(it.on('to'), 'utf8')).toBe(isMoved ? 'from' : 'to');
+        await process().release(node, { fh: 0, unlock: undefined }, request(2));
+        expect(readdirSync(it.folder).toSorted()).toEqual(isMoved ? ['to'] : ['from', 'to']);
+      },
+    );
 
-    test.each(kills)('killed $when change $nth: it is done when it comes again', async ({ nth, when }) => {
+    test.each(kills)('completes on resend if killed $when change $nth', async ({ nth, when }) => {
       const { process, nodes } = mount();
       const node = await opened(process());
       const { nfs, killed } = killedAt(nth, when);
@@ -405,7 +411,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
     }
     const lookup = async (on: Operations): Promise<number> => (await on.lookup(root, name('file'), request(1))).node;
 
-    test('it was done: that is enough', async () => {
+    test('succeeds if it was done', async () => {
       writeFileSync(it.on('file'), 'x');
       const { process, proofs } = mount();
       const node = await lookup(process());
@@ -415,7 +421,7 @@ describe.skipIf(needs('ganesha'))('a request that comes again after a crash', ()
       await expect(link(process(), node)).rejects.toThrow('EEXIST');
     });
 
-    test('it was not done: it is done, unless somebody else took the name', async () => {
+    test('does what was not done, unless another client took the name', async () => {
       writeFileSync(it.on('file'), 'x');
       const { process, proofs } = mount();
       const node = await lookup(process());

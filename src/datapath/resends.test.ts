@@ -7,7 +7,7 @@ import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { run } from '#testing/workloads.ts';
 import { mkdir, remove, rename, rmdir } from '#wire/nfs3/procedures.ts';
 
-/** An application on this node, and what somebody on another node does on the server before the call is resent. */
+/** An application on this node, and another node's change on the server before the call is resent. */
 interface Sequence {
   readonly name: string;
   readonly procedure: number;
@@ -70,7 +70,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))(
       await proxy.up();
       await done;
       sequence.after(it.on);
-      // The keeper holds a copy of the connection, and has let go of it in time.
+      // The keeper has closed its copy of the connection by then.
       expect(new Set(proxy.ports).size).toBe(1);
       await run('umount', [mounted.at]);
     });

@@ -10,7 +10,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { createMemory } from '#base/linux/memory.ts';
 import { streamPair } from '#base/linux/socket-pair.ts';
-import { readNow } from '#base/linux/watching.ts';
+import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usualWishes } from '#testing/fuse-mount.ts';
@@ -18,23 +18,26 @@ import { createGround } from '#testing/ground.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { lines, mostMounts } from './journal/layout.ts';
+import { lines, maxMounts } from './journal/layout.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createRequests } from './journal/requests.ts';
+import { createPoisonRequests } from './poison-requests.ts';
 import { serveMount } from './served-mount.ts';
-import { createSuspicion } from './suspicion.ts';
 
 const run = promisify(execFile);
 
-const trying = (clock: Clock = createFakeClock()) => ({ clock, suspicion: createSuspicion(clock, () => undefined) });
+const trying = (clock: Clock = createFakeClock()) => ({
+  clock,
+  poisonRequests: createPoisonRequests(clock, () => undefined),
+});
 const statfs = { opcode: 17, length: 40 } as const;
 const program = join(import.meta.dirname, '../testing/crashing-mount-child.ts');
 
 interface Started {
   readonly child: ChildProcess;
-  /** By the one before. */
+  /** By the predecessor. */
   readonly left: number;
-  /** It has read something; or has ended. */
+  /** It has read a request or has exited. */
   readonly busy: Promise<unknown>;
 }
 
@@ -49,7 +52,7 @@ async function mountAt(at: string): Promise<number> {
   return fuse;
 }
 
-/** Mounted, and served by a process that can be killed and followed by another. */
+/** A mount served by a process that can be killed and succeeded by another. */
 async function mounted(at: string) {
   const fuse = await mountAt(at);
   const [journal, data] = [createJournal(), createMemory('test-data', 16 * 1024 * 1024)];
@@ -77,14 +80,14 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
   return length;
 };
 
-/** Nobody has anything to tell. */
+/** No callbacks expected. */
 const untold = {
   ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
   onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
 };
 
 describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
-  /** A device that nobody uses, and two requests. */
+  /** An unused device and two requests. */
   function left() {
     const ground = createGround();
     const device = join(ground.folder, 'device');
@@ -105,7 +108,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     before.take(0, armed, inHeaderSize + 8);
     const requests = createRequests(openJournal(journal));
     const [one, other, interrupt] = requests.left();
-    /** The number of the request, and the error. */
+    /** The request's unique id and the error. */
     const answer = (): readonly [number, number] => {
       const bytes = Buffer.alloc(64);
       expect(readSync(answers, bytes)).toBe(16);
@@ -122,7 +125,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
   }
   const waits = (): Promise<never> => new Promise(() => undefined);
 
-  test('have an age while they are begun, and who gets their place has none', async () => {
+  test('have an age while they are started, and the next request at their place has none', async () => {
     const { fd, requests, one, other } = left();
     const ages = new Map<number, number>();
     const seen: unknown[] = [];
@@ -143,7 +146,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(ages.size).toBe(0);
   });
 
-  test('are tried later if data paths may have ended over them; who is interrupted does not wait for that', async () => {
+  test('are started later if data paths may have died over them, unless they were interrupted', async () => {
     const clock = createFakeClock();
     let begun = 0;
     const statfs = (): Promise<never> => {
@@ -160,7 +163,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(begun).toBe(0);
     clock.advance(1_000);
     expect(begun).toBe(1);
-    // The kernel says so now, or has said so to a predecessor.
+    // The kernel reports the interrupt now, or reported it to a predecessor.
     for (const isKnown of [false, true]) {
       const { fd, requests, one, interrupt, answer } = suspected();
       const given = isKnown ? [{ ...one, isInterrupted: true }] : [one, interrupt];
@@ -169,15 +172,18 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     }
   });
 
-  test("are nobody's when the mount is gone: what becomes of them touches no line of others", async () => {
+  test('do not touch lines of other mounts after their mount is gone', async () => {
     const { fd, requests, one, other } = left();
     const signals: AbortSignal[] = [];
     const clock = createFakeClock();
     const over: number[] = [];
-    const suspicion = { ...createSuspicion(clock, () => undefined), over: (place: number) => void over.push(place) };
+    const poisonRequests = {
+      ...createPoisonRequests(clock, () => undefined),
+      done: (place: number) => void over.push(place),
+    };
     const ends = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
     const served = await serveMount({
-      ...{ fd, mount: 0, requests, paused: new Set(), clock, suspicion, ...untold, left: [one, other] },
+      ...{ fd, mount: 0, requests, paused: new Set(), clock, poisonRequests, ...untold, left: [one, other] },
       operations: {
         statfs: (_id, { signal }) => {
           signals.push(signal);
@@ -191,7 +197,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     });
     served[Symbol.dispose]();
     expect(signals.map(({ aborted }) => aborted)).toEqual([true, true]);
-    // Nor are they to blame if this process ends.
+    // They are not blamed if this process dies.
     expect(over).toEqual([one.place, other.place]);
     requests.freeAll(0);
     const take = (unique: number): number => {
@@ -208,7 +214,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     expect(requests.held.lines).toBe(4);
   });
 
-  test('the end of an open file is counted, also if it is given up', async () => {
+  test('count the close of a file even if the RELEASE is given up', async () => {
     const { fd, requests, other, answer } = left();
     const counted: unknown[] = [];
     using _served = await serveMount({
@@ -217,7 +223,7 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
       left: [{ ...other, outlived: 10 }],
     });
-    // Before the answer: a crash in between must not lose it.
+    // Counted before the answer: a crash in between must not lose it.
     expect(counted).toEqual([[1, other.place, 3]]);
     expect(answer()).toEqual([2, -5]);
   });
@@ -256,7 +262,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     return { requests, paused, served, asked, thaw: thawed.resolve, ask };
   }
 
-  test('is stopped when everything is answered, whatever was before', async () => {
+  test('can be stopped when everything is answered, whatever happened before', async () => {
     const { served, asked, thaw, ask } = await silent();
     const asking = once(ask('x'), 'exit');
     await expect.poll(() => asked).toEqual(['x']);
@@ -271,7 +277,7 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     expect(await asking).toEqual([1, null]);
   });
 
-  test('hears who is killed, also when all that it may have is in use', async () => {
+  test('sees that a process is killed even when all its lines are in use', async () => {
     const { requests, paused, asked, ask } = await silent();
     const other = requests.arm(0) ?? expect.fail();
     for (let i = 1; i < lines / 2; i++) expect(requests.take(0, other, put(other, 1_000_000 + i))).toBeDefined();
@@ -288,12 +294,12 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
 });
 
 test.skipIf(needs('linux'))(
-  'as many mounts as there can be are read from, whatever each of them waits for',
+  'the maximum number of mounts can be read from, whatever each of them waits for',
   async () => {
     using opened = new DisposableStack();
     const journal = createJournal();
     opened.defer(() => closeSync(journal));
-    // Pages that nobody touches are not needed here.
+    // Untouched pages need no memory here.
     const requests = createRequests({ ...openJournal(journal), populate: () => undefined });
     const paused = new Set<() => void>();
     const waiting: number[] = [];
@@ -314,7 +320,7 @@ test.skipIf(needs('linux'))(
       );
       return kernel;
     };
-    const kernels = await Promise.all(Array.from({ length: mostMounts }, (_, mount) => serve(mount)));
+    const kernels = await Promise.all(Array.from({ length: maxMounts }, (_, mount) => serve(mount)));
     const longest = Buffer.alloc(80_000);
     const slot: Slot = { place: 0, buffer: longest, view: new DataView(longest.buffer) };
     const write = { end: inHeaderSize + 40, data: 76_000 };
@@ -322,7 +328,7 @@ test.skipIf(needs('linux'))(
     slot.view.setUint32(inHeaderSize + 16, write.data, true);
     for (const kernel of kernels)
       expect(writeSync(kernel, longest, 0, write.end + write.data)).toBe(write.end + write.data);
-    await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(mostMounts);
+    await expect.poll(() => waiting.length, { timeout: 10_000 }).toBe(maxMounts);
     put(slot, 4);
     for (const kernel of kernels) writeSync(kernel, longest, 0, statfs.length);
     const answer = Buffer.alloc(64);
@@ -335,10 +341,10 @@ test.skipIf(needs('linux'))(
 );
 
 test.skipIf(needs('linux'))(
-  'a request for which the one before had no room is answered when there is some',
+  'a request for which the predecessor had no room is answered when there is some',
   async () => {
     using ground = createGround();
-    // Nothing ever comes from it, as from the device of a mount that nobody uses.
+    // It never delivers a request, like the device of an unused mount.
     const device = join(ground.folder, 'device');
     execFileSync('mkfifo', [device]);
     const journal = createJournal(8);
@@ -376,8 +382,8 @@ test.skipIf(needs('linux'))(
   },
 );
 
-describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and again', () => {
-  test('a request over which ten have ended is given up, and the mount goes on', { timeout: 60_000 }, async () => {
+describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again and again', () => {
+  test('gives up a request over which ten data paths have died, and continues', { timeout: 60_000 }, async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
@@ -400,7 +406,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     close();
   });
 
-  test('a WRITE that was kept and not answered is answered by the next one', async () => {
+  test('answers a WRITE that its predecessor kept and did not answer', async () => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
@@ -424,13 +430,13 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
 
   const ways = [
     ['', []],
-    [', where a thread waits for them', ['by-a-thread']],
+    [', with a waiting thread', ['by-a-thread']],
   ] as const;
-  test.each(ways)('no request is lost, and none is answered wrongly%s', { timeout: 120_000 }, async (_, how) => {
+  test.each(ways)('loses no request and answers none wrongly%s', { timeout: 120_000 }, async (_, how) => {
     using ground = createGround();
     const at = join(ground.folder, 'mnt');
     const { start, close } = await mounted(at);
-    // Kills alone do not count: there may be nothing under way yet.
+    // Kills alone do not count: no request may be in flight.
     const enough = 12;
     let restored = 0;
     const serve = async (): Promise<Started> => {
@@ -466,7 +472,7 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose server is killed again and 
     work.catch(() => undefined);
     while (!isDone && restored < enough) {
       await Promise.race([server.busy, work]);
-      // Anywhere in what it does.
+      // At any point of its work.
       await delay(Math.random() * 20);
       await kill();
       server = await serve();

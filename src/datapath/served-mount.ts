@@ -6,34 +6,34 @@ import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import { header } from '#wire/fuse/message.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession, type Desk } from '#wire/fuse/session.ts';
-import { mostByChance } from './journal/blame.ts';
-import type { Left, Requests, Stuck } from './journal/requests.ts';
-import type { Written } from './ports.ts';
-import type { Suspicion } from './suspicion.ts';
-import { answerTo, writtenBy } from './written.ts';
+import { maxByChance } from './journal/crash-suspects.ts';
+import type { Requests, UnfinishedRequest, UnplacedRequest } from './journal/requests.ts';
+import { readJournaledWrite, writeReply } from './journaled-write.ts';
+import type { PoisonRequests } from './poison-requests.ts';
+import type { AcknowledgedWrite } from './ports.ts';
 
 export interface ServedMountOptions {
-  /** /dev/fuse, this process's own copy: it is closed at the end, also if the mount cannot be served. */
+  /** This process's own copy of /dev/fuse. It is closed at the end, also if the mount cannot be served. */
   readonly fd: number;
-  /** Which mount of the journal. */
+  /** The mount's index in the journal. */
   readonly mount: number;
   readonly requests: Requests;
   readonly operations: Partial<Operations>;
   readonly wishes: Wishes;
-  /** Mounts that wait for memory, of this process: whoever frees some wakes them. */
+  /** Mounts of this process that wait for memory, to be woken when some is freed. */
   readonly paused: Set<() => void>;
-  /** What a predecessor left, in the order it came. */
-  readonly left: readonly Left[];
+  /** A predecessor's unfinished requests, in their order. */
+  readonly left: readonly UnfinishedRequest[];
   readonly clock: Clock;
-  /** Of all mounts of this process. */
-  readonly suspicion: Suspicion;
-  /** By place: how long ago one of those was read. It is there while that one is begun. */
+  /** Shared by all mounts of this process. */
+  readonly poisonRequests: PoisonRequests;
+  /** By place: the age of such a request. Set only while that request starts. */
   readonly ages?: Map<number, number>;
-  /** A file was closed, and nobody will work on it: it is to be counted. */
+  /** Called for a RELEASE that is given up: the close must still be counted. */
   readonly onUnreleased?: (node: number, place: number) => void;
-  /** Data of a WRITE that was answered before; all of them come before anything else is done. */
-  readonly onBehind: (written: Written) => void;
-  /** Nothing can be read for lack of memory: data that are behind must get to the disk. */
+  /** The data of an answered WRITE. All of these come before anything else. */
+  readonly onBehind: (written: AcknowledgedWrite) => void;
+  /** No memory to read requests: buffered writes must be committed. */
   readonly onFull?: () => void;
   readonly onAgreed: (agreement: Agreement) => void;
   readonly onFault: (operation: string, cause: unknown) => void;
@@ -41,56 +41,58 @@ export interface ServedMountOptions {
 }
 
 export interface ServedMount extends Disposable {
-  /** Tells the kernel something. */
+  /** Sends a notification to the kernel. */
   notify(bytes: Uint8Array): void;
-  /** The same by another thread, for what may wait for an answer of ours. False: the kernel could do nothing with it. */
+  /**
+   * The same from another thread, for notifications that may block on an answer of ours. False: the kernel refused it.
+   */
   notifyApart(bytes: Uint8Array): Promise<boolean>;
-  /** A WRITE that was answered is on the server's disk: its memory is free. */
+  /** An answered WRITE is on the server's disk: frees its memory. */
   committed(place: number): void;
-  /** Reads nothing more; resolves when everything that was read is answered. */
+  /** Stops reading; resolves when everything read is answered. */
   stop(): Promise<void>;
 }
 
 /**
- * A request that ends whoever works on it would do so for ever, and whoever waits for it could not even be killed. If so many
- * have ended over it, most of them while no other was being begun, it is not by chance.
+ * A request that crashes its data path would crash each successor, and its requester could not even be killed. If this
+ * many have died over it, most of them while no other request was being started, it is no coincidence.
  */
-const mostOutlived = 10;
+const maxCrashes = 10;
 
-/** What is done at once, without an answer, needs no line: so it is done also where there is none. */
-const brief: ReadonlySet<number> = new Set([opcode.interrupt, opcode.forget, opcode.batchForget]);
+/** Requests without an answer need no line, so they run even if there is none. */
+const unjournaledOpcodes: ReadonlySet<number> = new Set([opcode.interrupt, opcode.forget, opcode.batchForget]);
 const noLine = -1;
 
 /**
- * A mount that has its share of the lines still reads a request now and then, less and less often: the kernel gives out first who was
- * interrupted, but only to who reads. That may bring it to three quarters of all lines.
+ * A mount that has its share of lines still reads a request now and then, less and less often: the kernel delivers
+ * interrupts first, but only to a reader. That may bring it to three quarters of all lines.
  */
-const late = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
+const lateReads = { firstMs: 100, mostMs: 5_000, share: 3 } as const;
 
-/** One mount: reads its requests into the journal, has them answered, and goes on where a predecessor was stopped. */
+/** Serves one mount: reads requests into the journal, dispatches them, and continues where a predecessor stopped. */
 export async function serveMount(options: ServedMountOptions): Promise<ServedMount> {
-  const { fd, mount, requests, paused, clock, suspicion, ages } = options;
+  const { fd, mount, requests, paused, clock, poisonRequests, ages } = options;
   let isStopping = false;
-  /** Its lines are, or are about to be, somebody else's: what is still worked on must not touch them. */
+  /** Its lines belong, or will soon belong, to others: requests in progress must not touch them. */
   let isOver = false;
-  /** Whoever waits for everything to be answered. */
+  /** Resolves `stop` when everything is answered. */
   let idle: (() => void) | undefined;
-  let lateMs: number = late.firstMs;
-  let readingLate: Disposable | undefined;
-  /** Read, and without a line: there was no room. */
-  let stuck: Stuck | undefined = requests.stuck(mount);
-  /** What is done without a line lies there. */
+  let lateReadMs: number = lateReads.firstMs;
+  let nextLateRead: Disposable | undefined;
+  /** A request that was read but found no line. */
+  let unplaced: UnplacedRequest | undefined = requests.unplaced(mount);
+  /** The slot of a request without a line. */
   let at: Slot | undefined;
 
-  /** Later: whoever freed it is in the middle of something, and the answer to it may not be written yet. */
+  /** Deferred: the caller is still working, and its answer may not be written yet. */
   const free = (place: number): void => {
     if (isOver) return;
     requests.free(place);
     if (paused.size > 0) setImmediate(() => wakeAll(paused));
   };
 
-  const over = (place: number): void => {
-    suspicion.over(place);
+  const answered = (place: number): void => {
+    poisonRequests.done(place);
     if (session.pending === 0) idle?.();
   };
 
@@ -102,7 +104,7 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       return;
     }
     free(place);
-    over(place);
+    answered(place);
   };
 
   const desk: Desk = {
@@ -110,22 +112,22 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       if (isOver) return;
       requests.keepAnswer(place, bytes);
       device.write(bytes);
-      if (requests.isBehind(place)) over(place);
+      if (requests.isBehind(place)) answered(place);
       else finished(place);
     },
     finished,
     interrupted: (place) => {
       if (isOver) return;
       requests.interrupted(place);
-      if (suspicion.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
+      if (poisonRequests.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
     },
   };
   const session = createSession({ ...options, desk });
-  /** Of this mount, as long as they may not have been begun. */
-  const suspects = new Map<number, Left>();
+  /** Suspects of this mount that have not been started. */
+  const suspects = new Map<number, UnfinishedRequest>();
 
   function take(slot: Slot, length: number, share?: number): void {
-    if (brief.has(slot.view.getUint32(4, true))) {
+    if (unjournaledOpcodes.has(slot.view.getUint32(4, true))) {
       at = slot;
       session.take(noLine, { buffer: slot.buffer, view: slot.view, end: length });
       return;
@@ -133,14 +135,14 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     const taken = requests.take(mount, slot, length, share);
     if (taken !== undefined) session.take(taken.place, taken.message);
     else {
-      stuck = { slot, length };
-      readingLate ??= clock.after(lateMs, readLate);
+      unplaced = { slot, length };
+      nextLateRead ??= clock.after(lateReadMs, readOverQuota);
       waitForRoom();
     }
   }
 
   function next(): Slot | undefined {
-    if (isStopping || stuck !== undefined) return undefined;
+    if (isStopping || unplaced !== undefined) return undefined;
     const slot = requests.arm(mount);
     if (slot === undefined) waitForRoom();
     return slot;
@@ -151,32 +153,32 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     options.onFull?.();
   }
 
-  function goOn(share?: number): void {
+  function resumeReading(share?: number): void {
     paused.delete(wake);
-    // It stays where it is, for the next one.
+    // The request stays in its slot for the successor.
     if (isStopping) return;
-    const waiting = stuck;
-    stuck = undefined;
+    const waiting = unplaced;
+    unplaced = undefined;
     if (waiting !== undefined) take(waiting.slot, waiting.length, share);
-    if (stuck !== undefined) return;
-    if (share === undefined) lateMs = late.firstMs;
+    if (unplaced !== undefined) return;
+    if (share === undefined) lateReadMs = lateReads.firstMs;
     device.resume();
   }
 
-  const wake = (): void => goOn();
+  const wake = (): void => resumeReading();
 
-  function readLate(): void {
-    readingLate = undefined;
-    lateMs = Math.min(lateMs * 2, late.mostMs);
-    if (stuck !== undefined) goOn(late.share);
+  function readOverQuota(): void {
+    nextLateRead = undefined;
+    lateReadMs = Math.min(lateReadMs * 2, lateReads.mostMs);
+    if (unplaced !== undefined) resumeReading(lateReads.share);
   }
 
   function close(): void {
     isOver = true;
     paused.delete(wake);
-    readingLate?.[Symbol.dispose]();
+    nextLateRead?.[Symbol.dispose]();
     device[Symbol.dispose]();
-    for (const place of [...suspects.keys(), ...session.end()]) suspicion.over(place);
+    for (const place of [...suspects.keys(), ...session.end()]) poisonRequests.done(place);
     idle?.();
   }
 
@@ -189,44 +191,44 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   const [behind, others] = [options.left.filter(isBehind), options.left.filter((one) => !isBehind(one))];
   for (const one of behind.toSorted((a, b) => a.order - b.order)) restore(one);
   for (const one of others) resume(one);
-  // There may be room for it already; if not, there is something to hurry now.
-  if (stuck !== undefined) wake();
+  // There may be room already; if not, a commit can free some now.
+  if (unplaced !== undefined) wake();
 
-  function restore({ place, message }: Left): void {
-    const written = writtenBy(place, message);
+  function restore({ place, message }: UnfinishedRequest): void {
+    const written = readJournaledWrite(place, message);
     options.onBehind(written);
-    // The predecessor may have been killed just before it. Refused where the kernel has it already.
-    device.write(answerTo(message, written.data.length));
+    // The predecessor may have been killed just before answering. The kernel refuses a second answer.
+    device.write(writeReply(message, written.data.length));
   }
 
-  function resume(left: Left): void {
+  function resume(left: UnfinishedRequest): void {
     if (left.phase === 'done') {
-      // Refused where the kernel has it already.
+      // The kernel refuses a second answer.
       device.write(requests.keptAnswer(left.place));
       free(left.place);
-    } else if (left.outlived >= mostOutlived) giveUp(left, new Error(`${mostOutlived} data paths have ended over it`));
-    else if (left.outlived < mostByChance) begin(left);
+    } else if (left.outlived >= maxCrashes) giveUp(left, new Error(`${maxCrashes} data paths have died over it`));
+    else if (left.outlived < maxByChance) begin(left);
     else if (left.isInterrupted) giveUp(left, new Errno('EINTR'));
     else suspect(left);
   }
 
-  function begin(left: Left, by = (): void => session.take(left.place, left.message, left)): void {
+  function begin(left: UnfinishedRequest, start = (): void => session.take(left.place, left.message, left)): void {
     ages?.set(left.place, left.ageMs);
-    by();
+    start();
     ages?.delete(left.place);
   }
 
-  function suspect(left: Left): void {
+  function suspect(left: UnfinishedRequest): void {
     const run = session.hold(left.place, left.message, left);
     suspects.set(left.place, left);
     const heldAt = clock.elapsed();
-    suspicion.add(left.place, () => {
+    poisonRequests.add(left.place, () => {
       suspects.delete(left.place);
       begin({ ...left, ageMs: left.ageMs + clock.elapsed() - heldAt }, run);
     });
   }
 
-  function giveUp(left: Left | undefined, why: Error): void {
+  function giveUp(left: UnfinishedRequest | undefined, why: Error): void {
     if (left === undefined) return;
     suspects.delete(left.place);
     if (header.opcode(left.message) === opcode.release) options.onUnreleased?.(header.node(left.message), left.place);
@@ -249,9 +251,9 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   };
 }
 
-const isBehind = ({ phase }: Left): boolean => phase === 'behind';
+const isBehind = ({ phase }: UnfinishedRequest): boolean => phase === 'behind';
 
-/** Not the set itself: who finds nothing waits again. */
+/** Iterate over a copy: a mount that finds nothing waits again. */
 function wakeAll(paused: ReadonlySet<() => void>): void {
   for (const wake of [...paused]) wake();
 }

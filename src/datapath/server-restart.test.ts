@@ -11,15 +11,15 @@ import { startLosingProxy } from '#testing/losing-proxy.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 
 const writer = join(import.meta.dirname, '..', 'testing', 'block-writer.ts');
-/** What tells a server from the one before it is the second in which it was started. */
+/** A restarted server is recognized by the second of its start. */
 const otherSecondMs = 1_100;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and started anew', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is killed and restarted', () => {
   const it = exportedByGanesha();
 
   /**
-   * With what it had in its memory only, each time, while two programs write and sync: in the end every block must be there,
-   * because each was written until fsync(2) said that it is safe.
+   * Each kill loses the server's memory while two programs write and sync: in the end every block must be present,
+   * because each was written until fsync(2) confirmed it.
    */
   async function loses(whileGone: (mounts: Awaited<ReturnType<typeof keepMounts>>) => Promise<unknown>): Promise<void> {
     const file = it.on('file');
@@ -57,9 +57,9 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that is kille
     await run('umount', [at]);
   }
 
-  test('loses nothing that was synced', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
+  test('loses no synced data', { timeout: 90_000 }, () => loses(() => Promise.resolve()));
 
-  test('loses nothing that was synced, if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
+  test('loses no synced data if the data path is killed meanwhile, too', { timeout: 90_000 }, () =>
     loses((mounts) => mounts.killDataPath()),
   );
 

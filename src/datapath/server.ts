@@ -5,39 +5,39 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import type { Attributes, FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
-import type { AttributeCache } from './attributes.ts';
+import type { AttributeCache } from './attribute-cache.ts';
 import type { Calls } from './calls.ts';
 import { isStale } from './errors.ts';
-import { isUnchanged } from './following.ts';
-import { access, areSameRights, type Identities, type Rights, type Who } from './identity.ts';
+import { access, areSameRights, type Caller, type Identities, type Rights } from './identity.ts';
 import type { NameCache } from './name-cache.ts';
-import { opener } from './open-files.ts';
+import { openerOf } from './open-files.ts';
 import type { Node, Nodes } from './ports.ts';
+import { isUnchanged } from './wcc-chain.ts';
 
 type OnOne<R> = (handle: FileHandle, options: CallOptions) => Promise<R>;
 type OnTwo<R> = (one: FileHandle, other: FileHandle, options: CallOptions) => Promise<R>;
 
-/** The NFS server as one mount sees it: calls about nodes, on behalf of whoever asks. */
+/** The NFS server as one mount sees it: calls on nodes, on behalf of a request. */
 export interface Server {
   node(id: number): Node;
-  /** `needs`: one of `access`; if left out, what it takes to change the names in a directory. */
-  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Who): Promise<R>;
+  /** `needs`: one of `access`; default: the right to change names in a directory. */
+  on<R>(request: Request, id: number, call: OnOne<R>, needs?: number, who?: Caller): Promise<R>;
   /**
-   * Through an open file: as whoever opened it, whose right to that the kernel has checked then. It goes by the group that the
-   * file has now: when somebody gives it to another, who reads it reads on, and no data are lost that were answered.
+   * Calls through an open file with its opener's identity, which the kernel checked at open. Uses the file's current
+   * group: if another process changes the group, a reader can continue and no acknowledged data are lost.
    */
   onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R>;
-  /** Of directories. `isChecked` false: the first is a file, and the kernel has not looked whether he may use that. */
+  /** For two directories. `isChecked` false: the first is a file that the kernel has not checked the caller for. */
   onTwo<R>(request: Request, one: number, other: number, call: OnTwo<R>, isChecked?: boolean): Promise<R>;
-  /** About something that the kernel does not know: as the caller alone, without anybody's group. */
-  apart<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
-  /** Asks for the attributes of a node. */
+  /** For an object unknown to the kernel: the caller alone, without any object's group. */
+  asCallerOnly<R>(request: Request, call: (options: CallOptions) => Promise<R>): Promise<R>;
+  /** Gets the attributes of a node from the server. */
   look(request: Request, id: number): Promise<Attributes>;
-  /** Where a node was seen last; the name with one character for each byte. */
+  /** Records where a node was seen last; the key has one character per byte of the name. */
   seen(id: number, parent: number, key: string): void;
   isDirectory(id: number): void;
-  /** At most so many, those seen longest ago first. */
-  oldest(most: number): readonly Placed[];
+  /** At most `most` nodes, least recently seen first. */
+  oldest(most: number): readonly SeenNode[];
   forget(id: number): void;
 }
 
@@ -48,7 +48,7 @@ export interface ServerParts {
   readonly names: Pick<NameCache, 'drop'>;
   readonly identities: Identities;
   readonly calls: Calls;
-  /** Tells the kernel something unasked. */
+  /** Sends a notification to the kernel. */
   readonly notify: (bytes: Buffer) => void;
 }
 
@@ -57,17 +57,17 @@ interface Seen {
   readonly key: string;
 }
 
-/** A node and where it was seen last. */
-export interface Placed extends Seen {
+/** A node and where it was last seen. */
+export interface SeenNode extends Seen {
   readonly id: number;
   readonly isDirectory: boolean;
 }
 
-/** No path that the kernel takes is deeper. */
+/** Deeper paths exceed the kernel's limit. */
 const deepest = 2048;
 
 export function createServer({ nfs, nodes, attributes, names, identities, calls, notify }: ServerParts): Server {
-  /** Those seen last are last. */
+  /** Least recently seen first. */
   const places = new Map<number, Seen>();
   const directories = new Set<number>();
 
@@ -83,14 +83,14 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
   const getattr = (request: Request, id: number): Promise<Attributes> =>
     ask(request, identities.credential(request, access.none), id, (handle, options) => nfs.getattr(handle, options));
 
-  /** The server does not know the handle; perhaps it has another for the same file at the same place. */
+  /** The handle is stale; the server may have a new one for the same file at the same path. */
   async function findAgain(request: Request, id: number, depth: number): Promise<void> {
     const place = places.get(id);
     const known = attributes.last(id);
     if (place === undefined || known === undefined || depth > deepest) return;
     const name = Buffer.from(place.key, 'latin1');
     const lookup = () => {
-      const credential = identities.credential(request, access.search, attributes.allowing(place.parent));
+      const credential = identities.credential(request, access.search, attributes.kernelRights(place.parent));
       return ask(request, credential, place.parent, (handle, options) => nfs.lookup(handle, name, options));
     };
     const found = await lookup().catch(async (cause: unknown) => {
@@ -99,14 +99,14 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       return await lookup();
     });
     const since = attributes.now();
-    const now = found.attributes ?? (await apart(request, (options) => nfs.getattr(found.handle, options)));
-    // Numbers of files that are gone are used again, so more than that must be the same.
+    const now = found.attributes ?? (await asCallerOnly(request, (options) => nfs.getattr(found.handle, options)));
+    // File ids are reused, so more must match.
     if (now.fileId !== known.fileId || now.type !== known.type || !isUnchanged(now, known)) return;
     nodes.changeHandle(id, found.handle);
-    attributes.saw(id, now, since);
+    attributes.update(id, now, since);
   }
 
-  /** The directories on the way may be others, too. */
+  /** The directories of the path may have been replaced, too. */
   function dropPath(id: number): void {
     let place = places.get(id);
     for (let depth = 0; place !== undefined && depth < deepest; depth++) {
@@ -118,35 +118,35 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
   async function learn(request: Request, id: number): Promise<Attributes> {
     const since = attributes.now();
     const found = await getattr(request, id);
-    attributes.saw(id, found, since);
+    attributes.update(id, found, since);
     return found;
   }
 
   /**
-   * The server refuses what the kernel has allowed: perhaps by what is so no longer. The kernel is then made to look again, and to
-   * decide by that. True: what it went by was not known, after a crash, and is now taken to be what was found.
+   * The server refuses what the kernel permitted, perhaps by outdated rights. Makes the kernel look again and decide by
+   * the new ones. True: the kernel's rights were unknown after a crash, and are now taken to be those found.
    */
   async function isNews(request: Request, ids: readonly number[], needs: number, cause: unknown): Promise<boolean> {
     let [hasNews, isOld] = [false, false];
     for (const id of ids) {
-      const before = attributes.allowing(id);
-      const isTold = attributes.told(id).rights !== undefined;
+      const before = attributes.kernelRights(id);
+      const isTold = attributes.kernelView(id).rights !== undefined;
       if (isSameAs(before, await learn(request, id))) continue;
       notify(invalidateInode(id));
       if (isTold) isOld = true;
       else hasNews = true;
     }
-    // A directory that is open is not looked up again.
+    // An open directory is not looked up again.
     if (isOld && needs !== access.list) throw new Errno('ESTALE', cause);
     return hasNews && !isOld;
   }
 
-  /** True: perhaps there is another handle now. */
+  /** True: a node has a new handle. */
   async function isFoundAgain(request: Request, ids: readonly number[]): Promise<boolean> {
     const before = ids.map((id) => node(id).handle);
     for (const id of ids) await findAgain(request, id, 0).catch(() => undefined);
     if (ids.some((id, i) => !isSame(node(id).handle, before[i] as FileHandle))) return true;
-    // The kernel looks the names up once more when it hears of it: it must not find the same again.
+    // The kernel will look the names up again: it must not find the same cached entries.
     for (const id of ids) dropPath(id);
     return false;
   }
@@ -168,15 +168,16 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     id: number,
     call: OnOne<R>,
     needs: number = access.change,
-    who: Who = request,
+    who: Caller = request,
   ): Promise<R> {
-    const once = (): Promise<R> => ask(request, identities.credential(who, needs, attributes.allowing(id)), id, call);
+    const once = (): Promise<R> =>
+      ask(request, identities.credential(who, needs, attributes.kernelRights(id)), id, call);
     return once().catch((cause: unknown) => mended(request, [id], needs, cause, once));
   }
 
   function onOpen<R>(request: Request, id: number, fh: number, call: OnOne<R>, needs: number): Promise<R> {
     const once = (about: Rights | undefined): Promise<R> =>
-      ask(request, identities.credential(opener(fh, request, about), needs, about), id, call);
+      ask(request, identities.credential(openerOf(fh, request, about), needs, about), id, call);
     const about = attributes.last(id);
     return once(about).catch(async (cause: unknown) => {
       if (!isNfsError(cause, 'ACCES')) return await mended(request, [id], needs, cause, () => once(about));
@@ -186,14 +187,14 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     });
   }
 
-  const apart: Server['apart'] = (request, call) =>
+  const asCallerOnly: Server['asCallerOnly'] = (request, call) =>
     calls.ask(request, identities.credential(request, access.none), call);
 
   return {
-    ...{ node, on, onOpen, apart },
+    ...{ node, on, onOpen, asCallerOnly },
     onTwo: (request, one, other, call, isChecked = true) => {
-      const first = () => (isChecked ? attributes.allowing(one) : undefined);
-      const credential = () => identities.credential(request, access.change, first(), attributes.allowing(other));
+      const first = () => (isChecked ? attributes.kernelRights(one) : undefined);
+      const credential = () => identities.credential(request, access.change, first(), attributes.kernelRights(other));
       const once = () =>
         calls.ask(request, credential(), (options) => call(node(one).handle, node(other).handle, options));
       return once().catch((cause: unknown) => mended(request, [one, other], access.change, cause, once));
@@ -203,7 +204,7 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
       const found = await getattr(request, id).catch((cause: unknown) =>
         mended(request, [id], access.none, cause, () => getattr(request, id)),
       );
-      return attributes.saw(id, found, since);
+      return attributes.update(id, found, since);
     },
     seen: (id, parent, key) => {
       places.delete(id);

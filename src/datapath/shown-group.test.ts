@@ -7,12 +7,12 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 
-// What Kubernetes' fsGroup asks for, where everybody is one user on the server: nothing there is given to anybody.
+// Kubernetes' fsGroup on a volume whose users are all one user on the server: nothing is chowned there.
 
 const run = promisify(execFile);
 const group = 2000;
 
-/** As a container of a pod with that fsGroup runs its processes. */
+/** Runs like a container of a pod with that fsGroup. */
 const as = async (uid: number, script: string, ...args: readonly string[]): Promise<string> => {
   const user = ['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`];
   return (await run('setpriv', [...user, 'sh', '-ec', script, 'sh', ...args])).stdout;
@@ -40,7 +40,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))("a mount that shows a pod's gr
     ground[Symbol.dispose]();
   });
 
-  test('everything is its, what was there before and what is new, and nothing is on the server', async () => {
+  test('shows that group for existing and new files, and changes nothing on the server', async () => {
     await as(1001, 'mkdir "$1/new"; echo text > "$1/new/file"; ln -s file "$1/new/link"', mount.at);
     const all = await as(1001, 'find "$1" -printf "%G\\n" | sort -u; ls -ln "$1/new" | cut -d" " -f4', mount.at);
     expect(new Set(all.split('\n').filter((line) => line !== ''))).toEqual(new Set([`${group}`]));
@@ -48,19 +48,19 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))("a mount that shows a pod's gr
     expect(new Set(onServer)).toEqual(new Set([1000]));
   });
 
-  test('two users of it change what the other one made, whatever their umask says', async () => {
+  test("lets two users change each other's files whatever their umask", async () => {
     await as(1001, 'umask 077; cd "$1"; mkdir d; echo first > d/file; echo first > old/file', mount.at);
     await as(1002, 'cd "$1"; test -w d/file; echo second >> d/file; mv d/file d/other; touch d/own', mount.at);
     await as(1001, 'cd "$1"; echo third >> d/other; mv d/own d/file; rm old/file', mount.at);
     expect(readFileSync(it.on('d/other'), 'utf8')).toBe('first\nsecond\nthird\n');
   });
 
-  test('a mode that an application has set is what it sees', async () => {
+  test('shows the mode that an application has set', async () => {
     const script = 'cd "$1"; mkdir data; chmod 0700 data; touch key; chmod 0600 key; stat -c %a data key';
     expect(await as(1001, script, mount.at)).toBe('700\n600\n');
   });
 
-  test('to give it what it has is no matter; to give it to another group is up to the server', async () => {
+  test('ignores a chgrp to the shown group; the server decides about other groups', async () => {
     await as(
       1001,
       `chgrp ${group} "$1/old/file"; cp --preserve=ownership,timestamps "$1/old/file" "$1/copy"`,

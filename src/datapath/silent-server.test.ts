@@ -14,11 +14,11 @@ import { fioVerified, run } from '#testing/workloads.ts';
 const silenceMs = 20_000;
 const endMs = 15_000;
 
-describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands still', () => {
+describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that hangs', () => {
   const it = exportedByGanesha();
   const other = exportedByGanesha();
 
-  /** A folder of the server with a file in it. */
+  /** A directory of the server with a file. */
   async function source(name = 'folder'): Promise<Source> {
     const folder = it.on(name);
     mkdirSync(folder);
@@ -26,7 +26,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     return await sourceOf(it.server, folder);
   }
 
-  /** What somebody may be doing when the server falls silent. None of it can be done without the server. */
+  /** Operations in progress when the server falls silent. None of them can complete without it. */
   const deeds = (mount: KeptMount): readonly (readonly [string, ...string[]])[] => [
     ['cat', mount.on('file')],
     ['mkdir', mount.on('directory')],
@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     ['rm', mount.on('file')],
   ];
 
-  /** Programs that wait for the mount now, each in a request of its own. */
+  /** Programs waiting for the mount, each in a separate request. */
   async function waiters(mount: KeptMount): Promise<readonly ChildProcess[]> {
     const children: ChildProcess[] = [];
     for (const [program, ...args] of deeds(mount)) {
@@ -53,10 +53,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
   const endsAlone = (children: readonly ChildProcess[], ms: number): Promise<unknown> =>
     Promise.race([Promise.all(children.map(ends)), sleep(ms, 'waits')]);
 
-  test('for 20 s: hard goes on with the right data, soft fails before', { timeout: 90_000 }, async () => {
+  test('for 20 s: hard mounts continue with correct data, soft mounts fail before', { timeout: 90_000 }, async () => {
     await using mounts = await keepMounts();
     const hard = await mounts.mount(await source());
-    // The second is for a busy machine. Both together are less than the server is silent.
+    // The second timeout is for a busy machine. Both together are shorter than the silence.
     const [softMs, slackMs] = [3_000, 12_000];
     const soft = await mounts.mount(await source('other'), { softMs, cacheMs: 0 });
     await run('cat', [soft.on('file')]);
@@ -70,13 +70,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     );
     await it.frozen(async () => {
       const since = performance.now();
-      const until = since + silenceMs;
+      const silentUntil = since + silenceMs;
       const failing = deeds(soft).map(([program, ...args]) => run(program, args));
       for (const one of await Promise.allSettled(failing))
         expect(one).toMatchObject({ reason: { killed: false, stderr: expect.stringContaining('Input/output error') } });
-      // To remove something, two things are asked.
+      // A removal makes two calls.
       expect(performance.now() - since).toBeLessThan(2 * softMs + slackMs);
-      await sleep(until - performance.now());
+      await sleep(silentUntil - performance.now());
       expect(work.isDone).toBe(false);
       expect(await hard.waiting()).toBeGreaterThan(0);
     });
@@ -88,7 +88,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [hard.at, soft.at]);
   });
 
-  test('whoever waits for it can be killed', async () => {
+  test('does not keep a waiting process from being killed', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
@@ -102,7 +102,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [mount.at]);
   });
 
-  /** A program that has a file open, and changes it when it is told. */
+  /** A program with an open file, which it changes on demand. */
   async function writer(file: string): Promise<ChildProcess> {
     const script = 'exec 3>"$1"; echo open; read go; echo data >&3';
     const child = spawn('sh', ['-c', script, 'sh', file], { stdio: ['pipe', 'pipe', 'ignore'] });
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     return child;
   }
 
-  test('and the data path is killed: those of other servers go on, and whoever waits can be killed', async () => {
+  test('and a killed data path: mounts of other servers continue, and waiting processes can be killed', async () => {
     await using mounts = await keepMounts();
     const silent = await mounts.mount(await source(), { cacheMs: 60_000 });
     const well = await mounts.mount(await sourceOf(other.server, other.folder), { cacheMs: 0 });
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
         () => silent.waiting(),
         (count) => count > 0,
       );
-      // It was not answered before it was sent: the old connections of this server are not over.
+      // Not answered, because it was not sent: the old connections of this server are not drained.
       expect(await endsAlone([waits], 2_000)).toBe('waits');
       waits.kill('SIGKILL');
       expect(await endsAlone([waits], endMs)).not.toBe('waits');
@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [silent.at, well.at]);
   });
 
-  test('whoever was killed before the data path was is let go by the next one', async () => {
+  test('and a killed data path: its successor interrupts the requests of killed processes', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
@@ -149,7 +149,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
         (count) => count >= children.length,
       );
       for (const child of children) child.kill('SIGKILL');
-      // Time to read that they were, which the kernel says once, and not enough to let them go for it.
+      // Enough time to read the interrupts, which the kernel reports once, but not to act on them.
       await sleep(100);
       await mounts.killDataPath();
       expect(await endsAlone(children, endMs)).not.toBe('waits');
@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
   });
 
   test.each(['data path first', 'data path last'])(
-    'a file that is open is being replaced, and both that and the data path are killed (%s): its name means something',
+    'while an open file is replaced and both the process and the data path are killed (%s): the name refers to one of the files',
     async (order) => {
       await using mounts = await keepMounts();
       const mount = await mounts.mount(await source(), { cacheMs: 60_000 });
@@ -182,11 +182,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
             expect(await endsAlone([child], endMs)).not.toBe('waits');
           },
         ];
-        // Time to send what the server will do later.
+        // Time to send calls that the server will execute later.
         await sleep(500);
         for (const kill of order === 'data path first' ? kills : kills.toReversed()) await kill();
       });
-      // Done when the server has done, or will never do, all that it was sent before.
+      // Resolves when the server has executed, or will never execute, all earlier calls.
       await run('mkdir', [mount.on('directory')]);
       const names = await eventually(
         () => readdirSync(folder),
@@ -199,7 +199,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     },
   );
 
-  test('one mount is ended by force while requests wait: another of the same server has its own answers', async () => {
+  test('while one mount is forcibly unmounted: another mount of the same server gets its own answers', async () => {
     await using mounts = await keepMounts();
     const gone = await mounts.mount(await source(), { cacheMs: 0 });
     const stays = await mounts.mount(await source('other'));
@@ -213,7 +213,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
         (state) => state.mounts === 1,
       );
     });
-    // When the server goes on, so does what was under way for the mount that is gone.
+    // When the server continues, calls in flight of the removed mount continue, too.
     await fioVerified(stays.at, mounts.folder);
     await disturbed(
       2,
@@ -224,7 +224,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [gone.at, stays.at]);
   });
 
-  test('soft: the time goes on when the data path is replaced', async () => {
+  test('soft: the deadline continues when the data path is replaced', async () => {
     await using mounts = await keepMounts();
     const [softMs, killedMs] = [12_000, 11_000];
     const mount = await mounts.mount(await source(), { cacheMs: 0, softMs });
@@ -232,7 +232,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await mounts.whole();
     await it.frozen(async () => {
       const begun = performance.now();
-      // After an error rm asks a second time.
+      // After an error rm makes a second call.
       const asking = deeds(mount).filter(([program]) => program !== 'rm');
       const failing = Promise.allSettled(asking.map(([program, ...args]) => run(program, args)));
       await sleep(killedMs);
@@ -245,7 +245,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
     await run('umount', [mount.at]);
   });
 
-  test('and nobody serves any more: an abort of the connection lets everybody go', async () => {
+  test('without a data path: aborting the connection ends all waiting processes', async () => {
     await using mounts = await keepMounts();
     const mount = await mounts.mount(await source(), { cacheMs: 0 });
     await run('ls', [mount.at]);
@@ -256,7 +256,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('a server that stands s
       try {
         for (const pid of still) await suspend(pid);
         for (const child of children) child.kill('SIGKILL');
-        // The kernel waits for the answer to what somebody has taken: else the next lines would prove nothing.
+        // The kernel waits for the answer to a request that was read; otherwise the next lines would prove nothing.
         expect(await endsAlone(children, 2_000)).toBe('waits');
         await mount.abort();
         expect(await endsAlone(children, endMs)).not.toBe('waits');

@@ -9,9 +9,9 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 
-describe.skipIf(needs('root', 'fuse', 'openssl'))('a server with TLS that is started anew', () => {
+describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', () => {
   test.each<Mood>(['resets', 'closes in the handshake'])(
-    'and what is there meanwhile %s: hard goes on',
+    'hard mounts continue after a server that meanwhile %s',
     { timeout: 60_000 },
     async (mood) => {
       const { key, cert } = certificate('server');
@@ -46,7 +46,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a server with TLS that is sta
 });
 
 describe.skipIf(needs('root', 'fuse', 'openssl'))('a mount whose certificate is confined to volumes', () => {
-  test('does all that applications do, and is held to its size', { timeout: 60_000 }, async () => {
+  test('supports all that applications do, and enforces its quota', { timeout: 60_000 }, async () => {
     const [server, agent, keeper] = [certificate('server'), certificate('agent'), certificate('keeper')];
     const options = { ...server, ca: `${agent.cert}${keeper.cert}`, requestCert: true, rejectUnauthorized: true };
     const own = await startOwnServer({ tls: { options, required: true }, confined: ['keeper'] });

@@ -5,10 +5,10 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
 import { run } from '#testing/workloads.ts';
 
-/** What a name means is relied on for a second. */
+/** Names are cached for a second. */
 const soon = { timeout: 10_000, interval: 50 };
 
-/** Each with a keeper, a data path and a journal of its own, as two machines have. */
+/** Each node has its own keeper, data path and journal, like two machines. */
 describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume', { timeout: 60_000 }, () => {
   const it = exportedByGanesha();
   let nodes: readonly [KeptMounts, KeptMounts];
@@ -30,7 +30,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
   const b = (name: string): string => mounts[1].on(name);
 
   let kills = 0;
-  /** By turns; the data path of one of them is killed meanwhile. */
+  /** Alternately; one node's data path is killed meanwhile. */
   async function byTurns(often: number, each: (i: number, here: KeptMount, there: KeptMount) => Promise<void>) {
     for (let i = 0; i < often; i++) {
       const [here, there] = i % 2 === 0 ? mounts : ([mounts[1], mounts[0]] as const);
@@ -39,7 +39,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     }
   }
 
-  test('whoever opens a file sees what was written and closed on the other one', async () => {
+  test('opening a file shows what the other node wrote and closed', async () => {
     await byTurns(16, async (i, here, there) => {
       const text = `${i} `.repeat(1 + ((i * 997) % 5_000));
       await fs.writeFile(here.on('file'), text);
@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  test('what was changed in place is read, and nothing beside it is another', async () => {
+  test('a change in place is visible and changes nothing beside it', async () => {
     const data = Buffer.alloc(1_000_000, '.');
     await fs.writeFile(a('file'), data);
     await byTurns(16, async (i, here, there) => {
@@ -62,13 +62,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  test('lines that are appended by turns are all there, in order', async () => {
+  test('lines appended alternately are all present and in order', async () => {
     const lines = Array.from({ length: 24 }, (_, i) => `line ${i} ${'.'.repeat(i * 100)}\n`);
     await byTurns(lines.length, async (i, here) => await fs.appendFile(here.on('log'), lines[i] ?? ''));
     for (const path of [a('log'), b('log')]) expect((await fs.readFile(path, 'utf8')) === lines.join('')).toBe(true);
   });
 
-  test('a file that is cut and made longer on one is so on the other', async () => {
+  test('a file truncated and extended on one node is so on the other', async () => {
     let data = Buffer.from('x'.repeat(300_000));
     await fs.writeFile(a('file'), data);
     await byTurns(16, async (i, here, there) => {
@@ -82,17 +82,17 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     });
   });
 
-  /** Node has no name for it. */
+  /** Node has no constant for it. */
   const named = ({ errno, code }: { readonly errno: number; readonly code: string }): string =>
     errno === -116 ? 'ESTALE' : code;
 
-  /** What somebody reads through a file that he opened before. */
+  /** Reads through a file that is already open. */
   const readAll = async (file: fs.FileHandle, length: number): Promise<string> => {
     const { buffer, bytesRead } = await file.read(Buffer.alloc(length), 0, length, 0);
     return buffer.subarray(0, bytesRead).toString();
   };
 
-  test('a file is replaced while the other one reads it: that one reads the old, or hears that it is gone', async () => {
+  test('the reader of a file replaced by the other node reads the old file or gets ESTALE', async () => {
     const [old, young] = ['o'.repeat(200_000), 'n'.repeat(100_000)];
     await fs.writeFile(a('file'), old);
     await using cached = await fs.open(b('file'));
@@ -105,11 +105,11 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
       expect(found === old || found === 'ESTALE').toBe(true);
     }
     await expect.poll(async () => (await fs.readFile(b('file'), 'utf8')) === young, soon).toBe(true);
-    // Nobody on the node of whoever replaced it had it open, so it has no hidden name.
+    // No process on the replacing node had it open, so it has no hidden name.
     expect(await fs.readdir(it.folder)).toEqual(['file']);
   });
 
-  test('a file is replaced while the other one writes to it: the new one is not touched', async () => {
+  test('the writer of a file replaced by the other node does not touch the new file', async () => {
     await fs.writeFile(a('file'), 'old');
     const writer = await fs.open(b('file'), 'r+');
     await writer.write('begun');
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
       await expect.poll(() => fs.readFile(path, 'utf8'), soon).toBe('the new one');
   });
 
-  test('a file is replaced by the node that writes to it: the other one reads on until it is closed there', async () => {
+  test('the reader of a file replaced by its writer continues until that closes it', async () => {
     await fs.writeFile(a('file'), 'old');
     const writer = await fs.open(a('file'), 'r+');
     await using reader = await fs.open(b('file'));
@@ -138,7 +138,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('two nodes that share a volume
     expect(await readAll(reader, 100)).toBe('OLD');
     await expect.poll(() => fs.readFile(b('file'), 'utf8'), soon).toBe('the new one');
     await writer.close();
-    // The hidden name that it had meanwhile goes.
+    // Its temporary hidden name is removed.
     await expect.poll(() => fs.readdir(it.folder), soon).toEqual(['file']);
   });
 });

@@ -8,7 +8,7 @@ import { createWriteBehind } from './write-behind.ts';
 
 const never = new AbortController().signal;
 
-/** A server with a disk, a memory that a restart loses, and a queue of calls that the test answers in any order. */
+/** A server with a disk, memory that a restart clears, and a queue of calls that the test answers in any order. */
 function createServer() {
   let verifier = 1n;
   const disk = Buffer.alloc(4096);
@@ -35,7 +35,7 @@ function createServer() {
       queue(`write ${piece.offset}+${piece.data.length}${stable ? ' stable' : ''}`, () => {
         const isStable = stable || it.answersStable;
         if (isStable) put(disk, piece);
-        // Also then: it lies over what is in the memory already.
+        // Even then: it overwrites data that are already in memory.
         memory.push({ offset: piece.offset, data: Buffer.from(piece.data) });
         return { isStable, verifier };
       }),
@@ -45,7 +45,7 @@ function createServer() {
         memory = [];
         return { verifier };
       }),
-    /** Answers everything that comes, until nothing does. */
+    /** Answers all calls until none is left. */
     serve: async (): Promise<void> => {
       for (let idle = 0; idle < 5; idle++) {
         for (const call of calls.splice(0)) {
@@ -81,7 +81,7 @@ function create(most = 1024 * 1024) {
 
 const large = 'x'.repeat(70_000);
 
-/** What applications, the server and time may do. */
+/** The possible actions of applications, the server and time. */
 const step = fc.oneof(
   {
     weight: 5,
@@ -96,26 +96,26 @@ const step = fc.oneof(
   { weight: 1, arbitrary: fc.record({ do: fc.constant('flush' as const) }) },
   { weight: 1, arbitrary: fc.record({ do: fc.constantFrom('wait', 'hurry', 'doubt', 'stable') }) },
 );
-type Step = typeof step extends fc.Arbitrary<infer One> ? One : never;
+type CountStep = typeof step extends fc.Arbitrary<infer One> ? One : never;
 
-function disturb(one: Step, { server, behind, clock }: ReturnType<typeof create>): void {
+function disturb(one: CountStep, { server, behind, clock }: ReturnType<typeof create>): void {
   if (one.do === 'answer') server.calls.splice(one.which % Math.max(1, server.calls.length), 1)[0]?.answer();
   else if (one.do === 'restart') server.restart();
-  else if (one.do === 'hurry') behind.hurry();
-  else if (one.do === 'doubt') behind.doubt();
+  else if (one.do === 'hurry') behind.commitSoon();
+  else if (one.do === 'doubt') behind.revalidate();
   else if (one.do === 'stable') server.answersStable = !server.answersStable;
   else clock.advance(30);
 }
 
-describe('writing behind', () => {
-  test('a small file is one call, made when it is closed', async () => {
+describe('write-behind', () => {
+  test('a small file takes one call, made on close', async () => {
     const { server, behind, piece, kept } = create();
     expect(behind.write('f', piece(0, 'small'), never)).toBe(5);
     expect(server.log).toEqual([]);
     expect(kept.size).toBe(1);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.log).toEqual(['write 0+5 stable']);
     expect(kept.size).toBe(0);
     expect(behind.files).toBe(0);
@@ -126,27 +126,27 @@ describe('writing behind', () => {
       const made = create();
       const { server, behind, piece } = made;
       void behind.write('a', piece(0, 'one'), never);
-      const closing = behind.flush('a');
+      const releases = behind.flush('a');
       await server.serve();
-      await closing;
+      await releases;
       server.log.length = 0;
       return made;
     }
 
-    test('the next is sent while whoever wrote it comes to close it', async () => {
+    test('the next file is sent while its writer comes to close it', async () => {
       const { server, behind, piece, kept } = await afterOne();
       for (const file of ['b', 'c']) {
         void behind.write(file, piece(0, 'small'), never);
         expect(server.log.splice(0)).toEqual(['write 0+5 stable']);
-        const closing = behind.flush(file);
+        const releases = behind.flush(file);
         await server.serve();
-        await closing;
+        await releases;
         expect(server.log).toEqual([]);
       }
       expect([kept.size, behind.files]).toEqual([0, 0]);
     });
 
-    test('it is not so any more when nobody had come before the server was done', async () => {
+    test('the speculation ends if no close came before the server was done', async () => {
       const { server, behind, piece } = await afterOne();
       void behind.write('b', piece(0, 'small'), never);
       await server.serve();
@@ -156,7 +156,7 @@ describe('writing behind', () => {
       expect(server.log).toEqual([]);
     });
 
-    test('nor when more was written first', async () => {
+    test('the speculation ends if more was written first', async () => {
       const { server, behind, piece } = await afterOne();
       void behind.write('b', piece(0, 'small'), never);
       void behind.write('b', piece(5, 'more'), never);
@@ -166,7 +166,7 @@ describe('writing behind', () => {
     });
   });
 
-  test('held back for a moment only, and not when more follows', async () => {
+  test('a small write is delayed only briefly, and not if more follows', async () => {
     const { server, behind, piece, clock } = create();
     void behind.write('f', piece(0, 'a'), never);
     clock.advance(30);
@@ -180,22 +180,22 @@ describe('writing behind', () => {
     expect(behind.files).toBe(0);
   });
 
-  test('what was lost by a restart of the server is sent again', async () => {
+  test('data lost by a server restart are resent', async () => {
     const { server, behind, piece, kept } = create();
     void behind.write('f', piece(0, 'one'), never);
     void behind.write('f', piece(10, 'two'), never);
     await server.serve();
     server.restart();
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 3)).toBe('one');
     expect(server.disk.toString('latin1', 10, 13)).toBe('two');
     expect(server.log.filter((what) => what === 'write 0+3')).toHaveLength(2);
     expect(kept.size).toBe(0);
   });
 
-  test('writes that overlap follow each other, others do not wait', async () => {
+  test('overlapping writes are sent one after the other, others do not wait', async () => {
     const { server, behind, piece } = create();
     void behind.write('f', piece(0, 'aaaa'), never);
     void behind.write('f', piece(2, 'bbbb'), never);
@@ -205,13 +205,13 @@ describe('writing behind', () => {
     server.calls.shift()?.answer();
     await new Promise(setImmediate);
     expect(server.log).toEqual(['write 0+4', 'write 100+4', 'write 2+4']);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 6)).toBe('aabbdd');
   });
 
-  test('who reads or looks waits for what is on its way', async () => {
+  test('reads and getattr wait for writes in flight', async () => {
     const { server, behind, piece } = create();
     expect(behind.settled('f')).toBeUndefined();
     void behind.write('f', piece(0, 'abc'), never);
@@ -228,7 +228,7 @@ describe('writing behind', () => {
     expect(behind.settled('f')).toBeUndefined();
   });
 
-  test('that something is lost is known before its memory is given up', async () => {
+  test('a loss is recorded before its memory is freed', async () => {
     const { server, behind, piece, kept, lost } = create();
     const known: number[] = [];
     lost.push = () => known.push(kept.size);
@@ -250,7 +250,7 @@ describe('writing behind', () => {
     expect(behind.files).toBe(0);
   });
 
-  test('what the server refuses, to take or to put on its disk, is lost', async () => {
+  test('data whose WRITE or COMMIT the server refuses are lost', async () => {
     const { server, behind, piece, kept, lost } = create();
     void behind.write('f', piece(0, 'a'), never);
     void behind.write('f', piece(1, 'b'), never);
@@ -258,16 +258,16 @@ describe('writing behind', () => {
     await server.serve();
     expect(lost).toEqual(['f ENOSPC']);
     expect(kept.size).toBe(1);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await new Promise(setImmediate);
     server.calls.shift()?.refuse(new Error('anything'));
-    await closing;
+    await releases;
     expect(lost).toEqual(['f ENOSPC', 'f EIO']);
     expect(kept.size).toBe(0);
     expect(behind.files).toBe(0);
   });
 
-  test('where the file ends is known before the server answers', async () => {
+  test('the end of the file is known before the server answers', async () => {
     const { server, behind, piece } = create();
     expect(behind.end('f')).toBeUndefined();
     void behind.write('f', piece(100, 'abc'), never);
@@ -278,13 +278,13 @@ describe('writing behind', () => {
     expect(behind.files).toBe(1);
   });
 
-  test('a server that may have started anew: who looks waits until it has everything again', async () => {
+  test('a possible server restart blocks readers until the server has everything again', async () => {
     const { server, behind, piece } = create();
     void behind.write('f', piece(0, 'one'), never);
     void behind.write('f', piece(10, 'two'), never);
     await server.serve();
     server.restart();
-    behind.doubt();
+    behind.revalidate();
     const settling = behind.settled('f', { offset: 0, length: 1 });
     expect(settling).toBeDefined();
     await server.serve();
@@ -293,11 +293,11 @@ describe('writing behind', () => {
     expect(behind.settled('f')).toBeUndefined();
   });
 
-  test('a server that loses everything again and again is asked to put it on its disk at once', async () => {
+  test('a server that loses everything repeatedly gets stable writes', async () => {
     const { server, behind, piece, kept } = create();
     void behind.write('f', piece(0, 'one'), never);
     void behind.write('f', piece(10, 'two'), never);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     for (let round = 0; round < 3; round++) {
       for (const call of server.calls.splice(0)) call.answer();
       await new Promise(setImmediate);
@@ -308,11 +308,11 @@ describe('writing behind', () => {
     }
     expect(server.calls.map(({ what }) => what)).toEqual(['write 0+3 stable', 'write 10+3 stable']);
     await server.serve();
-    await closing;
+    await releases;
     expect(kept.size).toBe(0);
   });
 
-  test('one that is safe stays until an earlier one over the same bytes is', async () => {
+  test('a stable write stays until an earlier overlapping one is stable', async () => {
     const { server, behind, piece, kept } = create();
     void behind.write('f', piece(0, 'older'), never);
     void behind.write('f', piece(50, 'x'), never);
@@ -322,14 +322,14 @@ describe('writing behind', () => {
     await server.serve();
     expect(kept.size).toBe(3);
     server.restart();
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 5)).toBe('newer');
     expect(kept.size).toBe(0);
   });
 
-  test('a mount has its first write taken, whatever the servers of others keep waiting', async () => {
+  test("a mount's first write is accepted whatever the servers of other mounts delay", async () => {
     const server = createServer();
     const of = (budget: Budget) =>
       createWriteBehind<string, string>({
@@ -345,7 +345,7 @@ describe('writing behind', () => {
     expect(other.hasRoom(10)).toBe(false);
   });
 
-  test('without room a write waits, what there is goes to the disk by itself, and the wait can be ended', async () => {
+  test('without room a write waits, buffered data are committed, and the wait can be interrupted', async () => {
     const { server, behind, piece, budget } = create(200_000);
     expect(behind.write('f', piece(0, large), never)).toBe(70_000);
     expect(behind.write('f', piece(70_000, large), never)).toBe(70_000);
@@ -361,7 +361,7 @@ describe('writing behind', () => {
     expect(budget.used).toBe(70_000);
   });
 
-  test('who waits for room has it when the server has answered, however late', async () => {
+  test('a waiting writer gets room when the server has answered, however late', async () => {
     const { server, behind, piece, kept } = create(20);
     void behind.write('f', piece(0, 'eight...'), never);
     void behind.write('g', piece(0, 'eight...'), never);
@@ -371,8 +371,8 @@ describe('writing behind', () => {
     expect(await waiting).toBe(8);
   });
 
-  describe('who waits for room has it when the server has answered, though', () => {
-    /** In the end it answers everything. Nobody closes the file, or asks for its data to be on the disk. */
+  describe('a waiting writer gets room when the server has answered', () => {
+    /** In the end the server answers everything. No close or fsync follows. */
     async function isTakenAfter(writes: number, disturb: (on: ReturnType<typeof create>) => Promise<void>) {
       const made = create(writes * 8);
       const { behind, piece, server } = made;
@@ -396,7 +396,7 @@ describe('writing behind', () => {
       await new Promise(setImmediate);
     }
 
-    test('it had lost everything before it was asked to put it on its disk', async () => {
+    test('although it had lost everything before the COMMIT', async () => {
       const isTaken = await isTakenAfter(2, async ({ server }) => {
         await answer(server, 'write 0+8');
         await answer(server, 'write 8+8');
@@ -406,19 +406,19 @@ describe('writing behind', () => {
       expect(isTaken).toBe(true);
     });
 
-    test('it took another write before it lost everything', async () => {
+    test('although it took another write before it lost everything', async () => {
       const isTaken = await isTakenAfter(2, async ({ server, behind }) => {
         await answer(server, 'write 0+8');
         expect(server.calls.map(({ what }) => what)).toEqual(['write 8+8', 'commit']);
         await answer(server, 'write 8+8');
         server.restart();
-        behind.doubt();
+        behind.revalidate();
       });
       expect(isTaken).toBe(true);
     });
   });
 
-  test('half of the room used: it is committed without being asked', async () => {
+  test('a half-used budget causes a COMMIT', async () => {
     const { server, behind, piece, budget } = create(200_000);
     void behind.write('f', piece(0, 'a'), never);
     void behind.write('f', piece(1, 'b'), never);
@@ -429,20 +429,20 @@ describe('writing behind', () => {
     expect(budget.used).toBeGreaterThan(100_000);
   });
 
-  test('what a predecessor had taken is sent', async () => {
+  test("a predecessor's writes are sent", async () => {
     const { server, behind, piece, kept } = create();
     const [one, two] = [piece(0, 'old old'), piece(4, 'new')];
     for (const { place } of [one, two]) kept.add(place);
     behind.restore('f', one);
     behind.restore('f', two);
-    const closing = behind.flush('f');
+    const releases = behind.flush('f');
     await server.serve();
-    await closing;
+    await releases;
     expect(server.disk.toString('latin1', 0, 7)).toBe('old new');
     expect(kept.size).toBe(0);
   });
 
-  test('whatever the server does in between, a flush means that the disk has what was written', async () => {
+  test('after a flush the disk has all written data, whatever the server does in between', async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
         const made = create();
@@ -469,7 +469,7 @@ describe('writing behind', () => {
     );
   });
 
-  test('whatever the server does in between, who waits for room has it when it has answered everything', async () => {
+  test('a waiting writer gets room when everything is answered, whatever the server does in between', async () => {
     await fc.assert(
       fc.asyncProperty(fc.array(step, { maxLength: 50 }), async (steps) => {
         const made = create(30);

@@ -1,61 +1,64 @@
 import type { Clock } from '#base/clock.ts';
 import type { Errno } from '#wire/fuse/errno.ts';
 import type { Budget } from './budget.ts';
-import { createFileWrites, type FileWrites, type Habit } from './file-writes.ts';
-import type { Piece, Range, Sent } from './pieces.ts';
+import { createFileWrites, type FileWrites, type WritePattern } from './file-writes.ts';
+import type { Piece, Range, SendResult } from './pieces.ts';
 
 export interface WriteBehindParts<F, W> {
   readonly clock: Clock;
-  /** Of all mounts of the process, and of this one. */
+  /** The budgets of the process and of this mount. */
   readonly budgets: readonly Budget[];
-  /** What data of so many bytes take from them. */
+  /** The cost of that many bytes. */
   readonly cost?: (bytes: number) => number;
-  readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<Sent>;
+  readonly send: (file: F, piece: Piece<W>, how: { readonly stable: boolean }) => Promise<SendResult>;
   readonly commit: (file: F, who: W) => Promise<{ readonly verifier: bigint }>;
-  /** From now on the data may only be given up by `free`. */
+  /** From now on, only `free` may release the data. */
   readonly keep: (place: number) => void;
   readonly free: (place: number) => void;
-  /** Data of the file did not come to the server's disk, and will not. */
+  /** Data of the file were lost. */
   readonly onLost: (file: F, cause: Errno, lost: readonly Piece<W>[]) => void;
-  /** What tells one file from another. */
+  /** A file's key. */
   readonly keyOf: (file: F) => number;
 }
 
-/** Writes that the application has been told are done, and that are not on the server's disk yet. */
+/** Writes that are acknowledged to the application but not on the server's disk yet. */
 export interface WriteBehind<F, W> {
-  /** Whether data of so many bytes are taken without waiting. */
+  /** Whether that many bytes are accepted without waiting. */
   hasRoom(bytes: number): boolean;
-  /** Gives how many bytes were taken, when there is room for them. */
+  /** Returns the number of bytes accepted, once there is room. */
   write(file: F, piece: Piece<W>, signal: AbortSignal): number | Promise<number>;
-  /** What a predecessor had taken; in the order it took them. */
+  /** Restores a predecessor's write; call in its order. */
   restore(file: F, piece: Piece<W>): void;
-  /** Undefined: the server has answered every write of the file so far (of the range), and its attributes are right. */
+  /**
+   * Resolves when the server has answered every write of the file so far (of the range) and its attributes are right.
+   * Undefined: already so.
+   */
   settled(file: F, range?: Range): Promise<void> | undefined;
-  /** Everything written so far is on the server's disk, or lost. Undefined: nothing is left. */
+  /** Resolves when everything written so far is on the server's disk or lost. Undefined: nothing is left. */
   flush(file: F): Promise<void> | undefined;
   /** The same for all files. */
   flushAll(): Promise<void>;
-  /** Where the file ends at least, by what the server has not answered. Undefined: it has answered everything. */
+  /** The minimum size by unanswered writes. Undefined: all are answered. */
   end(file: F): number | undefined;
-  /** Puts on the disk what there is, without being asked: somebody waits for the room. */
-  hurry(): void;
-  /** The server may have started anew. */
-  doubt(): void;
-  /** Files with something left. */
+  /** Commits early: a writer waits for memory. */
+  commitSoon(): void;
+  /** The server may have restarted: verify what it has. */
+  revalidate(): void;
+  /** Number of files with uncommitted data. */
   readonly files: number;
 }
 
 export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBehind<F, W> {
   const { clock, budgets, keyOf, cost = (bytes) => bytes } = parts;
-  const works = new Map<number, FileWrites<W>>();
-  const habit: Habit = { isAlone: false };
+  const files = new Map<number, FileWrites<W>>();
+  const pattern: WritePattern = { isSingleSmallWrite: false };
 
-  function workOf(file: F): FileWrites<W> {
+  function writesOf(file: F): FileWrites<W> {
     const key = keyOf(file);
-    const known = works.get(key);
+    const known = files.get(key);
     if (known !== undefined) return known;
     const made = createFileWrites<W>({
-      ...{ clock, habit },
+      ...{ clock, pattern },
       send: (piece, how) => parts.send(file, piece, how),
       commit: (who) => parts.commit(file, who),
       free: ({ place, data }) => {
@@ -64,41 +67,41 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
       },
       onLost: (cause, lost) => parts.onLost(file, cause, lost),
       onIdle: () => {
-        if (works.get(key) === made) works.delete(key);
+        if (files.get(key) === made) files.delete(key);
       },
     });
-    works.set(key, made);
+    files.set(key, made);
     return made;
   }
 
-  const hurry = (): void => {
-    for (const work of works.values()) work.hurry();
+  const commitSoon = (): void => {
+    for (const work of files.values()) work.commitSoon();
   };
 
-  /** What the servers of other mounts keep waiting must not keep a mount from its first. */
+  /** Data waiting for the servers of other mounts must not block a mount's first write. */
   const isFirst = (): boolean => budgets.some(({ used }) => used === 0);
-  const lacking = (amount: number): Budget | undefined =>
+  const exhaustedBudget = (amount: number): Budget | undefined =>
     isFirst() ? undefined : budgets.find((budget) => !budget.has(amount));
 
   function accept(file: F, piece: Piece<W>): number {
     const { length } = piece.data;
     for (const budget of budgets) budget.take(cost(length));
     parts.keep(piece.place);
-    workOf(file).add(piece, true);
-    if (budgets.some((budget) => budget.isHalfUsed)) hurry();
+    writesOf(file).add(piece, true);
+    if (budgets.some((budget) => budget.isHalfUsed)) commitSoon();
     return length;
   }
 
   async function acceptLater(file: F, piece: Piece<W>, signal: AbortSignal): Promise<number> {
     for (;;) {
-      const budget = lacking(cost(piece.data.length));
+      const budget = exhaustedBudget(cost(piece.data.length));
       if (budget === undefined) return accept(file, piece);
-      hurry();
+      commitSoon();
       await budget.given(signal);
     }
   }
 
-  const hasRoom = (bytes: number): boolean => lacking(cost(bytes)) === undefined;
+  const hasRoom = (bytes: number): boolean => exhaustedBudget(cost(bytes)) === undefined;
 
   return {
     hasRoom,
@@ -106,20 +109,20 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
       hasRoom(piece.data.length) ? accept(file, piece) : acceptLater(file, piece, signal),
     restore: (file, piece) => {
       for (const budget of budgets) budget.take(cost(piece.data.length));
-      workOf(file).add(piece, false);
+      writesOf(file).add(piece, false);
     },
-    settled: (file, range) => works.get(keyOf(file))?.settled(range),
-    flush: (file) => works.get(keyOf(file))?.flush(),
+    settled: (file, range) => files.get(keyOf(file))?.settled(range),
+    flush: (file) => files.get(keyOf(file))?.flush(),
     flushAll: async () => {
-      await Promise.all(works.values().map((work) => work.flush()));
+      await Promise.all(files.values().map((work) => work.flush()));
     },
-    end: (file) => works.get(keyOf(file))?.end(),
-    hurry,
-    doubt: () => {
-      for (const work of works.values()) work.doubt();
+    end: (file) => files.get(keyOf(file))?.end(),
+    commitSoon,
+    revalidate: () => {
+      for (const work of files.values()) work.revalidate();
     },
     get files() {
-      return works.size;
+      return files.size;
     },
   };
 }

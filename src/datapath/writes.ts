@@ -2,81 +2,84 @@ import { constants } from 'node:fs';
 import { unlessAborted } from '#base/aborted.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
+import { type BackgroundWritesOptions, createBackgroundWrites, type Writer } from './background-writes.ts';
 import { type Budget, costOf } from './budget.ts';
 import type { Calls } from './calls.ts';
 import type { Context } from './context.ts';
-import type { Loss } from './losses.ts';
+import type { DataLoss } from './data-loss-log.ts';
 import type { Range } from './pieces.ts';
-import type { Kept, Written } from './ports.ts';
-import { createSending, type SendingOptions, type Writer } from './sending.ts';
+import type { AcknowledgedWrite, JournaledWrites } from './ports.ts';
 import { createWriteBehind } from './write-behind.ts';
 
-type At = { readonly fh: number; readonly offset: number; readonly openFlags: number };
+type WritePosition = { readonly fh: number; readonly offset: number; readonly openFlags: number };
 
-/** What is written, and whether it is on the server's disk. */
+/** Writes of a mount and their state on the server. */
 export interface Writes {
-  write(id: number, at: At, data: Buffer, request: Request): number | Promise<number>;
-  /** All of it is on the server's disk, or it throws what went wrong, once for each open file. */
+  write(id: number, at: WritePosition, data: Buffer, request: Request): number | Promise<number>;
+  /** Waits until everything is on the server's disk; throws a loss once per open file. */
   settle(id: number, fh: number, request: Request): Promise<void>;
-  /** All of it is on the server's disk, or lost. Undefined: there is nothing. */
+  /** Resolves when everything is on the server's disk or lost. Undefined: there is nothing. */
   flushed(id: number, request: Request): Promise<void> | undefined;
-  /** Undefined: the server has answered every write so far (of the range), and its attributes are right. */
+  /**
+   * Resolves when the server has answered every write so far (of the range) and its attributes are right. Undefined:
+   * already so.
+   */
   settled(id: number, request: Request, range?: Range): Promise<void> | undefined;
-  /** Where the file ends at least, by writes that the server has not answered. Undefined: it has answered all. */
+  /** The minimum size by unanswered writes. Undefined: all are answered. */
   end(id: number): number | undefined;
-  /** How often it was doubted whether the server still has what it answered: what was read meanwhile may lack some. */
-  readonly doubts: number;
+  /** Counts possible server restarts: data read meanwhile may be incomplete. */
+  readonly revalidations: number;
   opened(id: number, fh: number): void;
   closed(id: number, fh: number): Promise<void> | undefined;
   forget(id: number): void;
-  readonly behind: Behind;
+  readonly behind: UncommittedWrites;
 }
 
-/** What the process has to do with writes that were answered and are not on the server's disk yet. */
-export interface Behind {
-  /** One that a predecessor had answered; in the order they were. */
-  restore(written: Written): void;
-  /** There is no memory for further requests. */
-  hurry(): void;
-  /** The server may have started anew. */
-  doubt(): void;
-  /** Resolves when everything written so far is on the server's disk, or lost. */
+/** Process-wide handling of acknowledged writes that are not on the server's disk yet. */
+export interface UncommittedWrites {
+  /** Restores a predecessor's acknowledged write; call in its order. */
+  restore(written: AcknowledgedWrite): void;
+  /** There is no memory for more requests: commit. */
+  commitSoon(): void;
+  /** The server may have restarted: verify what it has. */
+  revalidate(): void;
+  /** Resolves when everything written so far is on the server's disk or lost. */
   flush(): Promise<void>;
-  /** Nothing is sent or given up any more. Resolves when nothing is under way. */
+  /** Stops sending and giving up. Resolves when no call is in flight. */
   stop(): Promise<void>;
-  /** With something that is not on the server's disk. */
+  /** Number of files with data that are not on the server's disk. */
   readonly files: number;
 }
 
-export interface WritesParts extends SendingOptions {
+export interface WritesParts extends BackgroundWritesOptions {
   readonly context: Context;
   readonly calls: Calls;
-  /** Left out: nothing outlives this process, so nobody is answered before the server has it on its disk. */
-  readonly kept: Kept | undefined;
-  /** Every file is as if opened with O_SYNC. */
+  /** Undefined: nothing outlives this process, so a write is answered only when it is on the server's disk. */
+  readonly kept: JournaledWrites | undefined;
+  /** Treats every file as opened with O_SYNC. */
   readonly isSync: boolean;
   readonly budgets: readonly Budget[];
-  /** The write that came at this place is on the server's disk, or lost. */
+  /** The write at this place is on the server's disk or lost. */
   readonly onDone?: (place: number) => void;
-  readonly onLost?: ((loss: Loss) => void) | undefined;
+  readonly onLost?: ((loss: DataLoss) => void) | undefined;
 }
 
-/** Whoever opened a file like this wants to be told when it is on the disk, not before. */
-const isThrough = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
+/** Files opened with these flags are answered when the data are on disk. */
+const syncFlags = constants.O_DIRECT | constants.O_SYNC | constants.O_DSYNC;
 
 export function createWrites(parts: WritesParts): Writes {
   const { context, calls, kept, budgets } = parts;
   const { attributes, clock, nodes } = context;
-  const sending = createSending(context, parts);
-  /** Open files that know what of their node got lost. A successor tells it to all of them once more. */
-  const told = new Map<number, Set<number>>();
+  const background = createBackgroundWrites(context, parts);
+  /** Open files that were told of a loss, by node. A successor reports it to all of them once more. */
+  const reported = new Map<number, Set<number>>();
   let isStopped = false;
-  /** Requests that are not answered before their data are on the disk: their memory goes with the answer. */
+  /** Places of synchronous requests: their memory is freed with the answer. */
   const waiting = new Set<number>();
-  let doubts = 0;
+  let revalidations = 0;
 
   const behind = createWriteBehind<number, Writer>({
-    ...{ clock, budgets, cost: costOf, send: sending.send, commit: sending.commit, keyOf: (id) => id },
+    ...{ clock, budgets, cost: costOf, send: background.send, commit: background.commit, keyOf: (id) => id },
     keep: (place) => {
       if (!waiting.has(place)) kept?.keep(place);
     },
@@ -86,59 +89,60 @@ export function createWrites(parts: WritesParts): Writes {
     },
     onLost: (id, { code }, lost) => {
       nodes.setLost(id, code);
-      told.delete(id);
+      reported.delete(id);
       const answered = lost.filter(({ place }) => !waiting.has(place));
       const bytes = answered.reduce((sum, { data }) => sum + data.length, 0);
       if (bytes > 0) parts.onLost?.({ id, fileId: attributes.last(id)?.fileId, code, bytes });
     },
   });
 
-  function tell(id: number, fh: number, { resent }: Request): void {
+  function reportLoss(id: number, fh: number, { resent }: Request): void {
     const lost = nodes.lost(id);
-    if (lost === undefined || told.get(id)?.has(fh) === true) return;
+    if (lost === undefined || reported.get(id)?.has(fh) === true) return;
     // The kernel may drop this reply, so don't mark the error as reported: reporting it twice is better than losing it.
     if (resent) throw new Errno(lost);
-    know(id, fh);
-    // Only when the answer is in the journal: killed before that, it is the successor's to tell.
+    markReported(id, fh);
+    // After the answer is in the journal: if killed before that, the successor reports it.
     setImmediate(() => {
-      // Unless more got lost since.
-      if (told.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
-      settleLoss(id, 0);
+      // Unless more was lost since.
+      if (reported.get(id)?.has(fh) === true && !isStopped) nodes.setLossTold(id);
+      clearLossIfReported(id, 0);
     });
     throw new Errno(lost);
   }
 
-  function know(id: number, fh: number): void {
-    const known = told.get(id) ?? new Set();
-    told.set(id, known.add(fh));
+  function markReported(id: number, fh: number): void {
+    const known = reported.get(id) ?? new Set();
+    reported.set(id, known.add(fh));
   }
 
-  /** Unless there is somebody left who does not know. Of those who have it open, `spared` need not know. */
-  function settleLoss(id: number, spared: number): void {
+  /** Clears the loss when all open files know. `spared` of them need not know. */
+  function clearLossIfReported(id: number, spared: number): void {
     const { opens = 0 } = nodes.get(id) ?? {};
-    if (isStopped || (told.get(id)?.size ?? 0) < opens - spared) return;
+    if (isStopped || (reported.get(id)?.size ?? 0) < opens - spared) return;
     nodes.setLost(id, undefined);
-    told.delete(id);
+    reported.delete(id);
   }
 
-  const waited = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
+  const waitUnlessInterrupted = (request: Request, what: Promise<void> | undefined): Promise<void> | undefined =>
     what && calls.wait(request, (signal) => unlessAborted(what, signal));
 
-  const flushed = (id: number, request: Request): Promise<void> | undefined => waited(request, behind.flush(id));
+  const flushed = (id: number, request: Request): Promise<void> | undefined =>
+    waitUnlessInterrupted(request, behind.flush(id));
 
-  function accept(id: number, { fh, offset }: At, data: Buffer, request: Request): number | Promise<number> {
+  function accept(id: number, { fh, offset }: WritePosition, data: Buffer, request: Request): number | Promise<number> {
     const { place, uid, gid } = request;
     const piece = { place, offset, data, who: { fh, uid, gid } };
     const taken = (length: number): number => {
       attributes.grew(id, offset + length);
       return length;
     };
-    // Without a promise on the way: this is how nearly all writes go.
+    // Nearly all writes take this path, without a promise.
     if (behind.hasRoom(data.length)) return taken(behind.write(id, piece, neverAborted) as number);
     return calls.wait(request, async (signal) => taken(await behind.write(id, piece, signal)));
   }
 
-  async function through(id: number, at: At, data: Buffer, request: Request): Promise<number> {
+  async function writeThrough(id: number, at: WritePosition, data: Buffer, request: Request): Promise<number> {
     const { place } = request;
     waiting.add(place);
     try {
@@ -150,55 +154,55 @@ export function createWrites(parts: WritesParts): Writes {
     try {
       await flushed(id, request);
     } finally {
-      // Whoever waited was interrupted, and the data are on their way: their memory must stay.
+      // The requester was interrupted while the data are in flight: keep their memory.
       if (waiting.delete(place)) kept?.keep(place);
     }
-    tell(id, at.fh, request);
+    reportLoss(id, at.fh, request);
     return data.length;
   }
 
   return {
     flushed,
     write: (id, at, data, request) => {
-      tell(id, at.fh, request);
+      reportLoss(id, at.fh, request);
       if (data.length === 0) return 0;
-      return kept === undefined || parts.isSync || (at.openFlags & isThrough) !== 0
-        ? through(id, at, data, request)
+      return kept === undefined || parts.isSync || (at.openFlags & syncFlags) !== 0
+        ? writeThrough(id, at, data, request)
         : accept(id, at, data, request);
     },
     settle: async (id, fh, request) => {
       await flushed(id, request);
-      tell(id, fh, request);
+      reportLoss(id, fh, request);
     },
-    settled: (id, request, range) => waited(request, behind.settled(id, range)),
+    settled: (id, request, range) => waitUnlessInterrupted(request, behind.settled(id, range)),
     end: (id) => behind.end(id),
-    get doubts() {
-      return doubts;
+    get revalidations() {
+      return revalidations;
     },
     opened: (id, fh) => {
-      // Whoever wrote it may have been killed, and what he does next is to look whether it is there.
+      // The writer may have been killed, and its next step is to check the file.
       if (nodes.lost(id) === undefined || !nodes.isLossTold(id)) return;
-      settleLoss(id, 1);
-      if (nodes.lost(id) !== undefined) know(id, fh);
+      clearLossIfReported(id, 1);
+      if (nodes.lost(id) !== undefined) markReported(id, fh);
     },
     closed: (id, fh) => {
-      told.get(id)?.delete(fh);
+      reported.get(id)?.delete(fh);
       return behind.flush(id);
     },
     forget: (id) => {
-      told.delete(id);
+      reported.delete(id);
     },
     behind: {
       restore: ({ place, node, offset, data, ...who }) => behind.restore(node, { place, offset, data, who }),
-      hurry: behind.hurry,
-      doubt: () => {
-        if (behind.files > 0) doubts++;
-        behind.doubt();
+      commitSoon: behind.commitSoon,
+      revalidate: () => {
+        if (behind.files > 0) revalidations++;
+        behind.revalidate();
       },
       flush: behind.flushAll,
       stop: () => {
         isStopped = true;
-        return sending.stop();
+        return background.stop();
       },
       get files() {
         return behind.files;

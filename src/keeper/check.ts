@@ -2,36 +2,36 @@ import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
-import { connectKeeper } from './agent.ts';
+import { connectKeeper } from './keeper-client.ts';
 import type { KeeperState } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { peerCredentials } from './system-calls.ts';
 
 /**
- * alive: the keeper of this container does not hang. ready: it is the one in charge, has everything, and serves it by a data path of its
- * own, so that the container of the keeper before can go.
+ * alive: the keeper in this container does not hang. ready: it is in charge, holds everything and serves with its own
+ * data path, so the previous keeper's container can be removed.
  */
 export type KeeperCheck = 'alive' | 'ready';
 
 const answerMs = 5_000;
 
-/** Why it is not so; undefined if it is. */
+/** Returns the reason for a failed check, undefined if it passes. */
 export async function checkKeeper(path: string, what: KeeperCheck, clock: Clock): Promise<string | undefined> {
-  const listens = whoListens(path);
+  const listens = findListener(path);
   if (listens === 'nobody') return what === 'alive' ? undefined : 'no keeper is in charge';
   if (listens === 'another') return what === 'alive' ? undefined : 'the keeper of another container is in charge';
   try {
-    const state = await asked(path, clock);
+    const state = await askState(path, clock);
     return what === 'alive' ? undefined : unready(state);
   } catch (cause) {
     return `the keeper does not answer: ${cause instanceof Error ? cause.message : String(cause)}`;
   }
 }
 
-/** A process of another container has no number here. */
-function whoListens(path: string): 'nobody' | 'another' | 'ours' {
+/** A process in another container has no pid here. */
+function findListener(path: string): 'nobody' | 'another' | 'ours' {
   try {
     const fd = connectTo(path);
-    const { pid } = peerOf(fd);
+    const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid === 0 ? 'another' : 'ours';
   } catch (cause) {
@@ -39,7 +39,7 @@ function whoListens(path: string): 'nobody' | 'another' | 'ours' {
   }
 }
 
-async function asked(path: string, clock: Clock): Promise<KeeperState> {
+async function askState(path: string, clock: Clock): Promise<KeeperState> {
   using client = connectKeeper({
     ...{ path, user: process.getuid?.() ?? 0, clock, version: 'check' },
     ...{ changed: () => undefined, closed: () => undefined },
@@ -49,6 +49,6 @@ async function asked(path: string, clock: Clock): Promise<KeeperState> {
 }
 
 function unready({ doing, isBorrowed }: KeeperState): string | undefined {
-  if (isBorrowed === true) return 'the data path of the keeper before serves still';
+  if (isBorrowed === true) return 'the data path of the previous keeper still serves';
   return doing === 'idle' || doing === 'serving' ? undefined : `the keeper is ${doing}`;
 }

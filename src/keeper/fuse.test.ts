@@ -16,18 +16,18 @@ import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
-import type { KeeperClient } from './agent.ts';
-import { hasMainThreadEnded, stuckThreads } from './dying.ts';
-import { isServed } from './presence.ts';
+import type { KeeperClient } from './keeper-client.ts';
+import { hasMainThreadEnded, stuckThreads } from './killed-process.ts';
 import type { KeeperState } from './protocol.ts';
-import { openProcess } from './system.ts';
+import { isServed } from './serving-lock.ts';
+import { openPidfd } from './system-calls.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
 const nobody = 65_534;
 const withoutRights = ['setpriv', `--reuid=${nobody}`, `--regid=${nobody}`, '--clear-groups', '--no-new-privs'];
 
-describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without any rights', () => {
+describe.skipIf(needs('fuse', 'root'))('a real mount held by unprivileged processes', () => {
   let ground: KeeperGround;
   let at: string;
 
@@ -38,12 +38,12 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     mkdirSync(at);
   });
   afterEach(async () => {
-    // By force: whatever waits for an answer that nobody gives could not be ended otherwise.
+    // By force: a process that waits for an answer could not be killed otherwise.
     await run('umount', ['--force', '--lazy', at], { timeout: 10_000 }).catch(() => undefined);
     await ground[Symbol.asyncDispose]();
   });
 
-  /** As an agent does it: nothing but the mount itself needs rights. */
+  /** Like an agent: only the mount itself needs privileges. */
   async function mount(client: KeeperClient): Promise<void> {
     const fd = openSync('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
     const options = 'fd=3,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions';
@@ -55,7 +55,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     closeSync(fd);
   }
 
-  /** In a process of its own: this one must not wait for a mount. */
+  /** In a separate process: this one must not block on a mount. */
   const whoServes = async (): Promise<number> =>
     Number((await run('cat', [join(at, 'who')], { timeout: 20_000 })).stdout);
   const whole = (client: KeeperClient): Promise<KeeperState> =>
@@ -63,7 +63,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
       () => client.status(ground.signal),
       ({ doing, standby }) => doing === 'serving' && standby !== null,
     );
-  /** Nothing else of a process that may be dying is safe to read. */
+  /** Nothing else is safe to read of a process that may be dying. */
   const states = (pid: number): readonly string[] =>
     readdirSync(`/proc/${pid}/task`).map((id) => {
       const stat = readFileSync(`/proc/${pid}/task/${id}/stat`, 'utf8');
@@ -71,7 +71,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     });
   const statusOf = (pid: number): string => readFileSync(`/proc/${pid}/status`, 'utf8');
 
-  test('outlives data paths that die, upgrades, and its keeper', async () => {
+  test('survives dying data paths, upgrades and its keeper', async () => {
     const keeper = await ground.startKeeper({ program, enter: withoutRights });
     const client = ground.client(undefined, nobody);
     await mount(client);
@@ -79,7 +79,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     expect(await whoServes()).toBe(before.active?.pid);
     for (const pid of [keeper.pid, before.active?.pid ?? 0]) {
       expect(statusOf(pid)).toMatch(/^Uid:\t65534\t65534\t65534/m);
-      // Nobody of the same user may look into it.
+      // Other processes of the same user may not inspect it.
       expect(statSync(`/proc/${pid}/fd`).uid).toBe(0);
       expect(statusOf(pid)).toMatch(/^CapEff:\t0+$/m);
     }
@@ -106,7 +106,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     expect(await next.status(ground.signal)).toMatchObject({ doing: 'idle', mounts: 0 });
   });
 
-  test('is taken over from one that was killed and cannot end before somebody has answered', {
+  test('is taken over from a killed data path that cannot exit before a request is answered', {
     timeout: 60_000,
   }, async () => {
     await ground.startKeeper({ program, enter: withoutRights });
@@ -115,10 +115,10 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     const { active, standby } = await whole(client);
     const pid = active?.pid ?? 0;
     expect(await whoServes()).toBe(pid);
-    const pidfd = openProcess(pid);
+    const pidfd = openPidfd(pid);
     onTestFinished(() => closeSync(pidfd));
 
-    // It holds the lock of the directory until it is answered; a thread of the data path waits for that lock.
+    // mkdir holds the directory's lock until it is answered; a thread of the data path waits for that lock.
     const making = run('mkdir', [join(at, 'made')]);
     making.catch(() => undefined);
     await eventually(
@@ -135,7 +135,7 @@ describe.skipIf(needs('fuse', 'root'))('a real mount, kept by processes without 
     );
     await making;
     expect(await whoServes()).toBe(standby?.pid);
-    // Now it can end; and the next keeper must know that there is somebody else.
+    // Now it can exit; the next keeper must see that another data path serves.
     await eventually(
       () => existsSync(`/proc/${pid}`),
       (isThere) => !isThere,

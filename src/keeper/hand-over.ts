@@ -1,35 +1,35 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { type Estate, sendEstate } from './estate.ts';
-import type { Line } from './line.ts';
-import type { Supervisor } from './supervise.ts';
+import type { Connection } from './connection.ts';
+import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import type { Supervisor } from './supervisor.ts';
 
 interface Charge {
   readonly supervisor: Supervisor;
-  readonly estate: Estate;
+  readonly held: HeldDescriptors;
 }
 
 interface HandOverPorts {
   readonly clock: Clock;
   readonly log: Log;
-  /** Undefined: nothing can be handed over now. */
+  /** Undefined: a handover is not possible now. */
   readonly charge: () => Charge | undefined;
   readonly begun: () => void;
   readonly ended: (given: boolean) => void;
 }
 
 export interface HandOver {
-  /** Something changed: perhaps another data path serves, which is then told instead. */
+  /** Call after every change: if another data path serves by now, it is told to move instead. */
   look(): void;
 }
 
-const longestMs = 15_000;
+const maxMs = 15_000;
 
 /**
- * The old keeper's side. It is in charge until it says `yours`, and never afterwards: a data path that dies meanwhile gets
- * its successor from exactly one of the two.
+ * The old keeper's side. It is in charge until it sends `yours`, and never afterwards: if a data path dies meanwhile,
+ * exactly one of the two keepers starts its successor.
  */
-export function handOver(line: Line, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
+export function handOver(connection: Connection, { clock, log, charge, begun, ended }: HandOverPorts): HandOver {
   let current: { readonly supervisor: Supervisor; readonly path: string; isStillSo: () => boolean } | undefined;
   const clean = new DisposableStack();
 
@@ -40,17 +40,17 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
       refuse();
       return;
     }
-    const { supervisor, estate } = found;
-    log.info('another keeper asks for everything', { mounts: estate.mounts.size });
+    const { supervisor, held } = found;
+    log.info('handing over to another keeper', { mounts: held.mounts.size });
     current = { supervisor, path, isStillSo };
-    clean.use(clock.after(longestMs, cancel));
+    clean.use(clock.after(maxMs, cancel));
     begun();
   }
 
-  /** Where no data path lives that could. */
-  function give({ supervisor, estate }: Charge): () => boolean {
+  /** For the case that no live data path could do the transfer. */
+  function give({ supervisor, held }: Charge): () => boolean {
     clean.use(supervisor.freeze());
-    sendEstate(line, estate, 'everything');
+    sendHeldDescriptors(connection, held, 'everything');
     return () => true;
   }
 
@@ -60,27 +60,27 @@ export function handOver(line: Line, { clock, log, charge, begun, ended }: HandO
       return;
     }
     current.supervisor.release();
-    // Whatever becomes of the other one.
+    // From here on the other keeper is in charge, even if it dies.
     current = undefined;
-    line.send({ kind: 'yours' });
-    log.info('another keeper is in charge');
+    connection.send({ kind: 'yours' });
+    log.info('handed over: another keeper is in charge');
     ended(true);
   }
 
   const refuse = (): void =>
-    line.send({ kind: 'failed', ask: 0, reason: 'busy', text: 'the keeper cannot hand over now' });
+    connection.send({ kind: 'failed', ask: 0, reason: 'busy', text: 'the keeper cannot hand over now' });
 
   function cancel(): void {
     if (current === undefined) return;
     current = undefined;
-    log.warn('everything stays with this keeper');
+    log.warn('the handover failed; this keeper stays in charge');
     refuse();
     ended(false);
     clean[Symbol.dispose]();
-    line.close();
+    connection.close();
   }
 
-  line.handle({
+  connection.handle({
     accepts: ['handover', 'taking'],
     message: (message) => (message.kind === 'handover' ? begin(message.path) : finish()),
     closed: cancel,

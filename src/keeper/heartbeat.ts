@@ -2,14 +2,14 @@ import { readSync, writeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 
 /**
- * A data path counts up a word in the first page of the journal as long as its event loop turns: four bytes, little-endian,
- * at this offset. Who reads or writes it does so by a call: a mapping of a file that was cut short would kill the reader.
+ * A data path increments a word in the first page of the journal while its event loop runs: four bytes, little-endian,
+ * at this offset. Read and write it with system calls: accessing a mapping of a truncated file would kill the process.
  */
 export const heartbeatAt = 8;
 
 const beatMs = 250;
 
-export function beat(journal: number, clock: Clock): Disposable {
+export function startHeartbeat(journal: number, clock: Clock): Disposable {
   const word = new Uint32Array([Math.max(0, heartbeatOf(journal))]);
   let next: Disposable | undefined;
   const again = (): void => {
@@ -21,7 +21,7 @@ export function beat(journal: number, clock: Clock): Disposable {
   return { [Symbol.dispose]: () => next?.[Symbol.dispose]() };
 }
 
-/** -1: there is none. */
+/** Returns -1 if there is none. */
 export function heartbeatOf(journal: number): number {
   const word = new Uint32Array(1);
   const read = readSync(journal, word, 0, word.byteLength, heartbeatAt);

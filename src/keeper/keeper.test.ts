@@ -18,13 +18,13 @@ import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptors.t
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
-import type { KeeperClient } from './agent.ts';
 import { heartbeatOf } from './heartbeat.ts';
+import type { KeeperClient } from './keeper-client.ts';
 import { encode, type KeeperState } from './protocol.ts';
 
 let ground: KeeperGround;
 
-describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', () => {
+describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', () => {
   beforeEach(() => {
     ground = createKeeperGround();
   });
@@ -33,7 +33,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
   });
 
   const isWhole = ({ doing, standby }: KeeperState): boolean => doing === 'serving' && standby !== null;
-  /** One serves, and another waits. */
+  /** One serves, another is standby. */
   const whole = (client: KeeperClient): Promise<KeeperState> => eventually(() => client.status(ground.signal), isWhole);
   const pidOf = (state: KeeperState): number => state.active?.pid ?? expect.fail('nobody serves');
   const descriptorsOf = (pid: number): number => readdirSync(`/proc/${pid}/fd`).length;
@@ -51,7 +51,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
   };
 
   describe('a data path that dies', () => {
-    test('is followed by the standby, with descriptors, specs and journal', async () => {
+    test('is replaced by the standby, with descriptors, specs and journal', async () => {
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'one', { export: 'a' });
@@ -79,7 +79,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(after).toMatchObject({ takeovers: 1, deaths: 1, mounts: 2, report: 'served 2' });
     });
 
-    test('before the next one is loaded: that one is used as soon as it is', async () => {
+    test('before its standby is loaded is replaced as soon as that is ready', async () => {
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -93,7 +93,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
     });
 
-    test('is told from one that lives by its heartbeat', async () => {
+    test('is distinguished from a live one by its heartbeat', async () => {
       const keeper = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -109,7 +109,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       closeSync(fd);
     });
 
-    test('by hanging: it is killed, and the standby takes over', async () => {
+    test('by hanging is killed, and the standby takes over', async () => {
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -119,7 +119,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(lives(pidOf(before))).toBe(false);
     });
 
-    test('again and again: the agent is told, and it is tried until it works', async () => {
+    test('repeatedly is reported to the agent and restarted until it works', async () => {
       await ground.startKeeper();
       const told: string[] = [];
       const client = ground.client(({ doing }) => told.push(doing));
@@ -134,7 +134,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect((await client.status(ground.signal)).deaths).toBeGreaterThanOrEqual(5);
     });
 
-    test('leaves a copy of its connections, which its successor lets go', async () => {
+    test('leaves copies of its connections, which its successor closes', async () => {
       const server = createServer().listen(0, '127.0.0.1');
       const sockets: Socket[] = [];
       server.on('connection', (socket) => sockets.push(socket.on('error', () => undefined).resume()));
@@ -153,7 +153,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       process.kill(pidOf(before), 'SIGKILL');
       expect(await ground.notedAfter('m', 2)).toMatchObject({ sockets: [`to ${port}`] });
       expect(sockets[0]?.readableEnded).toBe(false);
-      // The next one is started to let go.
+      // The successor starts closing them.
       ground.behave({ letsGo: true });
       await eventually(
         () => client.status(ground.signal),
@@ -177,7 +177,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
   });
 
   describe('agents', () => {
-    test('are told how many files are not written, or that some may not be', async () => {
+    test('learn how many files are incomplete, or that some may be', async () => {
       ground.behave({ unwritten: 3 });
       await ground.startKeeper();
       const client = ground.client();
@@ -188,7 +188,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await client.flush('unknown', 10_000, ground.signal)).toBe(0);
     });
 
-    test('what is adopted is listed; the same again is refused, and dropping what is not there is none', async () => {
+    test('can list adopted mounts; adopting twice is refused, dropping an absent mount succeeds', async () => {
       await ground.startKeeper();
       const client = ground.client();
       for (const name of ['b', 'a', 'c']) await ground.adopt(client, name);
@@ -200,7 +200,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('c', 1)).toMatchObject({ id: 'c' });
     });
 
-    test('300 mounts are listed and handed on whole', async () => {
+    test('can list and hand over 300 mounts completely', async () => {
       await ground.startKeeper();
       const client = ground.client();
       const names = Array.from({ length: 300 }, (_, i) => `m${1000 + i}`);
@@ -215,7 +215,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
         );
     });
 
-    test('no descriptor is left after 1,000 mounts came and went', async () => {
+    test('leak no descriptor after 1,000 mounts came and went', async () => {
       const keeper = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'stays');
@@ -232,7 +232,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       await eventually(count, (now) => String(now) === String(before));
     }, 120_000);
 
-    test('one that goes away leaves nothing behind', async () => {
+    test('that disconnect leave nothing behind', async () => {
       const keeper = await ground.startKeeper();
       const first = ground.client();
       await eventually(
@@ -256,7 +256,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       ['another version', Buffer.from('{"v":99,"kind":"hello","role":"agent","pid":1,"version":"hunter2"}')],
       ['huge', Buffer.alloc(200_000, 'hunter2')],
       ['something else than hello', encode({ kind: 'adopt', ask: 1, mount: 'm', spec: 'hunter2' })],
-    ])('garbage ends the connection and nothing else: %s', async (_, bytes) => {
+    ])('that send garbage lose only their own connection: %s', async (_, bytes) => {
       const keeper = await ground.startKeeper();
       const client = ground.client();
       await eventually(
@@ -277,7 +277,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(ground.log()).not.toContain('hunter2');
     });
 
-    test('secrets are in no log and no command line, and nobody else may enter', async () => {
+    test('put no secrets into logs and command lines, and other users cannot enter', async () => {
       const keeper = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm', { password: 'hunter2' });
@@ -295,13 +295,13 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(readFileSync(`/proc/${keeper.pid}/limits`, 'utf8')).toMatch(/Max core file size\s+0\s+0/);
     });
 
-    test('a keeper that is told to end ends its data paths', async () => {
+    test('can stop a keeper and its data paths', async () => {
       const keeper = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
       const { active, standby } = await whole(client);
       await client.end(ground.signal);
-      // Whoever looks for one now is not to find this one.
+      // A data path that reconnects now must not find this keeper.
       expect(() => connectTo(ground.socket)).toThrow('ECONNREFUSED');
       expect(await keeper.ended).toBe(0);
       expect([active, standby].map((worker) => lives(worker?.pid ?? 0))).toEqual([false, false]);
@@ -309,8 +309,8 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     });
   });
 
-  describe('upgrade', () => {
-    test('another program takes over, without a death', async () => {
+  describe('an upgrade', () => {
+    test('switches to another program without a death', async () => {
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -324,7 +324,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       });
     });
 
-    test('one that does not stop is killed', async () => {
+    test('kills a data path that does not stop', async () => {
       ground.behave({ stops: false });
       await ground.startKeeper();
       const client = ground.client();
@@ -335,7 +335,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('m', 2)).toMatchObject({ version: 'other', as: 'successor' });
     });
 
-    test('a program that ends at once changes nothing', async () => {
+    test('to a program that exits at once changes nothing', async () => {
       await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -348,8 +348,8 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     });
   });
 
-  describe('another keeper', () => {
-    test('takes everything over while the data path goes on, and is the one that follows it up', async () => {
+  describe('a new keeper', () => {
+    test('takes everything over while the data path keeps serving, and then replaces it when it dies', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm', { export: 'a' });
@@ -403,14 +403,14 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(ground.noted('m').at(-1)).toMatchObject({ spec: { export: 'a' } });
     });
 
-    test('is given everything by the data path, when the one before died', async () => {
+    test('gets everything from the data path when the previous keeper died', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm', { export: 'a' });
       const before = await whole(client);
       process.kill(first.pid, 'SIGKILL');
       await first.ended;
-      // The standby has nothing to wait for.
+      // The standby has no reason to wait.
       await eventually(
         () => lives(before.standby?.pid ?? 0),
         (alive) => !alive,
@@ -425,7 +425,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', spec: { export: 'a' }, served: 2 });
     });
 
-    test('makes no second data path where one lives that has not come yet', async () => {
+    test('starts no second data path while a live one has not connected yet', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -442,7 +442,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.notedAfter('second', 1)).toMatchObject({ as: 'added', pid });
     });
 
-    test('follows one that has more at its door than it has room for', async () => {
+    test('takes over from one with too many pending connections', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -469,7 +469,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(pidOf(await whole(ground.client()))).toBe(pidOf(before));
     });
 
-    test('begins anew when both died', async () => {
+    test('starts fresh when keeper and data path died', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
@@ -481,12 +481,12 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
       expect(await ground.client().status(ground.signal)).toMatchObject({ doing: 'idle', mounts: 0 });
     });
 
-    test('waits for the next data path where the one that serves hangs', async () => {
+    test('waits for the next data path if the serving one hangs', async () => {
       const first = await ground.startKeeper();
       const client = ground.client();
       await ground.adopt(client, 'm');
       const before = await whole(client);
-      // It hears nothing of where it is to go.
+      // It does not receive the order to move.
       await suspend(pidOf(before));
       await ground.startKeeper();
       expect(await first.ended).toBe(0);
@@ -496,7 +496,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     });
   });
 
-  test('somebody else is turned away, whatever the folder lets them do', async () => {
+  test("connections of other users are refused whatever the folder's permissions", async () => {
     await ground.startKeeper();
     for (const path of [ground.folder, join(ground.folder, 'own'), ground.socket])
       await new Promise((resolve) => spawn('chmod', ['777', path]).once('exit', resolve));
@@ -516,7 +516,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths, as processes', 
     expect(readFileSync(join(ground.folder, 'out'), 'utf8')).toBe('undefined');
     await eventually(
       () => ground.log(),
-      (log) => log.includes('somebody was turned away'),
+      (log) => log.includes('refused a connection'),
     );
   });
 });

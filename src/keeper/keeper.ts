@@ -1,75 +1,75 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { type Arrival, receiveDataPath } from './arrival.ts';
-import { attend } from './desk.ts';
-import { createEstate, type Estate, sendEstate } from './estate.ts';
+import { serveAgent } from './agent-connection.ts';
+import type { Connection } from './connection.ts';
 import { type HandOver, handOver } from './hand-over.ts';
-import type { Line } from './line.ts';
+import { createHeldDescriptors, type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, type KeeperState, type MessageOf } from './protocol.ts';
-import { type Predecessor, succeed } from './succeed.ts';
-import { createSupervisor, type Supervisor } from './supervise.ts';
-import type { Child } from './worker.ts';
+import { createSupervisor, type Supervisor } from './supervisor.ts';
+import { type Predecessor, takeOver } from './take-over.ts';
+import { receiveTransfer, type TransferredDataPath } from './transferred-data-path.ts';
+import type { ProcessHandle } from './worker.ts';
 
 export interface KeeperOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Where keepers are found, now or as soon as this one is in charge. */
+  /** The path where clients find the keeper, once this one is in charge. */
   readonly path: string;
-  /** The program of a data path. */
+  /** The data path's program. */
   readonly program: string;
-  readonly start: (program: string) => Child;
+  readonly start: (program: string) => ProcessHandle;
   readonly createJournal: () => number;
-  /** The process behind a descriptor that it sent itself. */
-  readonly processOf: (pidfd: number) => Omit<Child, 'line'>;
-  /** Whether a data path lives that had another keeper, and will look for this one. */
+  /** The process of a pidfd that the process itself sent. */
+  readonly processOf: (pidfd: number) => Omit<ProcessHandle, 'connection'>;
+  /** Whether a live data path of another keeper exists, which will look for this one. */
   readonly isServed: () => boolean;
-  /** A data path that another keeper started is replaced by one of its own: it ends with the container of that keeper. */
-  readonly renews: boolean;
-  /** The keeper that is to hand everything over. */
+  /** Replaces a data path that another keeper started: it would end with that keeper's container. */
+  readonly replacesForeignDataPath: boolean;
+  /** The keeper to take over from. */
   readonly predecessor: Predecessor | undefined;
-  /** It is in charge now: makes it the one that is found at `path`. */
-  readonly takeName: () => void;
-  /** Lets nobody in any more. */
-  readonly closeDoor: () => void;
-  /** Ends every wait. */
+  /** Publishes this keeper's socket at `path` once it is in charge. */
+  readonly publishSocket: () => void;
+  /** Stops accepting connections. */
+  readonly stopListening: () => void;
+  /** Aborts everything that waits. */
   readonly signal: AbortSignal;
 }
 
 export interface Keeper {
   readonly state: KeeperState;
-  /** Somebody connected whose user may. */
-  connected(line: Line): void;
-  /** The process may end: nothing that somebody needs ends with it. */
-  readonly over: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
+  /** A peer of a permitted user connected. */
+  connected(connection: Connection): void;
+  /** Resolves when the process may exit: nothing that somebody needs ends with it. */
+  readonly outcome: Promise<'ended' | 'handed over' | 'refused' | 'out of reach'>;
 }
 
 const helloMs = 5_000;
-const settleMs = 5_000;
-const renewMs = 5_000;
-const nothingYet = {
+const dataPathWaitMs = 5_000;
+const replaceRetryMs = 5_000;
+const initialState = {
   ...{ active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
   ...({ doing: 'settling', shares: true, isBorrowed: false } as const),
 };
 
 interface Charge {
   readonly supervisor: Supervisor;
-  readonly estate: Estate;
+  readonly held: HeldDescriptors;
 }
 
 export function createKeeper(options: KeeperOptions): Keeper {
-  const { clock, log, path, program, start, createJournal, processOf, predecessor, takeName, signal } = options;
-  const agents = new Set<Line>();
-  /** Those who hold everything, too. */
-  const holders = new Set<Line>();
-  const { promise: over, resolve: finish } = Promise.withResolvers<Awaited<Keeper['over']>>();
+  const { clock, log, path, program, start, createJournal, processOf, predecessor, publishSocket, signal } = options;
+  const agents = new Set<Connection>();
+  /** Agents that hold copies of everything. */
+  const holders = new Set<Connection>();
+  const { promise: outcome, resolve: finish } = Promise.withResolvers<Awaited<Keeper['outcome']>>();
   const { promise: charged, resolve: resolveCharge } = Promise.withResolvers<void>();
   let charge: Charge | undefined;
   let isMoving = false;
   let handover: HandOver | undefined;
-  let told = '';
+  let lastSentState = '';
 
   function state(): KeeperState {
-    if (charge === undefined) return nothingYet;
+    if (charge === undefined) return initialState;
     const now = { ...charge.supervisor.state, shares: true };
     return isMoving ? { ...now, doing: 'moving' } : now;
   }
@@ -77,79 +77,83 @@ export function createKeeper(options: KeeperOptions): Keeper {
   function changed(): void {
     const now = state();
     const text = JSON.stringify(now);
-    if (text === told) return;
-    told = text;
+    if (text === lastSentState) return;
+    lastSentState = text;
     handover?.look();
     for (const agent of agents) agent.send({ kind: 'state', ask: 0, state: now });
   }
 
-  function takeCharge(estate: Estate, wasServed: boolean, serving: Arrival['serving'] | undefined): void {
-    takeName();
+  function takeCharge(
+    held: HeldDescriptors,
+    wasServed: boolean,
+    serving: TransferredDataPath['serving'] | undefined,
+  ): void {
+    publishSocket();
     const supervisor = createSupervisor({
-      ...{ clock, log, start, program, path, estate, wasServed, serving, changed },
+      ...{ clock, log, start, program, path, held, wasServed, serving, changed },
     });
-    charge = { supervisor, estate };
-    estate.watch((message, descriptors) => {
+    charge = { supervisor, held };
+    held.watch((message, descriptors) => {
       for (const holder of holders) holder.send(message, descriptors);
     });
-    for (const holder of holders) sendEstate(holder, estate, 'everything');
-    log.info('this keeper is in charge', { mounts: estate.mounts.size, serving: serving?.about.pid });
+    for (const holder of holders) sendHeldDescriptors(holder, held, 'everything');
+    log.info('this keeper is in charge', { mounts: held.mounts.size, serving: serving?.about.pid });
     resolveCharge();
     changed();
-    if (options.renews) void renew(supervisor);
+    if (options.replacesForeignDataPath) void replaceForeignDataPath(supervisor);
   }
 
-  async function renew(supervisor: Supervisor): Promise<void> {
+  async function replaceForeignDataPath(supervisor: Supervisor): Promise<void> {
     while (charge?.supervisor === supervisor && supervisor.state.isBorrowed === true && !signal.aborted) {
       await supervisor.upgrade(program, signal).catch(async (cause: unknown) => {
-        log.warn('the data path of the keeper before could not be replaced', { cause: String(cause) });
-        await clock.sleep(renewMs, signal).catch(() => undefined);
+        log.warn('failed to replace the data path of the previous keeper', { cause: String(cause) });
+        await clock.sleep(replaceRetryMs, signal).catch(() => undefined);
       });
     }
   }
 
   const begin = (): void => {
-    if (charge === undefined) takeCharge(createEstate(createJournal()), false, undefined);
+    if (charge === undefined) takeCharge(createHeldDescriptors(createJournal()), false, undefined);
   };
 
-  /** A data path that lives is given the time to find us. */
-  function settle(): void {
-    takeName();
-    clock.after(settleMs, begin);
+  /** Gives a live data path time to find this keeper. */
+  function waitForDataPath(): void {
+    publishSocket();
+    clock.after(dataPathWaitMs, begin);
   }
 
-  /** A data path has given everything that it serves. */
-  async function offered(arrival: Arrival): Promise<void> {
+  /** A data path has transferred everything that it serves. */
+  async function offered(transferred: TransferredDataPath): Promise<void> {
     if (charge !== undefined) {
-      if (charge.estate.mounts.size > 0 || isMoving) return arrival.refuse('occupied');
+      if (charge.held.mounts.size > 0 || isMoving) return transferred.refuse('occupied');
       await giveUp(charge);
     }
-    arrival.welcome();
-    takeCharge(arrival.estate, true, arrival.serving);
+    transferred.welcome();
+    takeCharge(transferred.held, true, transferred.serving);
   }
 
-  /** Of nothing: another estate takes its place. */
-  async function giveUp({ supervisor, estate }: Charge): Promise<void> {
+  /** Drops an empty set of descriptors, to be replaced by another one. */
+  async function giveUp({ supervisor, held }: Charge): Promise<void> {
     charge = undefined;
     await supervisor.end(signal);
-    estate[Symbol.dispose]();
+    held[Symbol.dispose]();
   }
 
   /**
-   * An agent gives what the keeper before held, which was killed together with its data path. Were that one alive, two would serve the
-   * same mounts: it keeps its file locked until its end.
+   * An agent restores what the previous keeper held, which was killed together with its data path. If that data path
+   * were alive, two would serve the same mounts; it keeps the serving lock until it exits.
    */
-  async function restore(everything: Estate): Promise<void> {
+  async function restore(everything: HeldDescriptors): Promise<void> {
     try {
       const before = await inCharge();
-      if (before.estate.mounts.size > 0) throw new KeeperError('occupied', 'the keeper has mounts already');
-      if (options.isServed()) throw new KeeperError('served', 'a data path lives that has these mounts');
+      if (before.held.mounts.size > 0) throw new KeeperError('occupied', 'the keeper already has mounts');
+      if (options.isServed()) throw new KeeperError('served', 'a live data path serves these mounts');
       await giveUp(before);
     } catch (cause) {
       everything[Symbol.dispose]();
       throw cause;
     }
-    log.info('an agent has given everything back', { mounts: everything.mounts.size });
+    log.info('restored the mounts that an agent held', { mounts: everything.mounts.size });
     takeCharge(everything, true, undefined);
   }
 
@@ -159,22 +163,22 @@ export function createKeeper(options: KeeperOptions): Keeper {
     return charge;
   }
 
-  function share(line: Line): void {
+  function share(connection: Connection): void {
     if (charge === undefined) throw new KeeperError('moving', 'the keeper is being replaced');
-    holders.add(line);
-    sendEstate(line, charge.estate, 'everything');
+    holders.add(connection);
+    sendHeldDescriptors(connection, charge.held, 'everything');
   }
 
   async function end(until: AbortSignal): Promise<void> {
-    const { supervisor, estate } = await inCharge();
+    const { supervisor, held } = await inCharge();
     await supervisor.end(until);
-    estate[Symbol.dispose]();
-    // Before it is told: who connects then must not take a keeper that has ended for one that goes on.
-    options.closeDoor();
+    held[Symbol.dispose]();
+    // Stop listening before replying: a client that connects then must not take an ended keeper for a live one.
+    options.stopListening();
   }
 
-  function beginHandover(line: Line): void {
-    const begun = handOver(line, {
+  function beginHandover(connection: Connection): void {
+    const begun = handOver(connection, {
       ...{ clock, log, charge: () => (isMoving ? undefined : charge) },
       begun: () => {
         isMoving = true;
@@ -190,18 +194,19 @@ export function createKeeper(options: KeeperOptions): Keeper {
     });
   }
 
-  function introduced(line: Line, { role, pid, version }: MessageOf<'hello'>, descriptors: number[]): void {
+  function introduced(connection: Connection, { role, pid, version }: MessageOf<'hello'>, descriptors: number[]): void {
     if (role === 'data path') {
-      const child = { line, ...processOf(descriptors[0] ?? -1) };
+      const child = { connection, ...processOf(descriptors[0] ?? -1) };
       descriptors.shift();
-      receiveDataPath({
+      receiveTransfer({
         ...{ child, about: { pid, version }, clock },
-        offered: (arrival) => (successor?.isOver === false ? successor.offered(arrival) : void offered(arrival)),
+        offered: (transferred) =>
+          takeover?.isOver === false ? takeover.offered(transferred) : void offered(transferred),
       });
-    } else if (role === 'keeper') beginHandover(line);
+    } else if (role === 'keeper') beginHandover(connection);
     else {
-      agents.add(line);
-      attend(line, {
+      agents.add(connection);
+      serveAgent(connection, {
         ...{ clock, log, inCharge, state, end, ended: () => finish('ended') },
         ...{ share, restore },
         closed: (gone) => {
@@ -212,29 +217,29 @@ export function createKeeper(options: KeeperOptions): Keeper {
     }
   }
 
-  const successor =
+  const takeover =
     predecessor === undefined
       ? undefined
-      : succeed(predecessor, {
-          ...{ log, takeCharge, settle },
+      : takeOver(predecessor, {
+          ...{ log, takeCharge, waitForDataPath },
           refused: () => finish('refused'),
           outOfReach: () => finish('out of reach'),
         });
-  if (predecessor === undefined && options.isServed()) settle();
+  if (predecessor === undefined && options.isServed()) waitForDataPath();
   else if (predecessor === undefined) begin();
 
   return {
     get state() {
       return state();
     },
-    over,
-    connected: (line) => {
-      const late = clock.after(helloMs, () => line.close());
-      line.handle({
+    outcome,
+    connected: (connection) => {
+      const late = clock.after(helloMs, () => connection.close());
+      connection.handle({
         accepts: ['hello'],
         message: (hello, descriptors) => {
           late[Symbol.dispose]();
-          introduced(line, hello, descriptors);
+          introduced(connection, hello, descriptors);
         },
         closed: () => late[Symbol.dispose](),
       });

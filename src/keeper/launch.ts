@@ -1,27 +1,27 @@
 import { spawn } from 'node:child_process';
 
-/** What is run: the same, whoever starts it. */
+/** The command line and environment of a keeper, the same for every launcher. */
 export interface Command {
   readonly words: readonly [string, ...string[]];
   readonly env: Readonly<Record<string, string>>;
 }
 
-/** An exit status, or the signal that killed the process; null if nobody knows. */
+/** The exit status, or the signal that killed the process; null if unknown. */
 export type KeeperEnd = number | NodeJS.Signals | null;
 
 export interface Launched {
-  /** Undefined: in a container of its own. It is not seen from here, or under another number. */
+  /** Undefined: it runs in its own container, where it is not visible or has another pid. */
   readonly pid: number | undefined;
   readonly ended: Promise<KeeperEnd>;
-  /** Of one that did not become what it was started for. */
+  /** For a process that failed to start up. */
   kill(): Promise<void>;
 }
 
-/** Starts a program that outlives this process. The signal ends when nobody waits for what becomes of it any more. */
+/** Starts a program that outlives this process. The signal aborts when nobody waits for the start any more. */
 export type Launch = (command: Command, signal: AbortSignal) => Promise<Launched>;
 
 export const launchProcess: Launch = async ({ words: [file, ...args], env }) => {
-  // Never on a mount of its own, nor on one that somebody wants to unmount.
+  // cwd is /, so that the process never keeps one of its own or another mount busy.
   const child = spawn(file, args, { detached: true, stdio: 'ignore', cwd: '/', env });
   const { promise: ended, resolve: end } = Promise.withResolvers<KeeperEnd>();
   child.once('error', () => end(null)).once('exit', (status, by) => end(status ?? by));

@@ -5,8 +5,8 @@ import type { Facts, Log } from '#base/log.ts';
 const longest = 1024 * 1024;
 
 /**
- * One JSON text per line, into a file that begins anew when it is full. A pipe would be trouble: whoever reads it may stop
- * doing so, and a write would then hold up everything.
+ * Writes one JSON object per line into a file that is truncated when full. Not a pipe: its reader may stop reading, and
+ * a write would then block everything.
  */
 export function createKeeperLog(file: string | undefined, clock: Clock): { readonly log: Log; readonly fd: number } {
   const fd = file === undefined ? process.stderr.fd : openSync(file, 'a', 0o600);
@@ -17,7 +17,7 @@ export function createKeeperLog(file: string | undefined, clock: Clock): { reado
       if (file !== undefined && fstatSync(fd).size > longest) ftruncateSync(fd);
       writeSync(fd, `${JSON.stringify(line, plain)}\n`);
     } catch {
-      // A keeper goes on without its log.
+      // A keeper continues without its log.
     }
   }
 

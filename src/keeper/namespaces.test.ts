@@ -21,15 +21,15 @@ import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
-import type { KeeperClient } from './agent.ts';
-import { openDoor } from './door.ts';
+import type { KeeperClient } from './keeper-client.ts';
+import { listenForPeers } from './listening-socket.ts';
 import type { KeeperState } from './protocol.ts';
-import { peerOf } from './system.ts';
+import { peerCredentials } from './system-calls.ts';
 
 const run = promisify(execFile);
 const program = join(import.meta.dirname, '..', 'testing', 'keeper', 'fuse-program.ts');
 
-/** Starts a keeper for each line that it reads, and says what came of it. */
+/** Starts a keeper for each input line and prints the result. */
 const starter = `
   const [{ startKeeper }, { systemClock }] = await Promise.all(process.argv.slice(1, 3).map((each) => import(each)));
   const options = { clock: systemClock(), ...JSON.parse(process.argv[3]) };
@@ -42,7 +42,7 @@ const starter = `
     process.stdout.write(JSON.stringify(said) + '\\n');
   }`;
 
-/** As a container is: it sees no process but its own, and ends them all with itself. */
+/** Like a container: it sees only its own processes and ends them all with its first one. */
 interface Container extends AsyncDisposable {
   start(): Promise<{ readonly pid?: number; readonly reason?: string; readonly message?: string }>;
 }
@@ -62,7 +62,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
       ...{ socket: ground.socket, program, log: join(ground.folder, 'log'), enter: [], flags: [] },
       env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: ground.folder },
     };
-    const modules = [join(import.meta.dirname, 'start.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
+    const modules = [join(import.meta.dirname, 'start-keeper.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
     const node = [process.execPath, '--input-type=module', '-e', starter, ...modules, JSON.stringify(options)];
     const child = spawn('unshare', ['--pid', '--fork', ...slaveMounts, '--mount-proc', '--kill-child', ...node], {
       stdio: ['pipe', 'pipe', 'inherit'],
@@ -78,7 +78,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
         const first = childOf(child.pid ?? 0);
         child.kill('SIGKILL');
         await ended;
-        // The kernel ends all the others before the first process of a namespace is gone.
+        // The kernel kills all others before the first process of a pid namespace is gone.
         await expect.poll(() => existsSync(`/proc/${first}`), { timeout: 20_000 }).toBe(false);
       },
     };
@@ -88,7 +88,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     ground = createKeeperGround();
     at = join(ground.folder, 'mnt');
     mkdirSync(at);
-    // Before anything is mounted: each has mounts of its own.
+    // Before anything is mounted: each has its own mount namespace.
     containers = [createContainer(), createContainer()];
   });
   afterEach(async () => {
@@ -108,7 +108,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     closeSync(fd);
   }
 
-  /** In a process of its own: this one must not wait for a mount. Numbers are those of its container. */
+  /** In a separate process: this one must not block on a mount. Pids are those of its container. */
   const whoServes = async (): Promise<number> =>
     Number((await run('cat', [join(at, 'who')], { timeout: 20_000 })).stdout);
   const whole = (client: KeeperClient): Promise<KeeperState> =>
@@ -116,15 +116,15 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
       () => client.status(ground.signal),
       ({ doing, standby }) => doing === 'serving' && standby !== null,
     );
-  /** As it is seen from outside of them. */
+  /** The pid as seen from outside the containers. */
   const keeperPid = (): number => {
     const fd = connectTo(ground.socket);
-    const { pid } = peerOf(fd);
+    const { pid } = peerCredentials(fd);
     closeSync(fd);
     return pid;
   };
 
-  test('hand over to each other, and the mount goes on', { timeout: 60_000 }, async () => {
+  test('hand over to each other while the mount works', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     expect(await first.start()).toEqual({ pid: expect.any(Number) });
     const client = ground.client();
@@ -146,7 +146,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     expect(await whoServes()).toBe(after.active?.pid);
   });
 
-  test('and the one whose data path serves ends: another takes over', { timeout: 60_000 }, async () => {
+  test('take over when the keeper whose data path serves ends', { timeout: 60_000 }, async () => {
     const [first, second] = containers;
     await first.start();
     const client = ground.client();
@@ -160,7 +160,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     expect(await whole(next)).toMatchObject({ takeovers: 1, deaths: 1 });
   });
 
-  /** Of a process as it is numbered in the container of another, as it is numbered outside. */
+  /** Translates a pid in a container to the pid outside. */
   function outside(pid: number | undefined, beside: string): number {
     const numbers = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
     const isIt = (number: string): boolean => {
@@ -174,7 +174,7 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     return Number(numbers.find(isIt) ?? expect.fail('it is not there'));
   }
 
-  test('and a data path of the other hangs: that is said, and it is followed when it goes', {
+  test('report a hanging data path in the other container, and replace it when it is gone', {
     timeout: 60_000,
   }, async () => {
     const [first, second] = containers;
@@ -195,11 +195,11 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
     expect(await whoServes()).toBe(after.active?.pid);
   });
 
-  test('one that lives, does not hand over and cannot be ended stays: that is said', {
+  test('report a live keeper that neither hands over nor can be killed, and leave it in charge', {
     timeout: 60_000,
   }, async () => {
-    // This process: it is above the container, where nobody in there can reach it.
-    using _ = openDoor({
+    // This process is outside the container, where no process inside can kill it.
+    using _ = listenForPeers({
       ...{ path: ground.socket, clock: systemClock(), log: silentLog() },
       connected: (line) => line.close(),
     });

@@ -4,28 +4,29 @@ import process from 'node:process';
 import type { Clock } from '#base/clock.ts';
 import { endProcess } from '#base/linux/end-process.ts';
 import type { Log } from '#base/log.ts';
-import { ownFolder } from './door.ts';
-import { isListening } from './predecessor.ts';
-import { hasChildren } from './system.ts';
+import { ownFolder } from './listening-socket.ts';
+import { isListening } from './peer-terminator.ts';
+import { hasChildren } from './system-calls.ts';
 
 /**
- * A keeper that somebody else starts, as the first process of a container: when it ends, everything in the container does, and it is started
- * again at once. So it ends only when it is told to, and has nothing; one that has handed over begins anew, as one that waits. Its data path
- * goes on serving until the other keeper has replaced it, and before that the container must not end, whoever told it to.
+ * A keeper that runs as the first process of a container, started by Kubernetes. When it exits, everything in the
+ * container ends, and the container is restarted at once. So it exits only when it was told to and holds nothing. After
+ * a handover it restarts itself and waits. Its data path keeps serving until the other keeper has replaced it; until
+ * then the container must not end.
  */
 export interface PodKeeper {
-  /** When no keeper of another pod is to be left alone. */
-  mayBegin(signal: AbortSignal): Promise<void>;
-  /** It is in charge: from now on this pod takes nothing from another one that lives. */
-  begun(): void;
-  /** From now on it ends as soon as it has nothing. */
-  serves(mounts: () => number): void;
-  /** In place of its end, after a pause. */
-  again(ms: number): Promise<never>;
+  /** Resolves when this keeper may take over from, or start without, the keeper of another pod. */
+  waitForTurn(signal: AbortSignal): Promise<void>;
+  /** This keeper is in charge. From now on this pod does not take over from a live keeper of another pod again. */
+  tookCharge(): void;
+  /** From now on, exits when told to and no mounts are left. */
+  endWhenIdle(mounts: () => number): void;
+  /** Restarts the program in place, after a pause. */
+  restart(ms: number): Promise<never>;
 }
 
 interface PodOptions {
-  /** Its pod's: told apart from the next one's. Empty: nobody knows. */
+  /** The pod's UID. Empty: unknown. */
   readonly pod: string;
   readonly folder: string;
   readonly path: string;
@@ -34,24 +35,25 @@ interface PodOptions {
 }
 
 const lookMs = 200;
-/** Two are there at a time. */
-const mostPods = 8;
-/** In the environment of one that begins anew and was told to end before: nobody says so twice. */
-const toldName = 'STOWAGE_KEEPER_TOLD';
+/** At most two exist at a time. */
+const maxPods = 8;
+/** Set across a restart if SIGTERM was received before: the signal is not sent twice. */
+const terminatingVariable = 'STOWAGE_KEEPER_TOLD';
 
 export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): PodKeeper {
-  let isTold = process.env[toldName] !== undefined;
+  let isTerminating = process.env[terminatingVariable] !== undefined;
   let mountsNow: (() => number) | undefined;
-  // The first process of a container hears of no signal that it has no handler for.
+  // The kernel drops signals to the first process of a container that have no handler.
   process.on('SIGTERM', () => {
-    if (!isTold) log.info('told to end', { mounts: mountsNow?.() ?? 0 });
-    isTold = true;
+    if (!isTerminating) log.info('received SIGTERM', { mounts: mountsNow?.() ?? 0 });
+    isTerminating = true;
     endIfIdle();
   });
 
   function endIfIdle(): void {
-    if (!isTold) return;
-    // One that waits has started nothing: what lives is a data path from before, which serves somebody else's mounts.
+    if (!isTerminating) return;
+    // A waiting keeper has started nothing: a live child is the data path from before the restart, which still serves
+    // mounts of another keeper.
     if (mountsNow === undefined ? !hasChildren() : mountsNow() === 0) endProcess(0);
     clock.after(lookMs, endIfIdle);
   }
@@ -67,40 +69,43 @@ export function createPodKeeper({ pod, folder, path, clock, log }: PodOptions): 
   }
 
   return {
-    mayBegin: async (signal) => {
-      // One that was started again: whoever took over from it, or had done so before, is not to lose it to an older one.
-      if (!isTold && !pods().includes(pod)) return;
-      // One that was told to end begins nothing more.
-      for (let isSaid = false; isTold || isListening(path); isSaid = true) {
+    waitForTurn: async (signal) => {
+      // A restarted keeper of a known pod waits: it must not take over from its successor.
+      if (!isTerminating && !pods().includes(pod)) return;
+      // After SIGTERM, start nothing new.
+      for (let isSaid = false; isTerminating || isListening(path); isSaid = true) {
         if (!isSaid)
           log.info(
-            `the keeper of another pod is in charge; this one waits for ${isTold ? 'it to replace the data path' : 'its end'}`,
+            `the keeper of another pod is in charge; this one waits for ${isTerminating ? 'it to replace the data path' : 'its end'}`,
           );
         await clock.sleep(lookMs, signal);
       }
     },
-    begun: () => {
+    tookCharge: () => {
       if (pod === '' || pods().includes(pod)) return;
-      writeFileSync(podsFile, `${[...pods(), pod].slice(-mostPods).join('\n')}\n`, { mode: 0o600 });
+      writeFileSync(podsFile, `${[...pods(), pod].slice(-maxPods).join('\n')}\n`, { mode: 0o600 });
     },
-    serves: (mounts) => {
+    endWhenIdle: (mounts) => {
       mountsNow = mounts;
     },
-    again: async (ms) => {
-      if (isTold && !hasChildren()) endProcess(0);
+    restart: async (ms) => {
+      if (isTerminating && !hasChildren()) endProcess(0);
       const { promise, resolve } = Promise.withResolvers<void>();
       clock.after(ms, resolve);
       await promise;
-      // Nothing of what it held goes along: every descriptor is closed.
+      // All descriptors are close-on-exec, so nothing is inherited.
       const words = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
-      process.execve?.(process.execPath, words, { ...process.env, ...(isTold ? { [toldName]: 'yes' } : {}) });
+      process.execve?.(process.execPath, words, {
+        ...process.env,
+        ...(isTerminating ? { [terminatingVariable]: 'yes' } : {}),
+      });
       return endProcess(1);
     },
   };
 }
 
-/** An agent makes the folder: who has no rights cannot. Told to end meanwhile, it does. */
-export async function placeIsThere(folder: string, clock: Clock, signal: AbortSignal): Promise<void> {
+/** Waits until an agent has created the folder, which a keeper has no rights to do. Exits on SIGTERM. */
+export async function waitForFolder(folder: string, clock: Clock, signal: AbortSignal): Promise<void> {
   const end = (): void => endProcess(0);
   process.on('SIGTERM', end);
   for (let isSaid = false; ; isSaid = true)
@@ -109,7 +114,8 @@ export async function placeIsThere(folder: string, clock: Clock, signal: AbortSi
       process.off('SIGTERM', end);
       return;
     } catch (cause) {
-      if (!isSaid) process.stderr.write(`stowage keeper: waits for an agent to make ${folder} (${String(cause)})\n`);
+      if (!isSaid)
+        process.stderr.write(`stowage keeper: waiting for an agent to create ${folder} (${String(cause)})\n`);
       await clock.sleep(lookMs, signal);
     }
 }

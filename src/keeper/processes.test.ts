@@ -6,15 +6,15 @@ import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { startChild } from './processes.ts';
 
-// Only a profile or a shortage would refuse it.
-vi.mock(import('./system.ts'), async (original) => ({
+// Only a seccomp profile or a shortage of descriptors would refuse it.
+vi.mock(import('./system-calls.ts'), async (original) => ({
   ...(await original()),
-  openProcess: () => {
+  openPidfd: () => {
     throw new Error('pidfd_open: EMFILE');
   },
 }));
 
-// It would run on, for as long as a test may take.
+// It would keep running for as long as a test may take.
 const flags = ['--eval', 'setTimeout(() => undefined, 60_000)'];
 const options = { clock: systemClock(), flags, log: 2 };
 const open = (): number => readdirSync('/proc/self/fd').length;
@@ -25,10 +25,10 @@ const children = (): readonly string[] =>
 
 describe.skipIf(needs('linux'))('a program that cannot be started', () => {
   test.each([
-    ['because the system refuses it', 'no \0 program', /null bytes/],
-    ['because it could not be watched', 'a program', /EMFILE/],
-  ])('%s: nothing is left of it', async (_, program, why) => {
-    // Loads what keeps descriptors for good.
+    ['the system refuses it', 'no \0 program', /null bytes/],
+    ['it cannot be watched', 'a program', /EMFILE/],
+  ])('leaves nothing behind when %s', async (_, program, why) => {
+    // Loads modules that keep descriptors open.
     for (const fd of socketPair()) closeSync(fd);
     const before = [open(), children().length];
     for (let i = 0; i < 3; i++) expect(() => startChild(program, options)).toThrow(why);

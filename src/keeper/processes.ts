@@ -2,27 +2,30 @@ import { spawn } from 'node:child_process';
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
-import { hasMainThreadEnded, stuckThreads } from './dying.ts';
-import { createLine } from './line.ts';
-import { hasEnded, isInReach, killProcess, openProcess } from './system.ts';
-import type { Child } from './worker.ts';
+import { createConnection } from './connection.ts';
+import { hasMainThreadEnded, stuckThreads } from './killed-process.ts';
+import { canKill, hasEnded, killProcess, openPidfd } from './system-calls.ts';
+import type { ProcessHandle } from './worker.ts';
 
-/** The number of the socket to the keeper, in a process that a keeper started. */
+/** The descriptor of the keeper's socket in a process that a keeper started. */
 export const keeperSocket = 3;
 
-/** Almost all end within a few. Only then are the threads looked at, twice. */
-const usualEndMs = 200;
+/** Almost all processes exit within a few ms. Only after this time are the threads inspected, twice. */
+const usualExitMs = 200;
 const lookMs = 50;
 
-/** One that cannot be killed, and has not ended by itself for so long, is told of. */
+/** A process that cannot be killed is reported after this time. */
 const outOfReachMs = 5_000;
 
-/** A process by its descriptor, which is closed with the last use of it. `outOfReach`: it is to end, does not, and cannot be killed. */
-export function processBehind(
+/**
+ * A process by its pidfd, which is closed with its last use. `outOfReach`: the process should end, does not, and cannot
+ * be killed.
+ */
+export function processByPidfd(
   pidfd: number,
   clock: Clock,
   outOfReach: () => void = () => undefined,
-): Omit<Child, 'line'> {
+): Omit<ProcessHandle, 'connection'> {
   let isClosed = false;
   const close = (): void => {
     if (!isClosed) closeSync(pidfd);
@@ -32,20 +35,20 @@ export function processBehind(
     end: async () => {
       if (isClosed) return;
       using _ = kill(pidfd) ? undefined : clock.after(outOfReachMs, outOfReach);
-      await gone(pidfd, clock);
+      await waitUntilGone(pidfd, clock);
       close();
     },
     isDying: () => !isClosed && hasMainThreadEnded(pidfd),
-    isOutOfReach: () => !isClosed && !isInReach(pidfd),
+    isOutOfReach: () => !isClosed && !canKill(pidfd),
     forget: close,
   };
 }
 
-/** After it was killed: it has ended, or nothing of its program will ever run again (`dying.ts`). */
-async function gone(pidfd: number, clock: Clock): Promise<void> {
+/** Resolves when a killed process has ended or can never run its program again (`killed-process.ts`). */
+async function waitUntilGone(pidfd: number, clock: Clock): Promise<void> {
   const killedAt = clock.elapsed();
-  // It usually takes less than a millisecond; its child processes and its memory do not delay it.
-  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualEndMs; ms = Math.min(lookMs, ms * 2))
+  // Usually less than a millisecond; child processes and memory do not delay it.
+  for (let ms = 1; !hasEnded(pidfd) && clock.elapsed() - killedAt < usualExitMs; ms = Math.min(lookMs, ms * 2))
     await pause(clock, ms);
   for (let before: string | undefined; !hasEnded(pidfd); ) {
     const stuck = stuckThreads(pidfd);
@@ -55,7 +58,7 @@ async function gone(pidfd: number, clock: Clock): Promise<void> {
   }
 }
 
-/** False: of another process namespace, or another user. Nothing but its own end can be waited for. */
+/** False: another pid namespace or another user; then only its own exit can be awaited. */
 function kill(pidfd: number): boolean {
   try {
     killProcess(pidfd);
@@ -73,32 +76,32 @@ async function pause(clock: Clock, ms: number): Promise<void> {
 
 export interface ChildOptions {
   readonly clock: Clock;
-  /** For Node itself. */
+  /** Flags of Node. */
   readonly flags: readonly string[];
-  /** Where it writes what it has to say. */
+  /** The descriptor of stdout and stderr. */
   readonly log: number;
 }
 
-/** Starts a program of ours, which finds the other end of its line at `keeperSocket`. */
-export function startChild(program: string, { clock, flags, log }: ChildOptions): Child {
+/** Starts one of our programs, which finds its end of the connection at `keeperSocket`. */
+export function startChild(program: string, { clock, flags, log }: ChildOptions): ProcessHandle {
   const [here, there] = socketPair();
   using given = new DisposableStack();
   given.defer(() => closeSync(there));
   using undone = new DisposableStack();
-  const line = undone.adopt(createLine(here, clock), (made) => made.close());
+  const connection = undone.adopt(createConnection(here, clock), (made) => made.close());
   const child = spawn(process.execPath, [...flags, program], {
-    // In a group of its own: what is meant for the keeper's group does not end it.
+    // Its own process group: signals to the keeper's group do not reach it.
     detached: true,
     stdio: ['ignore', log, log, there],
   });
-  // Told by the line, too.
+  // The closed connection reports it, too.
   child.on('error', () => undefined);
   child.unref();
   if (child.pid === undefined) throw new Error('the program could not be started');
-  // Nobody would end it.
+  // Otherwise nobody would kill it.
   undone.defer(() => child.kill('SIGKILL'));
-  // It cannot be somebody else's number: Node has not yet had the time to see that it ended.
-  const pidfd = openProcess(child.pid);
+  // The pid cannot have been reused: Node had no time to reap the process.
+  const pidfd = openPidfd(child.pid);
   undone.move();
-  return { line, ...processBehind(pidfd, clock) };
+  return { connection, ...processByPidfd(pidfd, clock) };
 }

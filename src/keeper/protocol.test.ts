@@ -1,40 +1,45 @@
 import { describe, expect, test } from 'vitest';
-import { decode, encode, longestMessage, type Message, ProtocolError } from './protocol.ts';
+import { decode, encode, type Message, maxMessageBytes, ProtocolError } from './protocol.ts';
 
 const secret = 'hunter2';
 const raw = (value: unknown): Buffer => Buffer.from(JSON.stringify(value));
 const adopt: Message = { kind: 'adopt', ask: 1, mount: 'm', spec: { password: secret } };
 
-test('what is encoded is decoded', () => {
+test('decoding returns what was encoded', () => {
   expect(decode(encode(adopt), 1)).toEqual({ v: 1, ...adopt });
 });
 
-test('a field that is not known yet does not matter', () => {
+test('unknown fields are ignored', () => {
   expect(decode(raw({ v: 1, kind: 'remove', mount: 'm', since: 'later' }), 0)).toMatchObject({ kind: 'remove' });
 });
 
-describe('refused, without quoting it', () => {
+describe('invalid messages are refused without being quoted', () => {
   const state = { doing: 'idle', active: { pid: 'x' }, standby: null };
   test.each([
-    ['no JSON', Buffer.from(`{"password":"${secret}`), 0, 'a message is no JSON object'],
-    ['no object', raw([secret]), 0, 'a message is no JSON object'],
-    ['null', raw(null), 0, 'a message is no JSON object'],
+    ['no JSON', Buffer.from(`{"password":"${secret}`), 0, 'a message is not a JSON object'],
+    ['no object', raw([secret]), 0, 'a message is not a JSON object'],
+    ['null', raw(null), 0, 'a message is not a JSON object'],
     ['another version', raw({ v: 2, ...adopt }), 1, 'a message is not of version 1'],
     ['no version', raw(adopt), 1, 'a message is not of version 1'],
-    ['an unknown kind', raw({ v: 1, kind: secret }), 0, 'a message is of no known kind'],
-    ['a kind that objects have', raw({ v: 1, kind: 'constructor' }), 0, 'a message is of no known kind'],
-    ['no name', raw({ v: 1, ...adopt, mount: '' }), 1, 'a message (adopt) lacks what belongs to it'],
-    ['a long name', raw({ v: 1, ...adopt, mount: 'm'.repeat(256) }), 1, 'a message (adopt) lacks what belongs to it'],
-    ['no spec', raw({ v: 1, ...adopt, spec: undefined }), 1, 'a message (adopt) lacks what belongs to it'],
-    ['a negative number', raw({ v: 1, ...adopt, ask: -1 }), 1, 'a message (adopt) lacks what belongs to it'],
+    ['an unknown kind', raw({ v: 1, kind: secret }), 0, 'a message is of an unknown kind'],
+    ['a kind that objects have', raw({ v: 1, kind: 'constructor' }), 0, 'a message is of an unknown kind'],
+    ['no name', raw({ v: 1, ...adopt, mount: '' }), 1, 'a message (adopt) has missing or invalid fields'],
+    [
+      'a long name',
+      raw({ v: 1, ...adopt, mount: 'm'.repeat(256) }),
+      1,
+      'a message (adopt) has missing or invalid fields',
+    ],
+    ['no spec', raw({ v: 1, ...adopt, spec: undefined }), 1, 'a message (adopt) has missing or invalid fields'],
+    ['a negative number', raw({ v: 1, ...adopt, ask: -1 }), 1, 'a message (adopt) has missing or invalid fields'],
     [
       'a role',
       raw({ v: 1, kind: 'hello', role: 'king', pid: 1, version: '1' }),
       0,
-      'a message (hello) lacks what belongs to it',
+      'a message (hello) has missing or invalid fields',
     ],
-    ['no list', raw({ v: 1, kind: 'add', mounts: { length: 0 } }), 0, 'a message (add) lacks what belongs to it'],
-    ['inner fields', raw({ v: 1, kind: 'state', ask: 0, state }), 0, 'a message (state) lacks what belongs to it'],
+    ['no list', raw({ v: 1, kind: 'add', mounts: { length: 0 } }), 0, 'a message (add) has missing or invalid fields'],
+    ['inner fields', raw({ v: 1, kind: 'state', ask: 0, state }), 0, 'a message (state) has missing or invalid fields'],
     ['no descriptor', encode(adopt), 0, 'a message (adopt) came with 0 descriptors'],
     ['a stray descriptor', encode({ kind: 'stop' }), 1, 'a message (stop) came with 1 descriptors'],
     [
@@ -43,13 +48,13 @@ describe('refused, without quoting it', () => {
       2,
       'a message (add) came with 2 descriptors',
     ],
-    ['too long', Buffer.alloc(longestMessage + 1, ' '), 0, 'a message is too long'],
+    ['too long', Buffer.alloc(maxMessageBytes + 1, ' '), 0, 'a message is too long'],
   ])('%s', (_, bytes, descriptors, message) => {
     expect(() => decode(bytes, descriptors)).toThrow(new ProtocolError(message));
   });
 });
 
-test('nothing is sent that would be refused for its length', () => {
-  const long: Message = { ...adopt, spec: 'x'.repeat(longestMessage) } as Message;
+test("messages longer than the receiver's limit are not sent", () => {
+  const long: Message = { ...adopt, spec: 'x'.repeat(maxMessageBytes) } as Message;
   expect(() => encode(long)).toThrow(new ProtocolError('a message (adopt) is too long'));
 });

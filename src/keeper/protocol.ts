@@ -1,17 +1,17 @@
 /**
- * What agents, keepers and data paths say to each other: one JSON text per message, with the descriptors that belong to
- * it. A `spec` may hold secrets: no message, and no part of one, ever goes into a log or an error.
+ * Messages between agents, keepers and data paths: one JSON text per message, plus its descriptors. A `spec` may
+ * contain secrets: no part of a message may go into a log or an error.
  */
 
-/** Counted up when an older peer would misunderstand. A field that is added needs no new version. */
+/** Raised when an older peer would misunderstand. Adding a field needs no new version. */
 const protocolVersion = 1;
 
-/** Of a message. A socket's buffer takes three times as much. */
-export const longestMessage = 64 * 1024;
-/** Of a spec, as JSON. */
-export const longestSpec = 32 * 1024;
-const longestText = 16 * 1024;
-const longestName = 255;
+/** Limit of a message. A socket's buffer holds three times as much. */
+export const maxMessageBytes = 64 * 1024;
+/** Limit of a spec, as JSON. */
+export const maxSpecBytes = 32 * 1024;
+const maxTextLength = 16 * 1024;
+const maxNameLength = 255;
 
 type Check<T> = (value: unknown) => value is T;
 type Checked<C> = C extends Check<infer T> ? T : never;
@@ -33,12 +33,12 @@ const list =
   <T>(each: Check<T>): Check<readonly T[]> =>
   (value): value is readonly T[] =>
     Array.isArray(value) && value.every(each);
-const maybe =
+const nullable =
   <T>(check: Check<T>): Check<T | null> =>
   (value): value is T | null =>
     value === null || check(value);
-/** Of a field that older peers do not know. */
-const possibly =
+/** For fields that older peers do not send. */
+const optional =
   <T>(check: Check<T>): Check<T | undefined> =>
   (value): value is T | undefined =>
     value === undefined || check(value);
@@ -49,91 +49,93 @@ const shaped =
   (value): value is Shaped<S> =>
     isObject(value) && Object.entries(shape).every(([name, check]) => check(value[name]));
 
-const name = text(1, longestName);
-const anyText = text(0, longestText);
+const name = text(1, maxNameLength);
+const anyText = text(0, maxTextLength);
 
 const worker = shaped({ pid: count, version: name, ready: flag });
 const state = shaped({
-  /** settling: waits for a data path that is known to live. idle: has no mounts. failing: data paths die too often. */
+  /** settling: waits for a data path known to be alive. idle: has no mounts. failing: data paths die too often. */
   doing: oneOf('settling', 'idle', 'serving', 'taking over', 'failing', 'moving'),
-  active: maybe(worker),
-  standby: maybe(worker),
+  active: nullable(worker),
+  standby: nullable(worker),
   mounts: count,
   sockets: count,
-  /** How often a data path was replaced by another. */
+  /** Number of times that a data path was replaced. */
   takeovers: count,
-  /** Data paths that died within the last minute. */
+  /** Number of data paths that died in the last minute. */
   deaths: count,
   report: anyText,
-  /** It knows `copies` and `restore`. */
-  shares: possibly(flag),
-  /** What serves was started by the keeper before, perhaps in another container, and ends with that. */
-  isBorrowed: possibly(flag),
+  /** Supports `copies` and `restore`. */
+  shares: optional(flag),
+  /** The serving data path was started by the previous keeper, perhaps in another container, and ends with it. */
+  isBorrowed: optional(flag),
 });
 export type KeeperState = Checked<typeof state>;
 
-/** `ask` is the asker's own number, and comes back with the answer. */
+/** `ask` is the requester's own number; the reply repeats it. */
 const shapes = {
-  /** First on each connection. A data path sends a descriptor of its own process along. */
+  /** First message on each connection. A data path sends a pidfd of itself along. */
   hello: { role: oneOf('agent', 'keeper', 'data path'), pid: count, version: name },
 
   // From an agent.
   /** With the descriptor of /dev/fuse. */
   adopt: { ask: count, mount: name, spec: json },
   drop: { ask: count, mount: name },
-  /** Also to a data path, with numbers of the keeper: put on the server's disk what is not there yet, within this time. */
+  /**
+   * Commit unwritten data on the server within this time. The keeper forwards it to the data path with its own numbers.
+   */
   flush: { ask: count, mount: name, ms: count },
-  list: { ask: count, after: text(0, longestName) },
+  list: { ask: count, after: text(0, maxNameLength) },
   status: { ask: count },
-  /** The program that data paths are from now on: its path. */
+  /** The path of the program to run as data path from now on. */
   upgrade: { ask: count, program: text(1, 4096) },
   end: { ask: count },
-  /** Everything that the keeper holds, now and whenever it changes: a second holder (`copies.ts`). */
+  /** Requests everything the keeper holds, now and at every change (`descriptor-copies.ts`). */
   copies: { ask: count },
-  /** After everything that belongs to it: what an earlier keeper held, for one that has nothing. */
+  /** Follows a full transfer: restores what an earlier keeper held into one that holds nothing. */
   restore: { ask: count },
 
-  /** Also from a data path: so many files are not whole on the server's disk. */
+  /** Number of files still incomplete on the server. Also sent by a data path. */
   flushed: { ask: count, files: count },
 
-  // To an agent. `failed` also answers what could not be understood (ask 0), whoever sent it.
+  // To an agent. `failed` with ask 0 rejects a message that was not understood, from any peer.
   done: { ask: count },
   failed: { ask: count, reason: name, text: anyText },
   listed: { ask: count, mounts: list(name), more: flag },
-  /** Also without being asked, when it changes (ask 0). */
+  /** Also sent without a request after each change (ask 0). */
   state: { ask: count, state },
 
-  // Everything that a keeper holds: the journal with the first message, then mounts and sockets until the counts are full.
-  /** To a data path. `path` is where it finds a keeper when this one is gone. */
+  // Full transfer: the journal with the first message, then mounts and sockets until the counts are reached.
+  /** To a data path. `path` is where to find a keeper when this one is gone. */
   serve: { as: oneOf('first', 'successor'), path: text(1, 4096), mounts: count, sockets: count },
-  /** To a keeper: from a data path that serves, from the keeper before, or from an agent that has copies. To an agent: copies. */
+  /** To a keeper: from a serving data path, the previous keeper, or an agent with copies. To an agent: copies. */
   everything: { mounts: count, sockets: count },
   add: { mounts: list(shaped({ mount: name, spec: json })) },
-  /** Sockets to servers. From a data path also later, one by one. */
-  holding: { sockets: list(shaped({ socket: name, about: text(0, longestName) })) },
+  /** Sockets to servers. A data path also sends later ones, one by one. */
+  holding: { sockets: list(shaped({ socket: name, about: text(0, maxNameLength) })) },
 
-  // To a data path. `remove` also to an agent that has copies.
+  // To a data path. `remove` also goes to agents with copies.
   remove: { mount: name },
-  /** At the next boundary between requests: give up everything and say `stopped`. */
+  /** Stop at the next boundary between requests and reply `stopped`. */
   stop: {},
-  /** Make yourself known to the keeper there, too. */
+  /** Transfer everything to the keeper at this path, too. */
   moveTo: { path: text(1, 4096) },
-  /** To one that has given everything. */
+  /** Accepts a data path that has transferred everything. */
   welcome: {},
   refused: { reason: name },
 
   // From a data path.
   ready: {},
   stopped: {},
-  /** Also to an agent that has copies. */
+  /** Also sent to agents with copies. */
   letGo: { socket: name },
-  /** The kernel has ended it: it was unmounted everywhere, or its connection was cut. */
-  /** unserved: this data path cannot serve it; another one may. */
-  ended: { mount: name, unserved: possibly(flag) },
+  /** The kernel has ended the mount: it was unmounted everywhere, or its connection was aborted. */
+  /** unserved: this data path cannot serve the mount; another one may. */
+  ended: { mount: name, unserved: optional(flag) },
   report: { text: anyText },
 
-  // Between keepers: `handover`, then everything arrives (from the data path that was told to move, or from the old keeper),
-  // then `taking`, and with `yours` the new one is in charge and the old one is not.
+  // Between keepers: `handover`, then a full transfer (from the data path that was told to move, or from the old
+  // keeper), then `taking`; with `yours` the new keeper is in charge and the old one is not.
   handover: { path: text(1, 4096) },
   taking: {},
   yours: {},
@@ -144,8 +146,8 @@ export type Kind = keyof Shapes;
 export type MessageOf<K extends Kind> = { [P in K]: { readonly kind: P } & Shaped<Shapes[P]> }[K];
 export type Message = MessageOf<Kind>;
 
-/** How many descriptors belong to a message. */
-function carried(message: Message): number {
+/** The number of descriptors that a message carries. */
+function descriptorCount(message: Message): number {
   switch (message.kind) {
     case 'hello':
       return message.role === 'data path' ? 1 : 0;
@@ -162,28 +164,29 @@ function carried(message: Message): number {
   }
 }
 
-/** Says what is wrong, never what was in it. */
+/** Describes the fault, never the content of a message. */
 export class ProtocolError extends Error {
   override readonly name = 'ProtocolError';
 }
 
 export function encode(message: Message): Buffer {
   const bytes = Buffer.from(JSON.stringify({ v: protocolVersion, ...message }));
-  if (bytes.length > longestMessage) throw new ProtocolError(`a message (${message.kind}) is too long`);
+  if (bytes.length > maxMessageBytes) throw new ProtocolError(`a message (${message.kind}) is too long`);
   return bytes;
 }
 
 export function decode(bytes: Buffer, descriptors: number): Message {
-  if (bytes.length > longestMessage) throw new ProtocolError('a message is too long');
+  if (bytes.length > maxMessageBytes) throw new ProtocolError('a message is too long');
   const value = parsed(bytes);
-  if (!isObject(value)) throw new ProtocolError('a message is no JSON object');
+  if (!isObject(value)) throw new ProtocolError('a message is not a JSON object');
   if (value['v'] !== protocolVersion) throw new ProtocolError(`a message is not of version ${protocolVersion}`);
   const { kind } = value;
   if (typeof kind !== 'string' || !Object.hasOwn(shapes, kind))
-    throw new ProtocolError('a message is of no known kind');
-  if (!shaped(shapes[kind as Kind])(value)) throw new ProtocolError(`a message (${kind}) lacks what belongs to it`);
+    throw new ProtocolError('a message is of an unknown kind');
+  if (!shaped(shapes[kind as Kind])(value))
+    throw new ProtocolError(`a message (${kind}) has missing or invalid fields`);
   const message = value as unknown as Message;
-  if (carried(message) !== descriptors)
+  if (descriptorCount(message) !== descriptors)
     throw new ProtocolError(`a message (${kind}) came with ${descriptors} descriptors`);
   return message;
 }
@@ -192,12 +195,12 @@ function parsed(bytes: Buffer): unknown {
   try {
     return JSON.parse(bytes.toString());
   } catch {
-    // The cause would quote the text.
+    // The original error would quote the text.
     return undefined;
   }
 }
 
-/** What a keeper answers that could not do what it was asked. */
+/** A keeper's error reply. */
 export class KeeperError extends Error {
   override readonly name = 'KeeperError';
   readonly reason: string;
@@ -207,6 +210,6 @@ export class KeeperError extends Error {
   }
 }
 
-/** Of a process that hangs and cannot be killed: the kernel lets nobody do that from one container to another. */
+/** For a process that hangs and cannot be killed: the kernel permits no kill from one container to another. */
 export const outOfReach = (what: string): KeeperError =>
-  new KeeperError('out-of-reach', `${what}, and cannot be ended from here: it runs in another container`);
+  new KeeperError('out-of-reach', `${what}, and cannot be killed from here: it runs in another container`);

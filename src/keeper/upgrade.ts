@@ -1,27 +1,27 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import type { Estate } from './estate.ts';
+import type { HeldDescriptors } from './held-descriptors.ts';
 import { KeeperError, outOfReach } from './protocol.ts';
-import { within } from './waiting.ts';
+import { within } from './within.ts';
 import type { Worker } from './worker.ts';
 
-/** The processes of one keeper, and what is started next. */
-export interface Crew {
+/** A keeper's data paths, and the program to start next. */
+export interface Workers {
   program: string;
-  /** Has everything. Stays until it is certain that it is gone. */
+  /** The data path that has everything. Stays set until that process is certainly gone. */
   active: Worker | undefined;
   standby: Worker | undefined;
 }
 
 interface UpgradePorts {
-  readonly crew: Crew;
-  readonly estate: Estate;
+  readonly workers: Workers;
+  readonly held: HeldDescriptors;
   readonly clock: Clock;
   readonly log: Log;
   readonly launch: (program: string) => Worker | undefined;
-  readonly settle: () => void;
+  readonly reconcile: () => void;
   readonly retire: (worker: Worker) => Promise<void>;
-  /** Others decide now. */
+  /** The supervisor is stopped or frozen. */
   readonly isOver: () => boolean;
 }
 
@@ -29,10 +29,10 @@ const startMs = 30_000;
 const stopMs = 2_000;
 const endMs = 10_000;
 
-/** Another program under live mounts: it is loaded first, and the old one gives up only then. */
-export function createUpgrades({ crew, estate, clock, log, launch, settle, retire, isOver }: UpgradePorts): {
+/** Replaces the program under live mounts: loads the new one first, then stops the old one. */
+export function createUpgrades({ workers, held, clock, log, launch, reconcile, retire, isOver }: UpgradePorts): {
   upgrade(program: string, signal: AbortSignal): Promise<void>;
-  /** It cannot serve all mounts. True: it was on trial, and is ended; the program before serves again. */
+  /** The worker cannot serve all mounts. True: it was on trial; it is ended, and the previous program serves again. */
   refused(worker: Worker): boolean;
 } {
   let isUpgrading = false;
@@ -49,41 +49,43 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
   }
 
   function retireStandby(): void {
-    if (crew.standby !== undefined) void retire(crew.standby);
-    crew.standby = undefined;
+    if (workers.standby !== undefined) void retire(workers.standby);
+    workers.standby = undefined;
   }
 
   async function replace(program: string, signal: AbortSignal): Promise<void> {
     const candidate = await loaded(program, signal);
-    const before = crew.program;
-    const { active } = crew;
+    const before = workers.program;
+    const { active } = workers;
     retireStandby();
-    [crew.program, crew.standby] = [program, candidate];
+    [workers.program, workers.standby] = [program, candidate];
     const own = { candidate, before, isRefused: false };
     trial = own;
-    settle();
+    reconcile();
     if (active !== undefined) await stopped(active, signal);
-    if (estate.mounts.size === 0) return;
+    if (held.mounts.size === 0) return;
     if (await within(candidate.ready, startMs, clock, signal)) return;
-    crew.program = before;
-    if (crew.standby?.program === program) retireStandby();
-    settle();
+    workers.program = before;
+    if (workers.standby?.program === program) retireStandby();
+    reconcile();
     const why = own.isRefused ? 'cannot serve all mounts' : 'took over and died';
-    throw new KeeperError('not-ready', `the new program ${why}; the one before serves again`);
+    throw new KeeperError('not-ready', `the new program ${why}; the previous program serves again`);
   }
 
-  /** One that cannot be killed is not waited for as long: the new program serves whenever it has ended after all. */
+  /**
+   * For a data path that cannot be killed, do not wait as long: the new program serves whenever the old one has ended.
+   */
   async function stopped(active: Worker, signal: AbortSignal): Promise<void> {
     const stopping = stopWorker(active, clock, log, signal);
     if (!active.isOutOfReach()) return await stopping;
     await within(stopping, stopMs + endMs, clock, signal).catch((cause: unknown) => {
-      throw cause instanceof DeadlineExceeded ? outOfReach('the data path before does not stop') : cause;
+      throw cause instanceof DeadlineExceeded ? outOfReach('the previous data path does not stop') : cause;
     });
   }
 
   return {
     upgrade: async (program, signal) => {
-      if (isUpgrading) throw new KeeperError('busy', 'another upgrade is under way');
+      if (isUpgrading) throw new KeeperError('busy', 'another upgrade is in progress');
       isUpgrading = true;
       try {
         await replace(program, signal);
@@ -95,8 +97,8 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
     refused: (worker) => {
       if (trial?.candidate !== worker || worker.isReady) return false;
       trial.isRefused = true;
-      // Now: nobody else of this program shall be given everything when it is gone.
-      crew.program = trial.before;
+      // Reset the program now, so that no other process of it gets everything.
+      workers.program = trial.before;
       retireStandby();
       void worker.end();
       return true;
@@ -104,10 +106,10 @@ export function createUpgrades({ crew, estate, clock, log, launch, settle, retir
   };
 }
 
-/** At a boundary between requests if it can; else it is killed, and what it was doing is found in the journal. */
+/** Stops it between two requests if possible, else kills it; the journal has what it was doing. */
 export async function stopWorker(worker: Worker, clock: Clock, log: Log, signal: AbortSignal): Promise<void> {
-  worker.line.send({ kind: 'stop' });
+  worker.connection.send({ kind: 'stop' });
   if (await within(worker.stopped, stopMs, clock, signal).catch(() => false)) return;
-  log.warn('a data path did not stop, and is killed', { pid: worker.about?.pid });
+  log.warn('a data path did not stop in time and is killed', { pid: worker.about?.pid });
   await worker.end();
 }

@@ -1,37 +1,37 @@
 import type { Clock } from '#base/clock.ts';
-import type { Line } from './line.ts';
+import type { Connection } from './connection.ts';
 import type { MessageOf } from './protocol.ts';
 
-/** Another process of ours, however it came to us. */
-export interface Child {
-  readonly line: Line;
-  /** Kills it. Resolves when it is certain that none of its threads runs its program any more. */
+/** A handle on another process, started here or transferred by another keeper. */
+export interface ProcessHandle {
+  readonly connection: Connection;
+  /** Kills it. Resolves when none of its threads can run its program any more. */
   end(): Promise<void>;
-  /** It was killed, but hangs in the kernel, and so its line is open. */
+  /** It was killed but hangs in the kernel, so its connection stays open. */
   isDying(): boolean;
-  /** It runs where it cannot be killed from here: it ends by itself or not at all. Left out: it does not. */
+  /** It runs where it cannot be killed from here, and may only exit by itself. Default: false. */
   isOutOfReach?(): boolean;
-  /** Instead of `end`: it is somebody else's business. */
+  /** Instead of `end`: gives the process up to another keeper. */
   forget(): void;
 }
 
-export interface About {
+export interface ProcessInfo {
   readonly pid: number;
   readonly version: string;
 }
 
-/** A process that is, was or will be the data path. */
+/** A process that is, was or will be the serving data path. */
 export interface Worker {
   readonly program: string;
-  readonly line: Line;
-  /** Undefined until it has said hello: it is still loading. */
-  readonly about: About | undefined;
+  readonly connection: Connection;
+  /** Undefined while it is loading, before its hello. */
+  readonly about: ProcessInfo | undefined;
   readonly isReady: boolean;
-  /** False: another keeper started it. */
+  /** False: started by another keeper. */
   readonly isOwn: boolean;
-  /** Asked to end: it serves nobody, however long that takes. */
+  /** It was told to end and no longer counts as serving. */
   readonly isEnding: boolean;
-  /** Each is false if it was lost before. */
+  /** Each resolves to false if the worker is lost first. */
   readonly greeted: Promise<boolean>;
   readonly ready: Promise<boolean>;
   readonly stopped: Promise<boolean>;
@@ -41,7 +41,7 @@ export interface Worker {
 }
 
 export interface WorkerEvents {
-  /** Any of the promises above. */
+  /** Any of the promises above has resolved. */
   changed(worker: Worker): void;
   stopped(worker: Worker): void;
   said(
@@ -49,7 +49,7 @@ export interface WorkerEvents {
     message: MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>,
     descriptors: number[],
   ): void;
-  /** Its line is closed. The process may live: end it before somebody else gets what it had. */
+  /** The connection is closed. The process may be alive: end it before another one gets what it had. */
   lost(worker: Worker, why: string): void;
 }
 
@@ -57,16 +57,16 @@ const accepts = ['hello', 'ready', 'stopped', 'holding', 'letGo', 'ended', 'flus
 const helloMs = 30_000;
 
 interface WorkerOptions {
-  readonly child: Child;
+  readonly child: ProcessHandle;
   readonly program: string;
   readonly clock: Clock;
   readonly events: WorkerEvents;
-  /** Of one that serves already. */
-  readonly serving?: About;
+  /** For a data path that already serves. */
+  readonly serving?: ProcessInfo;
 }
 
 export function createWorker({ child, program, clock, events, serving }: WorkerOptions): Worker {
-  const { line } = child;
+  const { connection } = child;
   const [greeted, ready, stopped] = [flagged(), flagged(), flagged()];
   let about = serving;
   let ended: Promise<void> | undefined;
@@ -97,7 +97,7 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
 
   const worker: Worker = {
     ...{ isOwn: serving === undefined },
-    ...{ program, line, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
+    ...{ program, connection, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
     get about() {
       return about;
     },
@@ -110,11 +110,11 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
     isDying: child.isDying,
     isOutOfReach: () => child.isOutOfReach?.() === true,
     end: () => {
-      ended ??= child.end().finally(() => line.close());
+      ended ??= child.end().finally(() => connection.close());
       return ended;
     },
   };
-  line.handle({
+  connection.handle({
     accepts,
     message: heard,
     closed: (why) => {

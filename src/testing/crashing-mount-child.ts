@@ -2,8 +2,8 @@ import { fstatSync, readSync, writeSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
 import { openJournal } from '#datapath/journal/memory.ts';
 import { createRequests } from '#datapath/journal/requests.ts';
+import { createPoisonRequests } from '#datapath/poison-requests.ts';
 import { serveMount } from '#datapath/served-mount.ts';
-import { createSuspicion } from '#datapath/suspicion.ts';
 import { outHeaderSize } from '#wire/fuse/abi.ts';
 import type { Attr, Operations } from '#wire/fuse/operations.ts';
 import { usualWishes } from './fuse-mount.ts';
@@ -60,7 +60,7 @@ const operations: Partial<Operations> = {
 const left = requests.left();
 await serveMount({
   ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left, clock },
-  suspicion: createSuspicion(clock, requests.suspect),
+  poisonRequests: createPoisonRequests(clock, requests.suspect),
   onBehind: ({ place, offset, data: bytes }) => {
     writeSync(data, bytes, 0, bytes.length, offset);
     requests.free(place);

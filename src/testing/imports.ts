@@ -162,7 +162,7 @@ export function trespasses(files: readonly SourceFile[]): readonly string[] {
 /** Files that may call write(2) themselves, and why a short write does no harm there. All others use `#base/write-all.ts`. */
 const writesItself: Readonly<Record<string, string>> = {
   'src/base/write-all.ts': 'it is the loop',
-  'src/base/linux/watching.ts': 'one byte into a socket pair',
+  'src/base/linux/watch-readable.ts': 'one byte into a socket pair',
   'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
   'src/keeper/log-file.ts': 'a line of a log: the keeper goes on without it',
   'src/wire/fuse/device.ts': 'the kernel takes a whole message or none',

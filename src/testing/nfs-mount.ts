@@ -1,9 +1,9 @@
 import { mkdirSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { createBudget, mostBehind } from '#datapath/budget.ts';
+import { createBudget, maxUnwritten } from '#datapath/budget.ts';
 import { type FileSystemOptions, openFileSystem } from '#datapath/file-system.ts';
-import { asked } from '#datapath/kernel-wishes.ts';
-import type { Behind } from '#datapath/writes.ts';
+import { fuseInitOptions } from '#datapath/fuse-init-options.ts';
+import type { UncommittedWrites } from '#datapath/writes.ts';
 import type { Operations, Request } from '#wire/fuse/operations.ts';
 import { createMemoryNodes, createMemoryProofs, type MemoryNodes } from './fakes/memory-nodes.ts';
 import { type FuseMount, mountFuse } from './fuse-mount.ts';
@@ -12,7 +12,7 @@ import type { OpenExport } from './nfs-export.ts';
 export interface NfsMount extends FuseMount {
   readonly nodes: MemoryNodes;
   readonly operations: Partial<Operations>;
-  readonly behind: Behind;
+  readonly behind: UncommittedWrites;
 }
 
 export const asCaller = { squash: 'none', uid: 65534, gid: 65534, machine: 'stowage-test' } as const;
@@ -33,20 +33,20 @@ export async function mountNfs(
     notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
     behind: {
       kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
-      ...{ budget: createBudget(mostBehind), ready: () => undefined },
+      ...{ budget: createBudget(maxUnwritten), ready: () => undefined },
     },
   });
   mkdirSync(folder, { recursive: true });
-  const slots = { slots: 64, onFull: behind.hurry, checks: options.checks ?? 'kernel' };
-  mount = await mountFuse({ folder }, clearing(operations, proofs), asked({ locks: 'node' }), slots);
+  const slots = { slots: 64, onFull: behind.commitSoon, checks: options.checks ?? 'kernel' };
+  mount = await mountFuse({ folder }, clearing(operations, proofs), fuseInitOptions({ locks: 'node' }), slots);
   return Object.assign(mount, { nodes, operations, behind });
 }
 
 /** A place has its proof until its request is answered. */
 function clearing(operations: Partial<Operations>, proofs: ReturnType<typeof createMemoryProofs>): Partial<Operations> {
-  type Does = (...args: unknown[]) => unknown;
+  type AnyOperation = (...args: unknown[]) => unknown;
   const cleared =
-    (does: Does): Does =>
+    (does: AnyOperation): AnyOperation =>
     (...args) => {
       const { place } = args.at(-1) as Request;
       const result = does(...args);
@@ -54,7 +54,7 @@ function clearing(operations: Partial<Operations>, proofs: ReturnType<typeof cre
     };
   const all = Object.entries(operations).map(([name, does]) => [
     name,
-    name === 'forget' ? does : cleared(does as Does),
+    name === 'forget' ? does : cleared(does as AnyOperation),
   ]);
   return Object.fromEntries(all) as Partial<Operations>;
 }

@@ -1,7 +1,7 @@
-import type { KeptGrowth } from '#datapath/quota/account.ts';
-import { type CountAnew, createCountAnew } from '#datapath/quota/counting.ts';
+import type { StoredGrowth } from '#datapath/quota/account.ts';
 import { createLedger } from '#datapath/quota/ledger.ts';
 import { createQuota, type Quota } from '#datapath/quota/quota.ts';
+import { createRecount, type Recount } from '#datapath/quota/recount.ts';
 import type { SharedFolder } from './fakes/shared-folder.ts';
 
 export const limit = 64_000;
@@ -13,8 +13,8 @@ export const sizeOf = (tree: Tree): number => [...tree.values()].reduce((sum, si
 
 export interface Node {
   readonly quota: Quota;
-  readonly countAnew: CountAnew;
-  readonly kept: { value: { epoch: number; growth: number } } & KeptGrowth;
+  readonly recount: Recount;
+  readonly kept: { value: { epoch: number; growth: number } } & StoredGrowth;
   /** From now on it does nothing, and gives nothing back. */
   die(): void;
 }
@@ -35,7 +35,7 @@ export function node(folder: SharedFolder, tree: Tree, member: string, kept = ke
   const alive = new AbortController();
   const parts = { clock, signal: alive.signal, limit: most };
   const ledger = createLedger({ ...parts, files: folder.files(), member, random: () => folder.random(1000) / 1000 });
-  const countAnew = createCountAnew({
+  const recount = createRecount({
     ...{ files: folder.files(), clock },
     count: async () => {
       let bytes = 0;
@@ -50,7 +50,7 @@ export function node(folder: SharedFolder, tree: Tree, member: string, kept = ke
     throw cause;
   };
   return {
-    ...{ quota: createQuota({ ...parts, ledger, countAnew, kept, failed }), countAnew, kept },
+    ...{ quota: createQuota({ ...parts, ledger, recount, kept, failed }), recount, kept },
     die: () => alive.abort(),
   };
 }

@@ -9,9 +9,9 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
-import { announcePresence } from '#keeper/presence.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
-import { peerOf } from '#keeper/system.ts';
+import { holdServingLock } from '#keeper/serving-lock.ts';
+import { peerCredentials } from '#keeper/system-calls.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
@@ -59,7 +59,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     });
     const keeperPid = (): number => {
       const fd = connectTo(join(folder('keepers'), 'host', 'sock'));
-      const { pid } = peerOf(fd);
+      const { pid } = peerCredentials(fd);
       closeSync(fd);
       return pid;
     };
@@ -274,7 +274,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     // Its data path lives, and its network is gone: it cannot be started again.
     mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
     writeFileSync(join(folder, 'net-deadbeef.json'), JSON.stringify({ network: 'gone', privilegedPorts: false }));
-    const presence = announcePresence(join(folder, 'net-deadbeef', 'sock'), clock);
+    const presence = holdServingLock(join(folder, 'net-deadbeef', 'sock'), clock);
     onTestFinished(() => presence[Symbol.dispose]());
     for (const pid of [keeperPid(), active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
     await eventually(

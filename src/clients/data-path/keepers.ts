@@ -4,7 +4,7 @@ import { dirname, join } from 'node:path';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
-import type { KeeperClient } from '#keeper/agent.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { answerMs } from './answers.ts';
 import { keeperFailure } from './errors.ts';

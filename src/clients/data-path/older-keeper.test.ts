@@ -4,9 +4,9 @@ import { join } from 'node:path';
 import { expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { connectKeeper } from '#keeper/agent.ts';
-import { createCopies } from '#keeper/copies.ts';
-import { openDoor } from '#keeper/door.ts';
+import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
+import { connectKeeper } from '#keeper/keeper-client.ts';
+import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState, Kind } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { holdToo } from './second-holder.ts';
@@ -23,20 +23,20 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   const folder = mkdtempSync(join(tmpdir(), 'stowage-older-'));
   const path = join(folder, 'own', 'sock');
   const heard: Kind[] = [];
-  const door = openDoor({
+  const door = listenForPeers({
     ...{ path, clock, log: silentLog() },
-    connected: (line) =>
-      line.handle({
+    connected: (connection) =>
+      connection.handle({
         accepts: ['hello', 'status', 'list'],
         message: (message) => {
           heard.push(message.kind);
-          if (message.kind === 'status') line.send({ kind: 'state', ask: message.ask, state: said });
-          if (message.kind === 'list') line.send({ kind: 'listed', ask: message.ask, mounts: [], more: false });
+          if (message.kind === 'status') connection.send({ kind: 'state', ask: message.ask, state: said });
+          if (message.kind === 'list') connection.send({ kind: 'listed', ask: message.ask, mounts: [], more: false });
         },
         closed: () => undefined,
       }),
   });
-  const copies = createCopies();
+  const copies = createDescriptorCopies();
   const about = { path, user: process.getuid?.() ?? 0, clock, version: 'test', copies };
   const client = connectKeeper({ ...about, changed: () => undefined, closed: () => undefined });
   onTestFinished(() => {

@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { openDoor } from '#keeper/door.ts';
-import type { Line } from '#keeper/line.ts';
+import type { Connection } from '#keeper/connection.ts';
+import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
@@ -13,7 +13,7 @@ import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createKeepers } from './keepers.ts';
 
 // As between two containers.
-vi.mock(import('#keeper/system.ts'), async (original) => ({
+vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
   ...(await original()),
   killProcess: () => {
     throw new Error('pidfd_send_signal: EINVAL');
@@ -41,19 +41,19 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
   test('everybody is told what to do, at once, until it answers again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
     const clock = createFakeClock();
-    const lines: Line[] = [];
+    const connections: Connection[] = [];
     let answers = true;
-    const door = openDoor({
+    const door = listenForPeers({
       ...{ path: join(folder, 'host', 'sock'), clock, log: silentLog() },
-      connected: (line) => {
-        lines.push(line);
-        line.handle({
+      connected: (connection) => {
+        connections.push(connection);
+        connection.handle({
           accepts: ['hello', 'list', 'status'],
           message: (message) => {
             if (message.kind === 'hello' || !answers) return;
             const { kind: asked, ask } = message;
-            if (asked === 'list') line.send({ kind: 'listed', ask, mounts: ['m'], more: false });
-            else line.send({ kind: 'state', ask, state: well });
+            if (asked === 'list') connection.send({ kind: 'listed', ask, mounts: ['m'], more: false });
+            else connection.send({ kind: 'state', ask, state: well });
           },
           closed: () => undefined,
         });
@@ -64,7 +64,7 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
     });
     onTestFinished(async () => {
       door[Symbol.dispose]();
-      for (const line of lines) line.close();
+      for (const connection of connections) connection.close();
       await keepers[Symbol.asyncDispose]();
       rmSync(folder, { recursive: true });
     });

@@ -335,7 +335,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     process.kill(pod.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('told to end'));
+    await eventually(here.log, (log) => log.includes('received SIGTERM'));
     await run('sh', ['-c', `echo data >${join(here.at, 'file')}`], { timeout: pauseMs });
     await here.client.unstage(source(), targetAt(here.at), here.scope);
     expect(await pod.ended).toEqual([0, null]);
@@ -350,7 +350,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(here.state, whole);
     const succeed = async (): Promise<void> => {
       process.kill(first.pid, 'SIGTERM');
-      await eventually(here.log, (log) => log.includes('told to end'));
+      await eventually(here.log, (log) => log.includes('received SIGTERM'));
       await here.startPod('second');
       expect(await first.ended).toEqual([0, null]);
       expect(await eventually(here.state, whole)).toMatchObject({ mounts: 1, takeovers: 1, deaths: 0 });
@@ -368,7 +368,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(here.state, whole);
     await here.stopAgent();
     process.kill(first.pid, 'SIGTERM');
-    await eventually(here.log, (log) => log.includes('told to end'));
+    await eventually(here.log, (log) => log.includes('received SIGTERM'));
     using _ = await createSlowSuccessor(join(here.folder, 'keepers', 'host', 'sock'));
     here.startAgent();
     const looked = here.client.dead?.([{ source: source(), target: targetAt(here.at) }], here.scope);

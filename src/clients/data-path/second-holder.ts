@@ -1,6 +1,6 @@
 import type { Log } from '#base/log.ts';
-import type { KeeperClient } from '#keeper/agent.ts';
-import type { Copies } from '#keeper/copies.ts';
+import type { DescriptorCopies } from '#keeper/descriptor-copies.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
 /**
@@ -10,7 +10,7 @@ import { KeeperError } from '#keeper/protocol.ts';
  */
 export async function holdToo(
   client: KeeperClient,
-  copies: Copies,
+  copies: DescriptorCopies,
   { keeper, log }: { readonly keeper: string; readonly log: Log },
   signal: AbortSignal,
 ): Promise<void> {
@@ -21,8 +21,8 @@ export async function holdToo(
     copies.drop();
     return;
   }
-  const { estate, mounts } = copies;
-  if (estate !== undefined && mounts.length > 0 && (await isTaken(client.restore(estate, signal))))
+  const { held, mounts } = copies;
+  if (held !== undefined && mounts.length > 0 && (await isTaken(client.restore(held, signal))))
     log.warn('a keeper that came without anything has everything again', { keeper, mounts: mounts.length });
   await client.share(signal);
 }

@@ -3,8 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import { openDoor } from '#keeper/door.ts';
-import type { Line } from '#keeper/line.ts';
+import type { Connection } from '#keeper/connection.ts';
+import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
@@ -33,18 +33,18 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
     const givenUp: GivenUp[] = [];
-    const lines: Line[] = [];
-    const door = openDoor({
+    const connections: Connection[] = [];
+    const door = listenForPeers({
       ...{ path: socketOf('host'), clock, log: silentLog() },
-      connected: (line) => {
-        lines.push(line);
-        line.handle({
+      connected: (connection) => {
+        connections.push(connection);
+        connection.handle({
           accepts: ['hello', 'list', 'end'],
           message: (message) => {
-            if (message.kind === 'hello') line.send({ kind: 'state', ask: 0, state: troubled });
+            if (message.kind === 'hello') connection.send({ kind: 'state', ask: 0, state: troubled });
             else if (message.kind === 'list')
-              line.send({ kind: 'listed', ask: message.ask, mounts: ['m'], more: false });
-            else line.send({ kind: 'done', ask: message.ask });
+              connection.send({ kind: 'listed', ask: message.ask, mounts: ['m'], more: false });
+            else connection.send({ kind: 'done', ask: message.ask });
           },
           closed: () => undefined,
         });
@@ -67,7 +67,7 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     });
     onTestFinished(() => {
       for (const each of [slots, door]) each[Symbol.dispose]();
-      for (const line of lines) line.close();
+      for (const connection of connections) connection.close();
       rmSync(folder, { recursive: true });
     });
     const slot = slots.of('host');
@@ -88,7 +88,8 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
     expect(givenUp).toEqual([]);
     // Well again for a moment: what comes then begins anew, too.
-    for (const state of [{ ...troubled, mounts: 0 }, troubled]) lines.at(-1)?.send({ kind: 'state', ask: 0, state });
+    for (const state of [{ ...troubled, mounts: 0 }, troubled])
+      connections.at(-1)?.send({ kind: 'state', ask: 0, state });
     await since(3_000);
     clock.advance(2_500);
     // To end one takes two questions.

@@ -3,10 +3,10 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { createKeyedLock, type KeyedLock } from '#base/keyed-lock.ts';
 import type { Log } from '#base/log.ts';
-import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
-import { type Copies, createCopies } from '#keeper/copies.ts';
-import { isServed } from '#keeper/presence.ts';
+import { createDescriptorCopies, type DescriptorCopies } from '#keeper/descriptor-copies.ts';
+import { connectKeeper, type KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState, outOfReach } from '#keeper/protocol.ts';
+import { isServed } from '#keeper/serving-lock.ts';
 import { type Answers, createAnswers } from './answers.ts';
 import { holdToo } from './second-holder.ts';
 import type { Starting } from './starting.ts';
@@ -19,7 +19,7 @@ export interface Slot {
   isOutOfReach: boolean;
   answers: Answers | undefined;
   /** Of what it holds, where it may be killed with all that is its own. */
-  readonly copies: Copies | undefined;
+  readonly copies: DescriptorCopies | undefined;
   state: KeeperState | undefined;
   users: number;
   idleRounds: number;
@@ -86,7 +86,7 @@ export function createSlots(options: SlotsOptions): Slots {
     const slot = slots.get(name) ?? {
       ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
       ...{ troubledSince: undefined, ending: undefined, isOutOfReach: false },
-      copies: starting.areFound ? createCopies() : undefined,
+      copies: starting.areFound ? createDescriptorCopies() : undefined,
     };
     slots.set(name, slot);
     return slot;
@@ -196,7 +196,7 @@ export function createSlots(options: SlotsOptions): Slots {
     }
   }
 
-  async function share(slot: Slot, client: KeeperClient, copies: Copies): Promise<void> {
+  async function share(slot: Slot, client: KeeperClient, copies: DescriptorCopies): Promise<void> {
     using limit = clock.deadline(shareMs, closing.signal);
     try {
       await holdToo(client, copies, { keeper: slot.name, log }, limit.signal);

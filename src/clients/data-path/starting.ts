@@ -5,7 +5,7 @@ import { asItIs, enterNetwork, type FindNamespace, namespacePath } from '#base/l
 import type { Log } from '#base/log.ts';
 import { type Launch, launchProcess } from '#keeper/launch.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
-import { startKeeper } from '#keeper/start.ts';
+import { startKeeper } from '#keeper/start-keeper.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/errors.ts';
 import { searchPath } from '../mounter/tools.ts';

@@ -8,7 +8,7 @@ import { systemClock } from '#base/clock.ts';
 import { connectTo } from '#base/linux/descriptors.ts';
 import type { NodeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
-import { peerOf } from '#keeper/system.ts';
+import { peerCredentials } from '#keeper/system-calls.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { clientContract } from '#testing/contracts/client.ts';
@@ -139,7 +139,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
       const { signal } = ground.scope;
       const keeperPid = (): number => {
         const fd = connectTo(join(folder, 'host', 'sock'));
-        const { pid } = peerOf(fd);
+        const { pid } = peerCredentials(fd);
         closeSync(fd);
         return pid;
       };

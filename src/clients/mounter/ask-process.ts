@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 
 /** The kernel answers at once, also on a busy machine. */
 const patienceMs = 500;

@@ -1,7 +1,7 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
-import { patiently, StillRunning } from '#base/patience.ts';
+import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { MountTable } from './mountinfo.ts';
 

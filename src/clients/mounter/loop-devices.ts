@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/patience.ts';
+import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import {
   addLoop,

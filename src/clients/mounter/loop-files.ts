@@ -2,7 +2,7 @@ import { open, stat } from 'node:fs/promises';
 import { basename } from 'node:path';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import { isWrittenByNobody } from './image-file.ts';
 import { type LoopFile, loopFile } from './loop-calls.ts';

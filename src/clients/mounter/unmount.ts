@@ -1,7 +1,7 @@
 import { basename, dirname } from 'node:path';
 import { SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
-import { patiently, StillRunning } from '#base/patience.ts';
+import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { fuseType } from '../data-path/fuse.ts';

@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import Value from 'typebox/value';
-import { harmlessPart } from '#base/harmless.ts';
 import type { Scope } from '#base/log.ts';
+import { harmlessPart } from '#base/terminal-safe.ts';
 import { type PodName, podAddressPlace } from '#core/check-places.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreCheck } from '#core/model.ts';

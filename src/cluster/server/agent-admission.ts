@@ -2,7 +2,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { streamOver } from '#base/stream-over.ts';
+import { streamOver } from '#base/socket-stream.ts';
 import { StowageError } from '#core/errors.ts';
 import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
 import { turning } from '../names.ts';

@@ -1,6 +1,6 @@
 import { DeadlineExceeded } from '#base/clock.ts';
-import { harmlessPart } from '#base/harmless.ts';
 import { problemIn } from '#base/problem.ts';
+import { harmlessPart } from '#base/terminal-safe.ts';
 import { isErrorCode, reasonGrammar, relayed, StowageError } from '#core/errors.ts';
 import { type Answer, TooLong, Unanswered } from './exchange.ts';
 

@@ -6,7 +6,7 @@ import { type ClientHttp2Session, connect } from 'node:http2';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { streamOver } from '#base/stream-over.ts';
+import { streamOver } from '#base/socket-stream.ts';
 import { eventually } from '#testing/controlled.ts';
 import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';

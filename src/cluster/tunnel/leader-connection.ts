@@ -3,9 +3,9 @@ import { request as httpRequest, type IncomingMessage } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
-import { harmless } from '#base/harmless.ts';
 import { problemIn } from '#base/problem.ts';
-import { streamOver } from '#base/stream-over.ts';
+import { streamOver } from '#base/socket-stream.ts';
+import { harmless } from '#base/terminal-safe.ts';
 import { turning } from '../names.ts';
 
 /** Where the leader is, and how it is known to be the one. */

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { leases } from '#wire/kube/resources.ts';

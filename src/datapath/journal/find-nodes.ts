@@ -1,20 +1,20 @@
-import { chunkSize, hiding, record, recordsPerChunk } from './layout.ts';
+import { chunkSize, hiddenNameOwner, record, recordsPerChunk } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 import { firstId } from './node-records.ts';
 
-/** What records of nodes there are. */
-export interface Found {
-  /** Downwards, so that low numbers are given out first. */
+/** The records found in the journal. */
+export interface FoundNodes {
+  /** Descending, so that low ids are handed out first. */
   readonly free: readonly number[];
-  readonly hiding: readonly number[];
-  /** By owner: a node and its hash, in turn. 0: not known. */
+  readonly hiddenNameOwner: readonly number[];
+  /** By owner: node and hash, alternating. 0: unknown. */
   readonly owned: ReadonlyMap<number, readonly number[]>;
 }
 
-/** Word by word, without calls: applications wait for this, and Node has compiled nothing yet. */
-export function findNodes(memory: JournalMemory): Found {
+/** Reads word by word, without calls: applications wait for this, and Node has not compiled anything yet. */
+export function findNodes(memory: JournalMemory): FoundNodes {
   const free: number[] = [];
-  const hidings: number[] = [];
+  const hiddenNames: number[] = [];
   const owned = new Map<number, number[]>();
   for (let chunk = memory.chunks.length - 1; chunk >= 0; chunk--) {
     const { buffer, byteOffset } = memory.chunks[chunk] as DataView;
@@ -24,7 +24,7 @@ export function findNodes(memory: JournalMemory): Found {
       at -= record.size / 4;
       const owner = words[at] as number;
       if (owner === 0) free.push(id);
-      else if (owner === hiding) hidings.push(id);
+      else if (owner === hiddenNameOwner) hiddenNames.push(id);
       else {
         const ids = owned.get(owner) ?? [];
         if (ids.length === 0) owned.set(owner, ids);
@@ -33,5 +33,5 @@ export function findNodes(memory: JournalMemory): Found {
       }
     }
   }
-  return { free, hiding: hidings, owned };
+  return { free, hiddenNameOwner: hiddenNames, owned };
 }

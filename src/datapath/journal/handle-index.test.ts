@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { createHandleIndex, hashOf } from './handle-index.ts';
 
-test('the index finds what was added and not removed, among many', () => {
+test('the handle index finds each of many added and not removed handles', () => {
   const keys = Array.from({ length: 5000 }, (_, i) => Buffer.from(`key ${i * 7}`));
   const index = createHandleIndex(
     (key, value) => (keys[value - 1] as Buffer).equals(key),

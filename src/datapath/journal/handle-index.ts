@@ -1,7 +1,7 @@
-/** Finds numbers by the bytes they belong to, without keeping those bytes: only their hashes are asked for again. */
+/** Finds ids by their keys without storing the keys, only by hash. */
 export interface HandleIndex {
   find(key: Uint8Array, hash: number): number | undefined;
-  /** Must not be there yet. Numbers begin at 1. */
+  /** The key must be absent. Ids start at 1. */
   add(hash: number, value: number): void;
   remove(hash: number, value: number): void;
   readonly size: number;
@@ -9,7 +9,7 @@ export interface HandleIndex {
 
 const gone = -1;
 
-/** FNV-1a: handles differ in a few bytes, wherever a server puts them. Never 0. */
+/** FNV-1a: handles differ in a few bytes at server-specific positions. Never 0. */
 export function hashOf(key: Uint8Array): number {
   let sum = 0x811c9dc5;
   for (let i = 0; i < key.length; i++) sum = Math.imul(sum ^ (key[i] as number), 0x01000193);
@@ -17,13 +17,13 @@ export function hashOf(key: Uint8Array): number {
 }
 
 /**
- * A hash table of numbers alone, 4 to 8 bytes for each: a Map from strings would take twenty times as much for each of a
- * million files.
+ * A hash table of plain ids, 4 to 8 bytes per entry: a Map with string keys would take twenty times as much for each of
+ * a million files.
  */
 export function createHandleIndex(
   isKeyOf: (key: Uint8Array, value: number) => boolean,
   hashOfValue: (value: number) => number,
-  /** For so many at once, without growing. */
+  /** Initial capacity without growing. */
   room = 0,
 ): HandleIndex {
   let table = new Int32Array(2 ** Math.max(10, Math.ceil(Math.log2(2 * room + 2))));

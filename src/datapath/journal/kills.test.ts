@@ -7,13 +7,14 @@ import { createNodeTable } from './nodes.ts';
 import { createRequests, type Requests } from './requests.ts';
 
 /*
- * A process can be killed between any two stores. Here it is, at each of them: the n-th one throws, nothing more is done, and whoever
- * opens the journal next must find everything. Stores to what nobody reads yet (plain ones, to a line that is not in use) are left out.
+ * A process can be killed between any two stores. This test kills it at each: the n-th store throws, nothing more is
+ * done, and the next process must find everything. Stores that nobody reads yet (plain ones, to an unused line) are
+ * skipped.
  */
 
 class Killed extends Error {}
 
-/** Whether there were so many stores that it was killed. What the kernel writes (`putRequest`) goes another way. */
+/** Returns whether the work had enough stores to be killed. What the kernel writes (`putRequest`) is separate. */
 function isKilled(after: number, work: () => void): boolean {
   let stores = 0;
   const stored = (): void => {
@@ -45,7 +46,7 @@ function isKilled(after: number, work: () => void): boolean {
   }
 }
 
-/** Once for every store that the work makes, and once more when it is not killed. */
+/** Runs once per store of the work, and once without a kill. */
 function atEachStore(most: number, once: (after: number) => boolean): void {
   let after = 0;
   while (once(after)) expect(++after).toBeLessThan(most);
@@ -55,18 +56,18 @@ function atEachStore(most: number, once: (after: number) => boolean): void {
 const slots = 4;
 const long = 100_000;
 
-/** What one process after the other does with the same memory. */
+/** Successive processes on the same memory. */
 function journal(): Disposable & { next(): JournalMemory } {
   const fd = createJournal(slots);
   const opened = new DisposableStack();
   opened.defer(() => closeSync(fd));
-  // Pages that nobody touches are not needed here.
+  // Untouched pages need no memory here.
   const next = (): JournalMemory => ({ ...opened.use(openJournal(fd)), populate: () => undefined });
   return { next, [Symbol.dispose]: () => opened.dispose() };
 }
 
-describe('requests', () => {
-  /** By their numbers: those that a successor must find, and those that it may. */
+describe('requests in the journal', () => {
+  /** By id: requests that a successor must find, and those that it may find. */
   interface Read {
     readonly must: Map<number, { readonly mount: number; readonly length: number }>;
     readonly may: Set<number>;
@@ -121,7 +122,7 @@ describe('requests', () => {
 
   const filler = 9;
 
-  /** Takes all memory that is still free. */
+  /** Takes all free memory. */
   function fill(requests: Requests): void {
     for (let number = 101; ; number += 2) {
       const slot = requests.arm(filler);
@@ -131,20 +132,20 @@ describe('requests', () => {
     }
   }
 
-  test('are all there and each is there once, wherever a process is killed, and the next one too', () => {
+  test('exist exactly once wherever a process and its successor are killed', () => {
     atEachStore(500, (after) => {
       using kept = journal();
       const all: Read = { must: new Map(), may: new Set() };
       const before = createRequests(kept.next());
       const isOver = !isKilled(after, () => work(before, all));
-      // All of these would take long.
+      // All of them would take too long.
       const between = createRequests(kept.next());
       isKilled(after % 8, () => void between.left());
       const requests = createRequests(kept.next());
       const left = requests.left();
       check(left, all);
       fill(requests);
-      // Nobody was given memory in which one of them lies.
+      // No one was given memory that holds one of them.
       check(left, all);
       const last = createRequests(kept.next());
       const found = last.left().filter(({ mount }) => mount !== filler);
@@ -157,7 +158,7 @@ describe('requests', () => {
   }, 120_000);
 });
 
-describe('nodes', () => {
+describe('nodes in the journal', () => {
   const handle = (name: string): Buffer => Buffer.from(name);
 
   interface Process {
@@ -171,25 +172,25 @@ describe('nodes', () => {
     return { requests, nodes: createNodeTable(memory).of(0, handle('root')), left };
   }
 
-  /** Requests, one after the other: what each of them does however often it is begun. */
+  /** Successive requests: what each does whenever it is started. */
   const steps: readonly ((process: Process, place: number) => void)[] = [
-    ({ nodes }, place) => void nodes.looked(handle('a'), place),
-    ({ nodes }, place) => nodes.opened(nodes.looked(handle('a'), place).id, place),
+    ({ nodes }, place) => void nodes.addLookup(handle('a'), place),
+    ({ nodes }, place) => nodes.opened(nodes.addLookup(handle('a'), place).id, place),
     ({ nodes }, place) => nodes.opened(nodes.find(handle('a'))?.id ?? expect.fail(), place),
-    ({ nodes }, place) => nodes.unlooked(nodes.looked(handle('b'), place).id, place),
+    ({ nodes }, place) => nodes.removeLookup(nodes.addLookup(handle('b'), place).id, place),
     ({ nodes }, place) => nodes.closed(nodes.find(handle('a'))?.id ?? expect.fail(), place),
     ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'one' }),
     ({ nodes }) => nodes.hide(nodes.find(handle('a'))?.id ?? expect.fail(), { directory: handle('d'), name: 'two' }),
-    // The second has two names.
+    // The second file has two names.
     ({ nodes }, place) => {
-      const { id } = nodes.listed(handle('x'), place);
-      nodes.listed(handle('y'), place);
-      nodes.unlooked(id, place);
-      nodes.listed(handle('y'), place);
+      const { id } = nodes.addListed(handle('x'), place);
+      nodes.addListed(handle('y'), place);
+      nodes.removeLookup(id, place);
+      nodes.addListed(handle('y'), place);
     },
   ];
 
-  test('are counted once by each request, never too little, wherever a process is killed', () => {
+  test('are counted once per request, and never too low, wherever a process is killed', () => {
     atEachStore(500, (after) => {
       using kept = journal();
       const progress = { step: 0, read: -1 };
@@ -208,7 +209,7 @@ describe('nodes', () => {
       expect(next.left.length).toBeLessThan(2);
       const isHidden = next.nodes.hidden(next.nodes.find(handle('a'))?.id ?? 0) !== undefined;
       expect(isHidden || progress.step < 6).toBe(true);
-      // It was read and is not there: it was answered.
+      // Read and absent means that it was answered.
       if (!isOver && next.left.length === 0 && progress.read === progress.step) progress.step++;
       go(next, next.left[0]);
 
@@ -227,22 +228,22 @@ describe('nodes', () => {
     });
   }, 120_000);
 
-  test('are there for who asks again, also if the kernel has let go of them in between', () => {
+  test('are found by a resent request, even if the kernel has forgotten them in between', () => {
     using kept = journal();
     const first = start(kept.next());
     const place = takeOne(first, { step: 0, read: -1 });
-    const { id } = first.nodes.looked(handle('a'), place);
-    // Killed when it had answered; the kernel forgets the node before the next one comes to ask the server.
+    const { id } = first.nodes.addLookup(handle('a'), place);
+    // Killed after the answer; the kernel forgets the node before the successor asks the server.
     const next = start(kept.next());
     expect(next.left).toEqual([place]);
     next.nodes.forget(id, 1);
     expect(next.nodes.get(id)).toBeUndefined();
-    expect(next.nodes.looked(handle('b'), place).id).toBe(id);
+    expect(next.nodes.addLookup(handle('b'), place).id).toBe(id);
     expect(next.nodes.get(id)?.handle).toEqual(handle('b'));
     expect(start(kept.next()).nodes.find(handle('b'))?.id).toBe(id);
   });
 
-  /** As the kernel does it: it is there, however far the process comes with it. */
+  /** As the kernel does it: the request is there however far the process gets. */
   function takeOne({ requests }: Process, progress: { readonly step: number; read: number }): number {
     const slot = requests.arm(0) ?? expect.fail();
     putRequest(slot, 2 + 2 * progress.step, 60);

@@ -1,14 +1,13 @@
 /**
- * Where things lie in the journal. Both sides of an upgrade read it: a change of anything here is a new version (but not what is added
- * in space that was free, and means nothing where it is zero), and the
- * successor of another version must be able to read both.
+ * The layout of the journal. Both sides of an upgrade read it: any change needs a new version, and a successor must
+ * read both. Exception: fields added in free space that mean nothing when zero.
  */
 export const version = 1;
 export const magic = 0x53_57_4a_31;
 
 const pageSize = 4096;
 
-/** Most bytes of one FUSE READ or WRITE. */
+/** Maximum size of one FUSE READ or WRITE. */
 export const maxTransfer = 1024 * 1024;
 export const slotSize = maxTransfer + pageSize;
 
@@ -18,9 +17,9 @@ export const head = {
   heartbeat: 8,
   slots: 12,
   chunks: 16,
-  /** 1: the data path was told to stop. Its end is no request's fault. */
+  /** 1: the data path was told to stop. Its exit is no request's fault. */
   stopping: 20,
-  /** The line (plus one) of the request that alone is to blame if the data path ends now; 0: any may be. */
+  /** The line (plus one) of the only request to blame if the data path crashes now; 0: any may be. */
   suspect: 24,
   size: pageSize,
 } as const;
@@ -34,70 +33,76 @@ export const mountRow = {
   rootLength: 20,
   id: 24,
   root: 96,
-  /** What it has added to a volume that is held to its size, and in which epoch of the ledger: 64 bits each. */
+  /** The mount's growth in a volume with a quota, and the ledger's epoch of it: 64 bits each. */
   epoch: 160,
   growth: 168,
   size: 176,
 } as const;
-export const mostMounts = 1024;
-export const longestMountId = mountRow.root - mountRow.id;
+export const maxMounts = 1024;
+export const maxMountIdBytes = mountRow.root - mountRow.id;
 
-/** One line per request that was read and not answered. Short requests lie in it, others in a cell, long ones in a slot. */
+/** One line per unanswered request. Short requests lie in the line, others in a cell, long ones in a slot. */
 export const line = {
   mount: 0,
   phase: 4,
   proof: 8,
   handleLength: 12,
   seconds: 16,
-  /** Of a WRITE that was answered, which has no proof. */
+  /** For an answered WRITE, which has no proof: its order. */
   order: 16,
   nanoseconds: 24,
   replyLength: 28,
-  /** The cell or slot that the request lies in (cells are counted first), plus one; 0: here. */
+  /** The cell or slot of the request (cells are counted first), plus one; 0: in this line. */
   cell: 32,
-  /** The low half of the request's number if whoever waits for it was interrupted; else 0, or what an older request left. */
+  /**
+   * The low half of the request's unique id if its requester was interrupted; else 0, or a leftover of an older
+   * request.
+   */
   interrupted: 36,
   handle: 40,
   reply: 104,
-  /** What the request counted: a node with how far that came, and what its count becomes. */
+  /** A reference count changed by the request: the node with the progress, and the new count. */
   looked: 328,
   opened: 336,
-  /** How many nodes a listing has counted. */
+  /** Number of nodes counted by a listing. */
   listed: 344,
-  /** How many data paths ended while it may have been the cause. */
+  /** Number of data paths that died while this request may have been the cause. */
   outlived: 348,
-  /** When it was read, in ms since the machine was started: nobody can set that. 0 where it was not noted. */
+  /** Time of reading in ms since boot, which nobody can set. 0: not recorded. */
   readAt: 352,
   request: 360,
-  /** Which those are: behind the request, which is short. */
+  /** The listing's nodes, stored behind its short request. */
   list: 488,
   size: 1024,
 } as const;
-export const longestReply = line.looked - line.reply;
-export const longestInline = line.size - line.request;
-export const mostListed = (line.size - line.list) / 4;
-/** Requests that can wait for an answer at once. */
+export const maxReplyBytes = line.looked - line.reply;
+export const maxInlineBytes = line.size - line.request;
+export const maxListed = (line.size - line.list) / 4;
+/** Maximum number of unanswered requests. */
 export const lines = 4096;
 
 export const phase = { empty: 0, taken: 1, sent: 2, behind: 3, done: 4 } as const;
 
-/** A slot that holds a write of 4 KiB would be a megabyte that nobody else can use: requests of middle size are moved here. */
+/** A 4 KiB write in a slot would block a megabyte: requests of medium size are moved to cells. */
 export const cells = [
   { size: 8 * 1024, count: 2048 },
   { size: 72 * 1024, count: 256 },
 ] as const;
 export const cellCount = cells[0].count + cells[1].count;
 
-/** One word per slot: 0 free, `inUse` its request has a line, else the mount (plus one) whose next request goes there. */
+/**
+ * One word per slot: 0 free, `inUse`: its request has a line, else the mount (plus one) whose next request is read into
+ * it.
+ */
 export const inUse = 0x4000_0000;
 
 /**
- * Two for each mount, whatever others hold: for a long request, and for one that was read and has no line yet. What a mount holds beyond
- * that must leave these.
+ * Two per mount, whatever others hold: for a long request, and for one that has no line yet. A mount must leave these
+ * free when it takes more.
  */
-export const reservedSlots = 2 * mostMounts;
+export const reservedSlots = 2 * maxMounts;
 
-/** One record per node, or per place of a file that was removed while open. */
+/** One record per node or per hidden name. */
 export const record = {
   owner: 0,
   generation: 4,
@@ -106,37 +111,40 @@ export const record = {
   handleLength: 16,
   hidden: 20,
   handle: 24,
-  /** Of a node: the hash of its handle. 0: unknown. */
+  /** For a node: the hash of its handle. 0: unknown. */
   hash: 88,
-  /** The generation that it is the hash of. Another: a program that knows of no hash made the node, and something else lies there. */
+  /**
+   * The generation of that hash. If it differs, a program without hashes created the node and something else lies
+   * there.
+   */
   hashed: 92,
-  /** Of a hidden file. */
+  /** For a hidden name. */
   name: 88,
-  /** Of a node: the error by which answered data of it got lost, and not everybody knows yet. Behind all names. */
+  /** For a node: the error that lost acknowledged data, while not everybody was told. Lies behind all names. */
   lost: 124,
   size: 128,
 } as const;
-/** Owner of a record that says where a removed file is. */
-export const hiding = 0xffff_ffff;
-/** Beside that error: somebody knows. */
+/** Owner of a record with a hidden name. */
+export const hiddenNameOwner = 0xffff_ffff;
+/** Flag on that error: it was reported at least once. */
 export const lossTold = 0x8000_0000;
-export const longestHandle = record.name - record.handle;
-export const longestName = record.lost - record.name - 4;
+export const maxHandleBytes = record.name - record.handle;
+export const maxNameLength = record.lost - record.name - 4;
 export const chunkSize = 1024 * 1024;
 export const recordsPerChunk = chunkSize / record.size;
-/** About six million nodes would be 800 MB: the kernel lets go of some long before. */
-export const mostChunks = 256;
+/** About six million nodes would take 800 MB: the kernel is asked to drop some long before. */
+export const maxChunks = 256;
 
 const upTo = (size: number): number => Math.ceil(size / pageSize) * pageSize;
 
 export const mountsAt = head.size;
-export const linesAt = mountsAt + upTo(mostMounts * mountRow.size);
+export const linesAt = mountsAt + upTo(maxMounts * mountRow.size);
 export const ownersAt = linesAt + lines * line.size;
 export const slotsAt = (slots: number): number => ownersAt + upTo(slots * 4);
 export const cellsAt = (slots: number): number => slotsAt(slots) + slots * slotSize;
 export const cellsSize = cells[0].size * cells[0].count + cells[1].size * cells[1].count;
 export const chunksAt = (slots: number): number => cellsAt(slots) + cellsSize;
 
-/** Where a field of a line lies: in bytes, and in words. */
+/** Offset of a line's field, in bytes and in words. */
 export const lineAt = (place: number, field: number): number => linesAt + place * line.size + field;
 export const lineWord = (place: number, field: number): number => lineAt(place, field) / 4;

@@ -3,10 +3,10 @@ import type { Nodes } from '../ports.ts';
 import { lossTold, record } from './layout.ts';
 import type { NodeRecords } from './node-records.ts';
 
-/** By their numbers. */
+/** By number. */
 const errors = new Map(Object.entries(errno).map(([name, number]) => [number as number, name as ErrnoName]));
 
-/** What of a node got lost after it was answered: in one word of its record. */
+/** The loss of acknowledged data of a node, in one word of its record. */
 export function createLostData(
   { get, set }: NodeRecords,
   isOurs: (id: number) => boolean,

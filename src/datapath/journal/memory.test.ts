@@ -8,14 +8,14 @@ import { createNodeTable } from './nodes.ts';
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('root');
 
-test('what a killed process wrote is there for the next', async () => {
+test('a successor reads what a killed process wrote', async () => {
   using kept = keepJournal();
   const script = `
     import { openJournal } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
     import { createNodeTable } from ${JSON.stringify(import.meta.resolve('./nodes.ts'))};
     const nodes = createNodeTable(openJournal(3)).of(0, Buffer.from('root'));
     for (let i = 0; ; i++) {
-      nodes.looked(Buffer.from('file ' + i));
+      nodes.addLookup(Buffer.from('file ' + i));
       if (i === 20000) process.kill(process.pid, 'SIGKILL');
     }`;
   const child = spawn(process.execPath, ['--input-type=module', '-e', script], {
@@ -27,7 +27,7 @@ test('what a killed process wrote is there for the next', async () => {
   expect(table.of(0, root).find(handle('file 20000'))?.handle).toEqual(handle('file 20000'));
 });
 
-test('what is no journal, or one of another version, is refused', () => {
+test('opening something that is not a journal, or another version, is refused', () => {
   using kept = keepJournal();
   const memory = kept.open();
   memory.view.setUint32(head.version, 99, true);
@@ -36,7 +36,7 @@ test('what is no journal, or one of another version, is refused', () => {
   expect(() => kept.open()).toThrow('not a journal');
 });
 
-test('memory of a slot is taken where it is touched, and given back', () => {
+test("a slot's memory is allocated when touched and can be returned", () => {
   using kept = keepJournal(1);
   const memory = kept.open();
   memory.populate(0);

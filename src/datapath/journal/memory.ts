@@ -7,42 +7,42 @@ import {
   chunksAt,
   head,
   magic,
-  mostChunks,
+  maxChunks,
   reservedSlots,
   slotSize,
   slotsAt,
   version,
 } from './layout.ts';
 
-/** A piece of it, as bytes and as a view of the same. */
+/** A piece of the journal, as a buffer and as a view of the same bytes. */
 export interface Piece {
   readonly buffer: Buffer;
   readonly view: DataView;
 }
 
-/** The journal as this process sees it. */
+/** The journal mapped into this process. */
 export interface JournalMemory extends Disposable {
   readonly slots: number;
-  /** Everything but slots and nodes. */
+  /** Everything except slots and nodes. */
   readonly words: Int32Array;
   readonly view: DataView;
   readonly bytes: Buffer;
   slot(place: number): Piece;
-  /** Counted through all classes. */
+  /** Numbered across all size classes. */
   cell(place: number): Piece;
-  /** Makes the memory of a slot present, so that the kernel finds it when it copies a request there. */
+  /** Populates the memory of a slot, so that the kernel need not fault it in while copying a request. */
   populate(place: number): void;
-  /** Gives the memory of slots back, from one on so many. */
+  /** Returns the memory of `count` slots to the system. */
   forget(place: number, count: number): void;
   readonly chunks: readonly DataView[];
-  /** Room for more nodes. Undefined: there is no more. */
+  /** Adds a chunk for more nodes. Undefined: the limit is reached. */
   addChunk(): DataView | undefined;
 }
 
-/** Memory is taken only for those that hold something: most never do. */
+/** Unused slots take no memory; most are never used. */
 const usualSlots = reservedSlots + 256;
 
-/** Slots that V8 is told of at once: it cleans up its heap for all memory that it is told of, and most slots are never used. */
+/** Slots per ArrayBuffer: V8 counts external memory and collects garbage for it, and most slots are never used. */
 const seenTogether = 64;
 
 export function createJournal(slots = usualSlots): number {
@@ -51,7 +51,7 @@ export function createJournal(slots = usualSlots): number {
   return fd;
 }
 
-/** Memory of any size, as its keeper made it, becomes a journal; one that is a journal already stays as it is. */
+/** Turns memory of any size, as created by the keeper, into a journal. An existing journal is left unchanged. */
 export function formatJournal(fd: number, slots = usualSlots): void {
   if (isFormatted(fd)) return;
   growMemory(fd, chunksAt(slots));
@@ -67,7 +67,7 @@ function isFormatted(fd: number): boolean {
   return new DataView(mapped.bytes).getUint32(head.magic, true) === magic;
 }
 
-/** The memory stays mapped until the process ends, or this is disposed of. */
+/** The memory stays mapped until the process exits or this is disposed. */
 export function openJournal(fd: number): JournalMemory {
   const slots = readHead(fd);
   const front = mapMemory(fd, 0, slotsAt(slots));
@@ -102,7 +102,7 @@ export function openJournal(fd: number): JournalMemory {
     populate: (place) => requests.populate(place * slotSize, slotSize),
     forget: (place, count) => requests.forget(place * slotSize, count * slotSize),
     addChunk: () => {
-      if (chunks.length >= mostChunks) return undefined;
+      if (chunks.length >= maxChunks) return undefined;
       growMemory(fd, chunksAt(slots) + (chunks.length + 1) * chunkSize);
       const added = addMapped();
       Atomics.store(words, head.chunks / 4, chunks.length);

@@ -1,11 +1,11 @@
 import { expect, test } from 'vitest';
 import { keepJournal } from '#testing/journal.ts';
-import { mostMounts } from './layout.ts';
+import { maxMounts } from './layout.ts';
 import { createMountRows } from './mounts.ts';
 
 const handle = (text: string): Buffer => Buffer.from(text);
 
-test('a successor knows what was agreed upon with the kernel, and the root', () => {
+test('a successor knows the options negotiated with the kernel and the root', () => {
   using kept = keepJournal();
   const rows = createMountRows(kept.open());
   const one = rows.of('sv1-one');
@@ -23,15 +23,15 @@ test('a successor knows what was agreed upon with the kernel, and the root', () 
   expect(next.of('sv1-new')).toMatchObject({ index: other.index, root: undefined, agreement: undefined });
 });
 
-test('there is an end to their number and length', () => {
+test('the number of mounts and the length of their ids are limited', () => {
   using kept = keepJournal();
   const rows = createMountRows(kept.open());
   expect(() => rows.of('x'.repeat(73))).toThrow('at most 72 bytes');
-  for (let i = 0; i < mostMounts; i++) rows.of(`${i}`);
-  expect(() => rows.of('one more')).toThrow('1024 mounts at most');
+  for (let i = 0; i < maxMounts; i++) rows.of(`${i}`);
+  expect(() => rows.of('one more')).toThrow('at most 1024 mounts');
 });
 
-test('a successor knows what a mount has added to its volume; the next mount in the row begins with nothing', () => {
+test("a successor knows a mount's growth of its volume; the next mount in the row starts with none", () => {
   using kept = keepJournal();
   const rows = createMountRows(kept.open());
   const [one, other] = [rows.of('one'), rows.of('other')];

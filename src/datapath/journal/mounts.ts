@@ -1,27 +1,27 @@
 import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
 import type { Agreement } from '#wire/fuse/init.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import type { KeptGrowth } from '../quota/account.ts';
-import { longestMountId, mostMounts, mountRow, mountsAt } from './layout.ts';
+import type { StoredGrowth } from '../quota/account.ts';
+import { maxMountIdBytes, maxMounts, mountRow, mountsAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** What a successor must know of a mount beyond what it is told by the keeper. */
+/** What a successor must know of a mount beyond what the keeper sends. */
 export interface MountRow {
   readonly index: number;
   readonly id: string;
-  /** The export's root, once the server has told it. */
+  /** The export's root handle, once known. */
   readonly root: FileHandle | undefined;
-  /** What was agreed upon with the kernel, once it was. */
+  /** The result of FUSE_INIT, once negotiated. */
   readonly agreement: Agreement | undefined;
 }
 
 export interface MountRows {
   all(): readonly MountRow[];
-  /** The row of a mount, made if there is none. */
+  /** The mount's row, created if absent. */
   of(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
   setAgreement(index: number, agreement: Agreement): void;
-  growth(index: number): KeptGrowth;
+  growth(index: number): StoredGrowth;
   remove(index: number): void;
 }
 
@@ -54,10 +54,10 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     return { minor, flags: (Object.keys(initFlag) as InitFlag[]).filter((flag) => has(initFlag[flag])) };
   }
 
-  const indexes: readonly number[] = Array.from({ length: mostMounts }, (_, index) => index);
+  const indexes: readonly number[] = Array.from({ length: maxMounts }, (_, index) => index);
   const known = new Map(indexes.filter(isUsed).map((index) => [rowAt(index).id, index]));
 
-  const growth = (index: number): KeptGrowth => {
+  const growth = (index: number): StoredGrowth => {
     const [epochAt, growthAt] = [at(index, mountRow.epoch), at(index, mountRow.growth)];
     return {
       read: () => ({
@@ -65,7 +65,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
       }),
       write: (epoch, bytes) => {
         const next = BigInt(epoch);
-        // Killed in between it is of no epoch, rather than the growth of one in another.
+        // A crash in between leaves no epoch, rather than growth of the wrong epoch.
         if (view.getBigInt64(epochAt, true) !== next) view.setBigInt64(epochAt, 0n, true);
         view.setBigInt64(growthAt, BigInt(bytes), true);
         view.setBigInt64(epochAt, next, true);
@@ -75,9 +75,9 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
 
   function add(id: string): MountRow {
     const name = Buffer.from(id);
-    if (name.length > longestMountId) throw new RangeError(`a mount's id has at most ${longestMountId} bytes`);
+    if (name.length > maxMountIdBytes) throw new RangeError(`a mount's id has at most ${maxMountIdBytes} bytes`);
     const index = indexes.find((one) => !isUsed(one));
-    if (index === undefined) throw new RangeError(`there can be ${mostMounts} mounts at most`);
+    if (index === undefined) throw new RangeError(`at most ${maxMounts} mounts are possible`);
     bytes.set(name, at(index, mountRow.id));
     set(index, mountRow.idLength, name.length);
     set(index, mountRow.rootLength, 0);

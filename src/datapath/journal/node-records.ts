@@ -1,23 +1,23 @@
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import { hashOf } from './handle-index.ts';
-import { longestHandle, record, recordsPerChunk } from './layout.ts';
+import { maxHandleBytes, record, recordsPerChunk } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** 1 is every mount's root, which has no record. */
+/** Id 1 is every mount's root, which has no record. */
 export const firstId = 2;
 
-/** The memory of nodes, field by field. */
+/** Access to node records, field by field. */
 export interface NodeRecords {
   isThere(id: number): boolean;
   get(id: number, field: number): number;
   set(id: number, field: number, value: number): void;
-  /** The last word that is written of a new record, and the first of one that goes. */
+  /** The last word written of a new record, and the first of a removed one. */
   own(id: number, owner: number): void;
   view(id: number, field: number, length: number): Buffer;
   handleOf(id: number): FileHandle;
   hashOfNode(id: number): number;
   putHandle(id: number, handle: FileHandle): void;
-  /** Of its handle. */
+  /** The hash of the node's handle. */
   putHash(id: number, hash: number): void;
 }
 
@@ -39,8 +39,8 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
   const handleOf = (id: number): FileHandle => view(id, record.handle, get(id, record.handleLength));
 
   function putHandle(id: number, handle: FileHandle): void {
-    if (handle.length > longestHandle) throw new RangeError('a handle longer than NFSv3 allows');
-    // Killed in between, nobody takes the one for the other.
+    if (handle.length > maxHandleBytes) throw new RangeError('a handle longer than NFSv3 allows');
+    // Cleared first: after a crash in between, the old hash must not match the new handle.
     set(id, record.hash, 0);
     view(id, record.handle, handle.length).set(handle);
     set(id, record.handleLength, handle.length);
@@ -51,7 +51,7 @@ export function createNodeRecords(memory: JournalMemory): NodeRecords {
     set(id, record.hashed, get(id, record.generation));
   }
 
-  /** Kept: it is asked of every node while applications wait. */
+  /** Stored, because a successor needs the hash of every node while applications wait. */
   function hashOfNode(id: number): number {
     const known = get(id, record.hash);
     if (known !== 0 && get(id, record.hashed) === get(id, record.generation)) return known;

@@ -9,11 +9,15 @@ import { createRequests } from './requests.ts';
 const handle = (text: string): Buffer => Buffer.from(text);
 const root = handle('root');
 
-describe('nodes', () => {
-  test('a handle has one node for as long as the kernel knows it, and a successor finds it', () => {
+describe('the node table', () => {
+  test('keeps one node per handle while the kernel knows it, also for a successor', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const [one, again, other] = [nodes.looked(handle('a')), nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    const [one, again, other] = [
+      nodes.addLookup(handle('a')),
+      nodes.addLookup(handle('a')),
+      nodes.addLookup(handle('b')),
+    ];
     expect(again.id).toBe(one.id);
     expect(other.id).not.toBe(one.id);
     nodes.opened(one.id);
@@ -30,20 +34,20 @@ describe('nodes', () => {
     next.forget(one.id, 1);
     expect(next.get(one.id)).toBeUndefined();
     expect(next.find(handle('a'))).toBeUndefined();
-    // Its number comes back with another generation.
-    const later = next.looked(handle('c'));
-    const reused = [later, next.looked(handle('d'))].find(({ id }) => id === one.id);
+    // The id is reused with another generation.
+    const later = next.addLookup(handle('c'));
+    const reused = [later, next.addLookup(handle('d'))].find(({ id }) => id === one.id);
     expect(reused?.generation).toBe(one.generation + 1);
   });
 
-  test('that data of a file got lost is known to a successor, and not of what has its number later', () => {
+  test('tells a successor about lost data of a file, but not after the id is reused', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const [{ id }, other] = [nodes.looked(handle('a')), nodes.looked(handle('b'))];
+    const [{ id }, other] = [nodes.addLookup(handle('a')), nodes.addLookup(handle('b'))];
     nodes.setLost(id, 'ENOSPC');
     const next = createNodeTable(kept.open()).of(0, root);
     expect([next.lost(id), next.lost(other.id), next.lost(1)]).toEqual(['ENOSPC', undefined, undefined]);
-    // Whether anybody was told is known, too, of this loss and not of the next one.
+    // It is also known whether this loss was reported, and not the next one.
     for (const each of [id, other.id]) next.setLossTold(each);
     const third = createNodeTable(kept.open()).of(0, root);
     expect([third.isLossTold(id), third.lost(id), third.isLossTold(other.id)]).toEqual([true, 'ENOSPC', false]);
@@ -53,44 +57,44 @@ describe('nodes', () => {
     next.setLost(other.id, undefined);
     next.forget(id, 1);
     expect(next.lost(id)).toBeUndefined();
-    expect(next.looked(handle('c')).id).toBe(id);
+    expect(next.addLookup(handle('c')).id).toBe(id);
     expect([next.lost(id), next.lost(other.id)]).toEqual([undefined, undefined]);
   });
 
-  test('the root is always node 1', () => {
+  test('always has the root as node 1', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, handle('r0')), table.of(1, handle('r1'))];
-    expect(one.looked(handle('r0')).id).toBe(1);
+    expect(one.addLookup(handle('r0')).id).toBe(1);
     expect(other.get(1)?.handle).toEqual(handle('r1'));
     one.forget(1, 1000);
     expect(one.get(1)).toBeDefined();
     expect(table.size).toBe(0);
   });
 
-  test('is found by its handle, also where a program made it that kept no hashes', () => {
+  test('finds nodes by handle if an older program without hashes created them', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const nodes = createNodeTable(memory).of(0, root);
-    const { id } = nodes.looked(handle('a'));
+    const { id } = nodes.addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
-    // What such a program leaves of a record that said where a file is hidden.
+    // What such a program leaves in a record of a hidden name.
     chunk?.setUint32(field(record.name), 28, true);
     Buffer.from('.nfs0123456789abcdef01234567').forEach((byte, i) => {
       chunk?.setUint8(field(record.name) + 4 + i, byte);
     });
     const next = createNodeTable(kept.open()).of(0, root);
     expect(next.find(handle('a'))?.id).toBe(id);
-    expect(next.looked(handle('a')).id).toBe(id);
+    expect(next.addLookup(handle('a')).id).toBe(id);
     next.forget(id, 2);
     expect(next.find(handle('a'))).toBeUndefined();
   });
 
-  test('and where it did so in the place of one that has a hash', () => {
+  test('finds nodes by handle if an older program reused a record with a hash', () => {
     using kept = keepJournal();
     const memory = kept.open();
-    const { id } = createNodeTable(memory).of(0, root).looked(handle('a'));
+    const { id } = createNodeTable(memory).of(0, root).addLookup(handle('a'));
     const [chunk] = memory.chunks;
     const field = (offset: number): number => (id - firstId) * record.size + offset;
     chunk?.setUint32(field(record.generation), 2, true);
@@ -99,42 +103,42 @@ describe('nodes', () => {
     expect([next.find(handle('a')), next.find(handle('b'))?.id]).toEqual([undefined, id]);
   });
 
-  test('whoever still works for a mount that is gone has nothing to do with the next one of its number', () => {
+  test('ignores work for a gone mount after its index was reused', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const [requests, table] = [createRequests(memory), createNodeTable(memory)];
     const before = table.of(0, root);
     const slot = requests.arm(0) ?? expect.fail();
     const { place } = requests.take(0, slot, putRequest(slot, 2, 60)) ?? expect.fail();
-    before.looked(handle('a'), place);
+    before.addLookup(handle('a'), place);
     requests.freeAll(0);
     table.drop(0);
 
     const next = table.of(0, root);
     const again = requests.arm(0) ?? expect.fail();
     expect(requests.take(0, again, putRequest(again, 4, 60))?.place).toBe(place);
-    const { id } = next.looked(handle('b'), place);
-    for (const late of [() => before.looked(handle('c'), place), () => before.listed(handle('b'), place)])
+    const { id } = next.addLookup(handle('b'), place);
+    for (const late of [() => before.addLookup(handle('c'), place), () => before.addListed(handle('b'), place)])
       expect(late).toThrow('ESTALE');
     before.opened(id, place);
     before.closed(id, place);
-    before.unlooked(id, place);
+    before.removeLookup(id, place);
     before.forget(id, 1);
     before.hide(id, { directory: handle('dir'), name: '.nfs0123' });
     before.setLost(id, 'EIO');
     expect(before.get(id)).toBeUndefined();
     expect([next.hidden(id), next.lost(id), table.size]).toEqual([undefined, undefined, 1]);
-    // However often that request comes.
-    next.looked(handle('b'), place);
+    // However often the request is resent.
+    next.addLookup(handle('b'), place);
     next.forget(id, 1);
     expect(next.get(id)).toBeUndefined();
   });
 
-  test('mounts do not see each other, and one that goes takes its nodes along', () => {
+  test('separates mounts and removes all nodes of a removed one', () => {
     using kept = keepJournal();
     const table = createNodeTable(kept.open());
     const [one, other] = [table.of(0, root), table.of(1, root)];
-    const [mine, theirs] = [one.looked(handle('same')), other.looked(handle('same'))];
+    const [mine, theirs] = [one.addLookup(handle('same')), other.addLookup(handle('same'))];
     expect(mine.id).not.toBe(theirs.id);
     expect(one.get(theirs.id)).toBeUndefined();
     one.forget(theirs.id, 5);
@@ -144,19 +148,19 @@ describe('nodes', () => {
     expect(createNodeTable(kept.open()).size).toBe(1);
   });
 
-  test('a stale handle is exchanged', () => {
+  test('replaces a stale handle', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    const { id } = nodes.looked(handle('old'));
+    const { id } = nodes.addLookup(handle('old'));
     nodes.changeHandle(id, handle('new'));
     expect(nodes.find(handle('old'))).toBeUndefined();
     expect(nodes.find(handle('new'))?.id).toBe(id);
   });
 
-  test('numbers that the kernel should not know are nothing', () => {
+  test('returns nothing for ids unknown to the kernel', () => {
     using kept = keepJournal();
     const nodes = createNodeTable(kept.open()).of(0, root);
-    nodes.looked(handle('a'));
+    nodes.addLookup(handle('a'));
     for (const id of [0, 3, 100_000, 2 ** 40, -1, Number.NaN]) {
       expect(nodes.get(id)).toBeUndefined();
       nodes.forget(id, 1);
@@ -165,17 +169,17 @@ describe('nodes', () => {
     }
   });
 
-  test('it grows, and a place without its file is let go at the next start', () => {
+  test('grows, and frees a hidden name without a file at the next start', () => {
     using kept = keepJournal();
     const memory = kept.open();
     const table = createNodeTable(memory);
     const nodes = table.of(0, root);
     const many = (chunkSize / record.size) * 2 + 10;
-    for (let i = 0; i < many; i++) nodes.looked(handle(`file ${i}`));
+    for (let i = 0; i < many; i++) nodes.addLookup(handle(`file ${i}`));
     expect(memory.chunks).toHaveLength(3);
     const { id } = nodes.find(handle('file 5')) ?? expect.fail();
     nodes.hide(id, { directory: root, name: 'x' });
-    // Killed after the node went and before its place did.
+    // Killed after the node was removed and before its hidden name was.
     const chunk = memory.chunks[0] ?? expect.fail();
     chunk.setUint32((id - 2) * record.size + record.owner, 0, true);
     const next = createNodeTable(kept.open());
@@ -187,7 +191,7 @@ describe('nodes', () => {
     ).toBeDefined();
   });
 
-  test('as a model says, whatever is done, with a successor in between', () => {
+  test('behaves like a model under random operations and restarts', () => {
     const step = fc.oneof(
       fc.record({ do: fc.constant('look' as const), key: fc.nat(20) }),
       fc.record({ do: fc.constant('forget' as const), key: fc.nat(20), count: fc.integer({ min: 1, max: 3 }) }),
@@ -201,7 +205,7 @@ describe('nodes', () => {
         for (const one of steps) {
           if (one.do === 'restart') nodes = createNodeTable(kept.open()).of(0, root);
           else if (one.do === 'look') {
-            const { id } = nodes.looked(handle(`h${one.key}`));
+            const { id } = nodes.addLookup(handle(`h${one.key}`));
             const known = model.get(one.key);
             if (known !== undefined) expect(id).toBe(known.id);
             model.set(one.key, { id, lookups: (known?.lookups ?? 0) + 1 });

@@ -2,21 +2,21 @@ import { rootNode } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { Node, Nodes } from '../ports.ts';
-import { createCrowding, usualLimits } from './crowding.ts';
 import { findNodes } from './find-nodes.ts';
 import { createHandleIndex, type HandleIndex, hashOf } from './handle-index.ts';
-import { createHiddenPlaces } from './hidden-places.ts';
+import { createHiddenNames } from './hidden-names.ts';
+import { createIdempotentCounts } from './idempotent-counts.ts';
 import { record, recordsPerChunk } from './layout.ts';
 import { createLostData } from './lost-data.ts';
 import type { JournalMemory } from './memory.ts';
+import { createNodePressure, usualLimits } from './node-pressure.ts';
 import { createNodeRecords, firstId } from './node-records.ts';
-import { createSteps } from './steps.ts';
 
-/** Nodes of all mounts. A node's number is where its record lies: 2 is the first; 1 is every mount's root. */
+/** The nodes of all mounts. A node's id is the position of its record, starting at 2; 1 is every mount's root. */
 export interface NodeTable {
-  /** Those of one mount; its root is not in the table. */
+  /** The nodes of one mount; its root is not in the table. */
   of(mount: number, root: FileHandle): Nodes;
-  /** Everything of a mount that is unmounted. */
+  /** Removes everything of an unmounted mount. */
   drop(mount: number): void;
   readonly size: number;
 }
@@ -27,14 +27,14 @@ const isSame = (one: Uint8Array, other: Uint8Array): boolean =>
 export function createNodeTable(memory: JournalMemory, limits = usualLimits): NodeTable {
   const free: number[] = [];
   const indexes = new Map<number, HandleIndex>();
-  /** By mount: what tells whoever still works for it that it is gone. */
+  /** By mount: marks its nodes as gone for calls still in flight. */
   const endings = new Map<number, () => void>();
-  const steps = createSteps(memory);
-  const crowding = createCrowding(limits, (mount) => indexOf(mount).size);
+  const counts = createIdempotentCounts(memory);
+  const pressure = createNodePressure(limits, (mount) => indexOf(mount).size);
 
   const records = createNodeRecords(memory);
   const { get, set, own, handleOf, hashOfNode, putHandle, putHash, isThere } = records;
-  const places = createHiddenPlaces(records, take);
+  const hiddenNames = createHiddenNames(records, take);
 
   function take(): number {
     const id = free.pop();
@@ -64,10 +64,10 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     for (const [owner, ids] of left.owned) {
       const index = indexOf(owner - 1, ids.length / 2);
       for (let i = 0; i < ids.length; i += 2) index.add(ids[i + 1] || hashOfNode(ids[i] as number), ids[i] as number);
-      crowding.grown(ids.length / 2);
+      pressure.grown(ids.length / 2);
     }
-    // One whose file was closed, or not yet told of it: nobody points to it.
-    for (const id of left.hiding) if (!places.isPointedTo(id)) letGo(id);
+    // The file was closed or never referred to it.
+    for (const id of left.hiddenNameOwner) if (!hiddenNames.isPointedTo(id)) letGo(id);
   }
 
   function* everyId(): Generator<number> {
@@ -85,7 +85,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     indexOf(mount).remove(hashOfNode(id), id);
     unhide(id);
     letGo(id);
-    crowding.shrunk();
+    pressure.shrunk();
   }
 
   function of(mount: number, root: FileHandle): Nodes {
@@ -96,12 +96,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     endings.set(mount, () => {
       isGone = true;
     });
-    // Its number, and the places of its requests, may be another mount's when it is gone.
+    // After the mount is gone, its ids and journal places may belong to another mount.
     const isOurs = (id: number): boolean => !isGone && isThere(id) && get(id, record.owner) === owner;
     const node = (id: number): Node => ({
       id,
       generation: get(id, record.generation),
-      // A copy: a call may be sent again when the record is somebody else's.
+      // Copied: a call may be resent after the record was reused.
       handle: Buffer.from(handleOf(id)),
       opens: get(id, record.opens),
     });
@@ -109,14 +109,14 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     const countOpen = (id: number, by: number, place: number | undefined): void => {
       if (id === rootNode) rootOpens += by;
       else if (isOurs(id))
-        steps.once({ place, what: 'opened', node: id, becomes: Math.max(0, get(id, record.opens) + by) }, (count) =>
+        counts.once({ place, what: 'opened', node: id, becomes: Math.max(0, get(id, record.opens) + by) }, (count) =>
           set(id, record.opens, count),
         );
     };
 
     function make(handle: FileHandle, hash: number, place: number | undefined): number {
       if (isGone) throw new Errno('ESTALE');
-      if (!crowding.hasRoom()) throw new Errno('ENOMEM');
+      if (!pressure.hasRoom()) throw new Errno('ENOMEM');
       const id = take();
       set(id, record.generation, get(id, record.generation) + 1);
       putHandle(id, handle);
@@ -125,11 +125,11 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       set(id, record.opens, 0);
       set(id, record.hidden, 0);
       set(id, record.lost, 0);
-      steps.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
-      // The request was answered before a crash, and the kernel has let go of the node since: then it counts as counted already.
+      counts.once({ place, what: 'looked', node: id, becomes: 1 }, () => own(id, owner));
+      // The request was answered before a crash and the kernel has forgotten the node since, so it counts as counted.
       if (get(id, record.owner) !== owner) own(id, owner);
       index.add(hash, id);
-      crowding.grown();
+      pressure.grown();
       return id;
     }
 
@@ -137,7 +137,7 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       const hash = hashOf(handle);
       const known = index.find(handle, hash);
       if (known === undefined) return make(handle, hash, place);
-      steps.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
+      counts.once({ place, what: 'looked', node: known, becomes: get(known, record.lookups) + 1 }, (count) =>
         set(known, record.lookups, count),
       );
       return known;
@@ -151,22 +151,22 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     }
 
     return {
-      looked: (handle, place) => (isSame(handle, root) ? rootOf() : node(look(handle, place))),
-      listed: (handle, place) => {
+      addLookup: (handle, place) => (isSame(handle, root) ? rootOf() : node(look(handle, place))),
+      addListed: (handle, place) => {
         if (isSame(handle, root)) return rootOf();
         const known = index.find(handle, hashOf(handle)) ?? 0;
-        if (steps.wasListed(place, known)) return node(known);
+        if (counts.wasListed(place, known)) return node(known);
         const id = look(handle);
-        steps.listed(place, id);
+        counts.listed(place, id);
         return node(id);
       },
-      unlooked: (id, place) => {
+      removeLookup: (id, place) => {
         if (isGone) return;
-        steps.takeBack(place, id);
+        counts.takeBack(place, id);
         forget(id, 1);
       },
-      hasRoom: crowding.hasRoom,
-      onMany: (give) => crowding.onMany(mount, give),
+      hasRoom: pressure.hasRoom,
+      onPressure: (give) => pressure.onPressure(mount, give),
       get: (id) => (id === rootNode ? rootOf() : isOurs(id) ? node(id) : undefined),
       find: (handle) => {
         if (isSame(handle, root)) return rootOf();
@@ -185,20 +185,20 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
       hide: (id, place) => {
         if (!isOurs(id)) return;
         const before = get(id, record.hidden);
-        set(id, record.hidden, place === undefined ? 0 : places.put(id, place));
-        // Only now: killed in between, nobody would know where the file is.
+        set(id, record.hidden, place === undefined ? 0 : hiddenNames.put(id, place));
+        // Freed last: after a crash in between, the hidden name would be unknown.
         if (before !== 0) letGo(before);
       },
       hidden: (id) => {
         const at = isOurs(id) ? get(id, record.hidden) : 0;
-        return at === 0 ? undefined : places.at(at);
+        return at === 0 ? undefined : hiddenNames.at(at);
       },
       ...createLostData(records, isOurs),
     };
   }
 
-  /** Of a node that was just being made, too: all but whose it is was there. */
-  steps.end(({ mount, what, node, becomes }) => {
+  /** Also for a node that was being created: only its owner was missing. */
+  counts.end(({ mount, what, node, becomes }) => {
     if (!isThere(node) || ![0, mount + 1].includes(get(node, record.owner))) return;
     if (what === 'looked') own(node, mount + 1);
     set(node, what === 'looked' ? record.lookups : record.opens, becomes);
@@ -209,12 +209,12 @@ export function createNodeTable(memory: JournalMemory, limits = usualLimits): No
     drop: (mount) => {
       for (const id of everyId()) if (get(id, record.owner) === mount + 1) remove(mount, id);
       indexes.delete(mount);
-      crowding.drop(mount);
+      pressure.drop(mount);
       endings.get(mount)?.();
       endings.delete(mount);
     },
     get size() {
-      return crowding.size;
+      return pressure.size;
     },
   };
 }

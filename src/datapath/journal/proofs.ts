@@ -5,7 +5,7 @@ import type { JournalMemory } from './memory.ts';
 export const noProof = 0;
 const proofNumber = { made: 1, gone: 2, moved: 3 } as const;
 
-/** What tells of a request whether its call was done: beside it, in its line. */
+/** The proof of whether a request's call was executed, in the request's line. */
 export function createProofs({ words, view, bytes }: JournalMemory): Proofs {
   const handleOf = (place: number): Buffer => {
     const from = at(place, line.handle);
@@ -37,7 +37,7 @@ export function createProofs({ words, view, bytes }: JournalMemory): Proofs {
       bytes.set(proof.handle, at(place, line.handle));
       view.setUint32(at(place, line.handleLength), proof.handle.length, true);
     }
-    // A process can be killed between any two stores: what the proof consists of is there before it is one.
+    // The process can be killed between any two stores: write the proof's fields before its kind.
     Atomics.store(words, word(place, line.proof), proofNumber[proof.kind]);
     Atomics.store(words, word(place, line.phase), phase.sent);
   }

@@ -3,7 +3,7 @@ import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { keepJournal, putRequest } from '#testing/journal.ts';
 import type { Message } from '#wire/fuse/message.ts';
-import { cellCount, lines, mostMounts } from './layout.ts';
+import { cellCount, lines, maxMounts } from './layout.ts';
 import { createJournal, openJournal } from './memory.ts';
 import { createRequests, type Requests } from './requests.ts';
 
@@ -11,8 +11,8 @@ const handle = (text: string): Buffer => Buffer.from(text);
 const long = 100_000;
 const unique = (message: Message): number => message.view.getUint32(8, true);
 
-describe('requests', () => {
-  test('a successor finds what was read and not answered, with how far it came', () => {
+describe('requests in the journal', () => {
+  test('a successor finds unanswered requests and their phase', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const armed = requests.arm(3) ?? expect.fail();
@@ -25,12 +25,12 @@ describe('requests', () => {
     requests.write(done, { kind: 'gone', handle: handle('a handle') });
     requests.keepAnswer(done, Buffer.from('the answer'));
     requests.free(read(4));
-    // One for all, until a long one was read into it.
+    // All mounts share the slot until a long request was read into it.
     expect(requests.arm(4)).toBe(armed);
     expect(requests.arm(3)).toBe(armed);
     const behind = read(5, long);
     requests.behind(behind);
-    // Killed when the kernel had just put another one there.
+    // Killed when the kernel had just written another request there.
     const last = requests.arm(3) ?? expect.fail();
     expect(last).not.toBe(armed);
     putRequest(last, 6, 200);
@@ -57,7 +57,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toEqual([]);
   });
 
-  test('a line is freed once: not by whoever still works for a mount that is gone', () => {
+  test('a line is freed once, and not by work for a gone mount', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const take = (mount: number, length: number): number => {
@@ -74,7 +74,7 @@ describe('requests', () => {
     expect(requests.held).toEqual({ lines: 0, slots: 0 });
   });
 
-  test('a successor knows who was interrupted, wherever the request lies', () => {
+  test('a successor knows which requests were interrupted, wherever they lie', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const read = (number: number, length: number): number => {
@@ -90,16 +90,16 @@ describe('requests', () => {
       [6, true],
       [8, false],
     ]);
-    // Another request in the same line was not.
+    // Another request in the same line was not interrupted.
     for (const place of places) requests.free(place);
     for (const number of [10, 12, 14, 16]) read(number, 100);
     for (const { isInterrupted } of createRequests(kept.open()).left()) expect(isInterrupted).toBe(false);
   });
 
-  test('a successor knows how long ago it was read, whoever sets the time of day', () => {
+  test('a successor knows the age of a request even if the time of day was set', () => {
     using kept = keepJournal(8);
     const clock = createFakeClock();
-    // 0 says that it was not noted.
+    // 0: not recorded.
     clock.advance(1);
     const requests = createRequests(kept.open(), clock);
     const armed = requests.arm(3) ?? expect.fail();
@@ -116,12 +116,12 @@ describe('requests', () => {
     expect(ages()).toEqual([1_500, 500]);
     clock.jump(2_000_000);
     expect(ages()).toEqual([1_500, 500]);
-    // One that was read by a process that did not note it.
+    // A request read by a process that did not record its time.
     createRequests(kept.open()).take(3, armed, putRequest(armed, 6, 100));
     expect(ages()).toEqual([1_500, 500, 0]);
   });
 
-  test('requests of middle size are moved out of the way, while there is room for them', () => {
+  test('medium requests are moved to cells while there is room', () => {
     using kept = keepJournal(8);
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -137,7 +137,7 @@ describe('requests', () => {
       expect(message.buffer.subarray(16, message.end).every((byte) => byte === unique(message))).toBe(true);
       next.free(place);
     }
-    // All cells of both classes, then the slots themselves.
+    // All cells of both size classes, then the slots.
     const mounts = [1, 2];
     for (const mount of mounts) {
       for (let i = 0; i < cellCount / 2 + (mount === 2 ? 2 : 0); i++) {
@@ -150,7 +150,7 @@ describe('requests', () => {
     expect(next.held).toEqual({ lines: 0, slots: 0 });
   });
 
-  test('one that lies in two places, because of a kill in between, is one', () => {
+  test('a request stored in two places because of a kill counts once', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -161,7 +161,7 @@ describe('requests', () => {
     expect(next.held).toEqual({ lines: 1, slots: 0 });
   });
 
-  test('what is used again knows nothing of its former request', () => {
+  test('a reused line has no data of its former request', () => {
     using kept = keepJournal(1);
     const requests = createRequests(kept.open());
     const armed = requests.arm(7) ?? expect.fail();
@@ -177,7 +177,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toMatchObject([{ mount: 8, phase: 'taken' }]);
   });
 
-  test('an answer is kept only for a call that was sent', () => {
+  test('an answer is stored only for a call that was sent', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -186,7 +186,7 @@ describe('requests', () => {
     expect(createRequests(kept.open()).left()).toMatchObject([{ phase: 'taken' }]);
   });
 
-  test('what a mount leaves behind goes with it', () => {
+  test('everything of a removed mount is freed', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     for (const mount of [1, 2, 1]) {
@@ -199,7 +199,7 @@ describe('requests', () => {
     expect(requests.left()).toMatchObject([{ mount: 2 }]);
   });
 
-  test('when there is no room for another it stays where it is', () => {
+  test('a request that finds no room stays in its slot', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const armed = requests.arm(0) ?? expect.fail();
@@ -210,7 +210,7 @@ describe('requests', () => {
     expect(requests.take(0, armed, 60)).toMatchObject({ place: 5 });
   });
 
-  test('however much others want, there is something for one more, also for a successor', () => {
+  test('a mount always gets one more request, whatever others want, also from a successor', () => {
     using kept = keepJournal(16);
     let requests = createRequests(kept.open());
     for (let mount = 0; mount < 5; mount++) {
@@ -220,12 +220,12 @@ describe('requests', () => {
       let [taken, unique] = [0, 0];
       while (requests.take(mount, armed, putRequest(armed, ++unique, 60)) !== undefined) taken++;
       expect(taken).toBeGreaterThan(lines / 100);
-      // What is read only so that reading goes on.
+      // Requests read only to continue reading.
       expect(requests.take(mount, armed, 60, 3)).toBeDefined();
     }
   });
 
-  test('long requests of one mount leave memory to read those of others into', () => {
+  test('long requests of one mount leave slots for reading those of others', () => {
     using kept = keepJournal(16);
     const requests = createRequests(kept.open());
     let [taken, armed] = [0, requests.arm(0) ?? expect.fail()];
@@ -240,8 +240,8 @@ describe('requests', () => {
     }
   });
 
-  describe('data paths that ended over requests', () => {
-    /** Each process is one that ended; gives how often each request was blamed for it. */
+  describe('data paths that died during requests', () => {
+    /** Each process died; returns how often each request was blamed. */
     function ends(kept: ReturnType<typeof keepJournal>, how: (requests: Requests) => void): readonly number[] {
       const requests = createRequests(kept.open());
       const left = requests.left();
@@ -254,7 +254,7 @@ describe('requests', () => {
     };
     const nothing = (): void => undefined;
 
-    test('are no fault of theirs if they were told to stop', () => {
+    test('are not counted if they were told to stop', () => {
       using kept = keepJournal();
       ends(kept, taking);
       ends(kept, (requests) => requests.stopping());
@@ -262,7 +262,7 @@ describe('requests', () => {
       expect(ends(kept, nothing)).toEqual([2, 2]);
     });
 
-    test('are the fault of all for three times, then of the one that was just being tried', () => {
+    test('are counted for all requests three times, then only for the one being tried', () => {
       using kept = keepJournal();
       ends(kept, taking);
       for (let i = 1; i <= 3; i++) expect(ends(kept, nothing)).toEqual([i, i]);
@@ -273,29 +273,29 @@ describe('requests', () => {
     });
   });
 
-  test('what there was no room for is there for a successor, too', () => {
+  test('a request that found no room is found by a successor', () => {
     using kept = keepJournal();
     const requests = createRequests(kept.open());
     const own = requests.arm(0) ?? expect.fail();
     for (let i = 1; i <= lines / 2; i++) requests.take(0, own, putRequest(own, i, 60));
     requests.take(0, own, putRequest(own, lines + 1, 60));
-    // Another had only memory for one.
+    // Another mount had memory for only one.
     requests.arm(1);
     const next = createRequests(kept.open());
     expect(next.left()).toHaveLength(lines / 2);
-    expect(next.stuck(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
-    expect(next.stuck(1)).toBeUndefined();
+    expect(next.unplaced(0)).toMatchObject({ slot: { place: own.place }, length: 60 });
+    expect(next.unplaced(1)).toBeUndefined();
     expect(next.held.slots).toBe(1);
     next.free(5);
-    expect(next.take(0, (next.stuck(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
-    expect(next.stuck(0)).toBeUndefined();
+    expect(next.take(0, (next.unplaced(0) ?? expect.fail()).slot, 60)).toMatchObject({ place: 5 });
+    expect(next.unplaced(0)).toBeUndefined();
     expect(next.held.slots).toBe(0);
   });
 
-  test('all mounts that there can be hold a long request, and one that has no line: each can still be read from', () => {
+  test('the maximum number of mounts can each hold a long request and one without a line, and still be read from', () => {
     const fd = createJournal();
     using memory = openJournal(fd);
-    // Pages that nobody touches are not needed here.
+    // Untouched pages need no memory here.
     const requests = createRequests({ ...memory, populate: () => undefined });
     const taken = (mount: number, unique: number): boolean => {
       const slot = requests.arm(mount) ?? expect.fail();
@@ -306,9 +306,9 @@ describe('requests', () => {
     let [first, unique] = [0, 0];
     while (taken(0, ++unique)) first++;
     expect(first).toBeGreaterThan(100);
-    for (let mount = 1; mount < mostMounts; mount++) {
+    for (let mount = 1; mount < maxMounts; mount++) {
       expect(taken(mount, ++unique)).toBe(true);
-      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * mostMounts + 256);
+      while (taken(mount, ++unique)) expect(requests.held.slots).toBeLessThan(2 * maxMounts + 256);
     }
     expect(requests.arm(0)).toBeDefined();
     closeSync(fd);
@@ -316,7 +316,7 @@ describe('requests', () => {
 
   describe('memory of long requests', () => {
     const mebibyte = 1024 * 1024;
-    /** Some of them at once, then none. */
+    /** Some at once, then none. */
     function burst(requests: Requests, count: number): void {
       const places = Array.from({ length: count }, (_, i) => {
         const armed = requests.arm(i) ?? expect.fail();
@@ -325,7 +325,7 @@ describe('requests', () => {
       for (const place of places) requests.free(place);
     }
 
-    test('is given back when it has not been needed for some time, but for a little', () => {
+    test('is returned after some time without use, except for a little', () => {
       using kept = keepJournal(64);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);
@@ -333,7 +333,7 @@ describe('requests', () => {
       const before = held();
       burst(requests, 50);
       expect(held() - before).toBeGreaterThan(45);
-      // While it is used it stays.
+      // Memory in use stays.
       for (let i = 0; i < 10; i++) {
         clock.advance(4_000);
         burst(requests, 50);
@@ -346,7 +346,7 @@ describe('requests', () => {
       expect(requests.held).toEqual({ lines: 0, slots: 0 });
     });
 
-    test('is given back if a predecessor had it', () => {
+    test('is returned if a predecessor had used it', () => {
       using kept = keepJournal(64);
       burst(createRequests(kept.open()), 50);
       const armed = createRequests(kept.open()).arm(0) ?? expect.fail();
@@ -359,7 +359,7 @@ describe('requests', () => {
       expect(left[0]?.message.buffer.subarray(16, last).every((byte) => byte === 7)).toBe(true);
     });
 
-    test('is not given back by one that was stopped: it is its successor’s', () => {
+    test('is not returned by a stopped process: its successor owns it', () => {
       using kept = keepJournal(64);
       const clock = createFakeClock();
       const requests = createRequests(kept.open(), clock);

@@ -2,7 +2,8 @@ import type { Clock } from '#base/clock.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import type { Message } from '#wire/fuse/message.ts';
 import type { Proofs } from '../ports.ts';
-import { type Blame, createBlame } from './blame.ts';
+import { type CrashSuspects, createCrashSuspects } from './crash-suspects.ts';
+import { createShares, usualShare } from './fair-shares.ts';
 import {
   lineAt as at,
   cellCount,
@@ -10,100 +11,110 @@ import {
   inUse,
   line,
   lines,
-  longestInline,
-  longestReply,
+  maxInlineBytes,
+  maxReplyBytes,
   phase,
   reservedSlots,
   lineWord as word,
 } from './layout.ts';
 import type { JournalMemory, Piece } from './memory.ts';
 import { createProofs, noProof } from './proofs.ts';
-import { createShares, usualShare } from './shares.ts';
 import { createSlots } from './slots.ts';
 
-/** A request that was read. */
-export interface Taken {
+/** A request in the journal. */
+export interface JournaledRequest {
   readonly place: number;
   readonly message: Message;
 }
 
-/** One that a predecessor read and did not finish. */
-export interface Left extends Taken {
+/** A request that a predecessor read and did not finish. */
+export interface UnfinishedRequest extends JournaledRequest {
   readonly mount: number;
   readonly phase: 'taken' | 'sent' | 'behind' | 'done';
-  /** Of those that are behind: in which order they were answered. */
+  /** For phase behind: the order of the answers. */
   readonly order: number;
-  /** Whoever waits for the answer was interrupted: the kernel says so once. */
+  /** The requester was interrupted; the kernel reports that once. */
   readonly isInterrupted: boolean;
-  /** How long ago it was read, as far as that is known. */
+  /** Time since it was read, 0 if unknown. */
   readonly ageMs: number;
-  /** How many data paths ended while it may have been the cause. `mostByChance`: it shall be tried by itself. */
+  /** Number of data paths that died while it may have been the cause. From `maxByChance` on it is retried alone. */
   readonly outlived: number;
 }
 
-/** A request that was read and has no line. */
-export interface Stuck {
+/** A request that was read but has no line. */
+export interface UnplacedRequest {
   readonly slot: Slot;
   readonly length: number;
 }
 
-/** Requests that have no answer yet, and writes that are answered and not on the server's disk: what a crash must not lose. */
-export interface Requests extends Proofs, Blame {
-  /** Memory for the next request of a mount. It is the same for all: one must be taken before the next is read. */
+/** Unanswered requests, and answered writes that are not on the server's disk: what a crash must not lose. */
+export interface Requests extends Proofs, CrashSuspects {
+  /** The slot for a mount's next request. All mounts share it: take the request before reading the next. */
   arm(mount: number): Slot | undefined;
-  /** The kernel has put a request there. Undefined: there is no room for it, or for this mount; it stays where it is. */
-  take(mount: number, slot: Slot, length: number, share?: number): Taken | undefined;
-  /** What the kernel has put there is done, and had no line. */
+  /**
+   * Records a request that the kernel wrote into the slot. Undefined: there is no room, or the mount has its share; the
+   * request stays in the slot.
+   */
+  take(mount: number, slot: Slot, length: number, share?: number): JournaledRequest | undefined;
+  /** The request in the slot is done and had no line. */
   empty(slot: Slot): void;
-  /** It was answered, and its data must stay until they are on the server's disk. */
+  /** The WRITE was answered; its data must stay until they are on the server's disk. */
   behind(place: number): void;
   isBehind(place: number): boolean;
-  /** Whoever waits for its answer was. */
+  /** The requester was interrupted. */
   interrupted(place: number): void;
-  /** Keeps the answer of a request whose call was sent: whoever comes after a crash repeats the answer, not the call. */
+  /**
+   * Stores the answer of a request whose call was sent: after a crash, the successor repeats the answer and not the
+   * call.
+   */
   keepAnswer(place: number, bytes: Uint8Array): void;
   keptAnswer(place: number): Buffer;
   free(place: number): void;
-  /** All of a mount's that is unmounted. */
+  /** Frees everything of an unmounted mount. */
   freeAll(mount: number): void;
-  /** To be asked once. What the predecessor left; nothing in a new journal. Memory that it had only armed is freed by this. */
-  left(): readonly Left[];
-  /** After `left`, what lies in the mount's memory since there was no room for it: it is still to be taken. */
-  stuck(mount: number): Stuck | undefined;
-  /** Lines and slots that are in use. */
+  /**
+   * Returns the predecessor's unfinished requests; none in a new journal. Call once. Frees slots that were only armed.
+   */
+  left(): readonly UnfinishedRequest[];
+  /** Call after `left`: a request in the mount's slot that found no room and must still be taken. */
+  unplaced(mount: number): UnplacedRequest | undefined;
+  /** Lines and slots in use. */
   readonly held: { readonly lines: number; readonly slots: number };
 }
 
 const phases = ['empty', 'taken', 'sent', 'behind', 'done'] as const;
 
-/** The bytes of a request that say which one it is; the highest bit says that it was sent before. */
+/** The request's unique id without the highest bit, which marks a resend. */
 const uniqueOf = (view: DataView): string => `${view.getUint32(12, true) & 0x7fff_ffff}.${view.getUint32(8, true)}`;
 
-/** Without a clock nothing has an age, and memory is not given back. */
+/** Without a clock, requests have no age and memory is not returned. */
 export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elapsed' | 'after'>): Requests {
   const { words, view, bytes } = memory;
   const slots = createSlots(memory, clock);
-  /** Smaller journals are there for tests, or older. */
+  /** Test journals and older ones are smaller. */
   const reserved = memory.slots > reservedSlots ? reservedSlots : 0;
-  // What was free last is offered first: its memory is there already. Low numbers before high ones.
+  // Most recently freed first: its memory is populated. Low numbers before high ones.
   const idleLines = free(lines, (place) => words[word(place, line.mount)] === 0);
   const idleCells = idleCellsOf(
     (place) => words[word(place, line.mount)] === 0,
     (place) => words[word(place, line.cell)] ?? 0,
   );
-  const [shares, blame] = [createShares(memory), createBlame(memory)];
+  const [shares, crashSuspects] = [createShares(memory), createCrashSuspects(memory)];
   let order = 0;
   const hasCell = (kind: number): boolean => (idleCells[kind]?.length ?? 0) > 0;
 
-  /** A process can be killed between any two stores: the one that makes a line mean something else comes last, by this. */
+  /**
+   * The process can be killed between any two stores: the store that changes a line's meaning comes last, by this
+   * function.
+   */
   const store = (index: number, value: number): void => void Atomics.store(words, index, value);
   const setPhase = (place: number, to: number): void => store(word(place, line.phase), to);
 
   const inline = (place: number, length: number): Message => {
     const from = at(place, line.request);
     return {
-      buffer: bytes.subarray(from, from + longestInline),
-      view: new DataView(bytes.buffer, bytes.byteOffset + from, longestInline),
+      buffer: bytes.subarray(from, from + maxInlineBytes),
+      view: new DataView(bytes.buffer, bytes.byteOffset + from, maxInlineBytes),
       end: length,
     };
   };
@@ -111,7 +122,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   function freeLine(place: number): void {
     const cell = (words[word(place, line.cell)] ?? 0) - 1;
     const mount = (words[word(place, line.mount)] ?? 0) - 1;
-    // Whoever has it next would share it with somebody else.
+    // Otherwise two requests could share it.
     if (mount < 0) throw new Error(`line ${place} is not in use`);
     store(word(place, line.mount), 0);
     shares.lines.add(mount, -1);
@@ -134,16 +145,16 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     shares.lines.add(mount, 1);
   }
 
-  function take(mount: number, slot: Slot, length: number, share = usualShare): Taken | undefined {
-    const cell = length <= longestInline ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
-    const staysThere = length > longestInline && cell < 0;
+  function take(mount: number, slot: Slot, length: number, share = usualShare): JournaledRequest | undefined {
+    const cell = length <= maxInlineBytes ? here : cells.findIndex(({ size }, i) => length <= size && hasCell(i));
+    const staysThere = length > maxInlineBytes && cell < 0;
     const isWithin =
       shares.lines.isWithin(mount, idleLines.length * share) &&
       (!staysThere || shares.slots.isWithin(mount, (slots.idle - reserved) * share));
     const place = isWithin ? idleLines.pop() : undefined;
     if (place === undefined || staysThere) slots.keep(slot);
     if (place === undefined) return undefined;
-    if (length <= longestInline) {
+    if (length <= maxInlineBytes) {
       slot.buffer.copy(bytes, at(place, line.request), 0, length);
       begin(mount, place, here);
       slots.empty(slot);
@@ -163,8 +174,8 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     return { place, message: { ...into, end: length } };
   }
 
-  /** Those that the requests lie in. */
-  const slotsOf = (taken: readonly Taken[]): readonly number[] =>
+  /** The slots of these requests. */
+  const slotsOf = (taken: readonly JournaledRequest[]): readonly number[] =>
     taken.map(({ place }) => (words[word(place, line.cell)] ?? 0) - 1 - cellCount).filter((slot) => slot >= 0);
 
   const pieceOf = (place: number): Piece => {
@@ -178,7 +189,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     return readAt > 0 && clock !== undefined ? Math.max(0, clock.elapsed() - readAt) : 0;
   }
 
-  function leftAt(place: number): Left | undefined {
+  function leftAt(place: number): UnfinishedRequest | undefined {
     const mount = (words[word(place, line.mount)] ?? 0) - 1;
     if (mount < 0) return undefined;
     const found = phases[words[word(place, line.phase)] ?? 0] ?? 'taken';
@@ -191,21 +202,21 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
       ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
-      outlived: blame.count(place),
+      outlived: crashSuspects.count(place),
       message: { buffer, view: request, end },
     };
   }
 
-  /** What lies in memory that is armed. */
-  function armedAt(slot: Slot): (Stuck & { readonly mount: number }) | undefined {
+  /** The request in an armed slot. */
+  function armedAt(slot: Slot): (UnplacedRequest & { readonly mount: number }) | undefined {
     const owner = slots.owner(slot.place);
     const length = slot.view.getUint32(0, true);
     if (owner === 0 || owner === inUse || length === 0 || length > slot.buffer.length) return undefined;
     return { slot, length, mount: owner - 1 };
   }
 
-  /** Read by the kernel into memory that was armed, and not yet in a line; or in a line too, when it was killed in between. */
-  function inArmed(known: ReadonlySet<string>): readonly Left[] {
+  /** Requests in armed slots that have no line yet, or also have one, if the process was killed in between. */
+  function inArmed(known: ReadonlySet<string>): readonly UnfinishedRequest[] {
     return slots.owned().flatMap((each) => {
       const { mount, length } = armedAt(each) ?? { mount: -1, length: 0 };
       if (length === 0) return [];
@@ -227,7 +238,7 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     isBehind: (place) => words[word(place, line.phase)] === phase.behind,
     interrupted: (place) => store(word(place, line.interrupted), pieceOf(place).view.getUint32(8, true)),
     keepAnswer: (place, answer) => {
-      if (words[word(place, line.phase)] !== phase.sent || answer.length > longestReply) return;
+      if (words[word(place, line.phase)] !== phase.sent || answer.length > maxReplyBytes) return;
       bytes.set(answer, at(place, line.reply));
       view.setUint32(at(place, line.replyLength), answer.length, true);
       setPhase(place, phase.done);
@@ -243,23 +254,23 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     },
     left: () => {
       const known = Array.from({ length: lines }, (_, place) => leftAt(place)).filter((one) => one !== undefined);
-      blame.counted();
-      // First: it may have been killed before it could say so, and nobody must take such memory for free.
+      crashSuspects.counted();
+      // First, because the predecessor may have been killed before it marked these slots as used.
       for (const slot of slotsOf(known)) slots.setOwner(slot, inUse);
       const late = inArmed(new Set(known.map(({ mount, message }) => `${mount} ${uniqueOf(message.view)}`)));
       const used = new Set(slotsOf([...known, ...late]));
       for (const slot of slots.owned()) {
-        // Also one that was said to be in use by a line that then never was. What there was no room for stays.
+        // Also a slot marked as used for a line that was never written. Slots with waiting requests stay.
         if (!used.has(slot.place) && armedAt(slot) === undefined) slots.free(slot.place);
       }
       return [...known, ...late];
     },
-    suspect: blame.suspect,
+    suspect: crashSuspects.suspect,
     stopping: () => {
       slots.stop();
-      blame.stopping();
+      crashSuspects.stopping();
     },
-    stuck: (mount) => {
+    unplaced: (mount) => {
       const own = slots.owned().filter(({ place }) => slots.owner(place) === mount + 1);
       return own.map(armedAt).find((found) => found !== undefined);
     },
@@ -270,12 +281,12 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   };
 }
 
-/** Of a request that lies in its line. */
+/** The request lies in its line. */
 const here = -1;
 
 const classOf = (cell: number): 0 | 1 => (cell < cells[0].count ? 0 : 1);
 
-/** Cells of each class that no line points to. */
+/** Cells of each size class that no line uses. */
 function idleCellsOf(
   isIdle: (line: number) => boolean,
   cellOf: (line: number) => number,
@@ -285,6 +296,6 @@ function idleCellsOf(
   return [all.filter((cell) => classOf(cell) === 0), all.filter((cell) => classOf(cell) === 1)];
 }
 
-/** In descending order: the last is given out first. */
+/** Descending: the last is handed out first. */
 const free = (count: number, isFree: (index: number) => boolean): number[] =>
   Array.from({ length: count }, (_, i) => count - 1 - i).filter(isFree);

@@ -3,32 +3,32 @@ import type { Slot } from '#wire/fuse/device.ts';
 import { ownersAt } from './layout.ts';
 import type { JournalMemory } from './memory.ts';
 
-/** Memory that requests are read into, and that long ones stay in. */
+/** Memory into which requests are read; long ones stay there. */
 export interface Slots {
   at(place: number): Slot;
-  /** What `layout.ts` says of it. */
+  /** The owner word, see `layout.ts`. */
   owner(place: number): number;
   setOwner(place: number, owner: number): void;
-  /** All that have one. */
+  /** All slots with an owner. */
   owned(): readonly Slot[];
-  /** For the next request of a mount: one for all of them, because a process reads one request at a time. */
+  /** The slot for a mount's next request. All mounts share it, because a process reads one request at a time. */
   arm(mount: number): Slot | undefined;
-  /** What was read there stays there, until it is freed. */
+  /** The request stays in the slot until it is freed. */
   keep(slot: Slot): void;
-  /** What was read there is elsewhere, or done. */
+  /** The request was moved or is done. */
   empty(slot: Slot): void;
   free(place: number): void;
-  /** Memory is not given back any more: it is about to be somebody else's. */
+  /** Stops returning memory: a successor is about to take over. */
   stop(): void;
   readonly idle: number;
-  /** Those in which something is kept. */
+  /** Number of slots that hold a request. */
   readonly held: number;
 }
 
-/** Memory of free slots that were not needed for so long is given back, but for a few. */
+/** Memory of slots unused for this long is returned, except for a few. */
 const rest = { ms: 5_000, kept: 4 } as const;
 
-/** Without a clock nothing is given back. */
+/** Without a clock, no memory is returned. */
 export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> | undefined): Slots {
   const { words } = memory;
   const known: Slot[] = [];
@@ -36,17 +36,17 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   const owner = (place: number): number => words[wordOf(place)] ?? 0;
   const setOwner = (place: number, to: number): void => void Atomics.store(words, wordOf(place), to);
   const places = Array.from({ length: memory.slots }, (_, i) => i);
-  // What was free last is offered first: its memory is there already. Low numbers before high ones.
+  // Most recently freed first: its memory is populated. Low numbers before high ones.
   const idle = places.filter((place) => owner(place) === 0).reverse();
-  /** Of this process: pages that only a predecessor has touched are not. */
+  /** Slots populated by this process; pages that only a predecessor touched are not. */
   const present = new Set<number>();
-  /** The first so many that are idle have no memory. Of a predecessor's nobody knows. */
+  /** The first idle slots, which have no memory. Unknown for a predecessor's slots. */
   let absent = 0;
-  /** How few were idle lately: so many have not been needed. */
+  /** The fewest idle slots recently: this many were not needed. */
   let fewest = idle.length;
   let resting: Disposable | undefined;
   let isStopped = false;
-  /** For the next request, whoever's it is. */
+  /** The slot for the next request of any mount. */
   let next: Slot | undefined;
 
   function at(place: number): Slot {
@@ -57,7 +57,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   function take(): Slot | undefined {
     const place = idle.at(-1);
     if (place === undefined) return undefined;
-    // A process that is killed while the kernel copies into a page that is not there loses the request: it ends with EIO.
+    // If the process is killed while the kernel copies into an absent page, the request is lost and ends with EIO.
     if (!present.has(place)) memory.populate(place);
     present.add(place);
     idle.pop();
@@ -78,7 +78,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
     if (idle.length - rest.kept > absent && !isStopped) resting ??= clock?.after(rest.ms, giveBack);
   }
 
-  /** Those that nobody took meanwhile. In a steady stream that is none. */
+  /** Returns slots that were not used meanwhile; none in a steady load. */
   function giveBack(): void {
     resting = undefined;
     const to = Math.max(absent, fewest - rest.kept);
@@ -94,7 +94,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
     try {
       memory.forget(from, count);
     } catch {
-      // It stays: that costs memory only.
+      // The memory stays; that costs memory only.
     }
   }
 
@@ -105,7 +105,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
     arm: (mount) => {
       next ??= take();
       if (next === undefined) return undefined;
-      // Something may lie there of a request that could not be read whole: it is not the next one's.
+      // A partly read request may be in it.
       next.view.setUint32(0, 0, true);
       if (owner(next.place) !== mount + 1) setOwner(next.place, mount + 1);
       return next;
@@ -130,7 +130,7 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
   };
 }
 
-/** Numbers that follow each other: from which one on, and how many. */
+/** Groups consecutive numbers into runs. */
 function runsOf(numbers: readonly number[]): readonly { readonly from: number; readonly count: number }[] {
   const runs: { from: number; count: number }[] = [];
   for (const number of numbers.toSorted((one, other) => one - other)) {

@@ -2,7 +2,7 @@ import { fstatSync, readFileSync, readSync, writeSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import { heartbeatAt } from '#keeper/heartbeat.ts';
 import { keepJournal, putRequest } from '#testing/journal.ts';
-import { head, hiding, inUse, line, lossTold, reservedSlots } from './layout.ts';
+import { head, hiddenNameOwner, inUse, line, lossTold, reservedSlots } from './layout.ts';
 import { createMountRows } from './mounts.ts';
 import { createNodeTable } from './nodes.ts';
 import { createRequests } from './requests.ts';
@@ -34,7 +34,7 @@ function* rowsOf(fd: number): Generator<string> {
   }
 }
 
-/** One of everything. */
+/** One of each kind. */
 function fill(fd: ReturnType<typeof keepJournal>): void {
   const memory = fd.open();
   const rows = createMountRows(memory);
@@ -61,8 +61,8 @@ function fill(fd: ReturnType<typeof keepJournal>): void {
   putRequest(requests.arm(one) ?? expect.fail(), 7, 200);
 
   const nodes = createNodeTable(memory).of(other, root);
-  const [file, directory] = [nodes.looked(handle('a file')).id, nodes.looked(handle('a directory')).id];
-  nodes.looked(handle('a file'));
+  const [file, directory] = [nodes.addLookup(handle('a file')).id, nodes.addLookup(handle('a directory')).id];
+  nodes.addLookup(handle('a file'));
   nodes.opened(file);
   nodes.hide(file, { directory: handle('a directory'), name: '.nfs-0001' });
   nodes.setLost(file, 'EDQUOT');
@@ -81,7 +81,7 @@ test('fields that only requests in flight and crashes write keep their offsets',
   expect(heartbeatAt).toBe(8);
   const { looked, opened, listed, outlived, readAt, list } = line;
   expect([looked, opened, listed, outlived, readAt, list]).toEqual([328, 336, 344, 348, 352, 488]);
-  expect([inUse, hiding, lossTold, reservedSlots]).toEqual([0x4000_0000, 0xffff_ffff, 0x8000_0000, 2048]);
+  expect([inUse, hiddenNameOwner, lossTold, reservedSlots]).toEqual([0x4000_0000, 0xffff_ffff, 0x8000_0000, 2048]);
 });
 
 test('a data path continues from a journal that 0.1 left', () => {

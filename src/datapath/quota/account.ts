@@ -1,78 +1,78 @@
 import type { Clock } from '#base/clock.ts';
-import { freshMs } from './counting.ts';
-import { chunkOf, type Ledger, type View } from './ledger.ts';
+import { chunkOf, type Ledger, type LedgerView } from './ledger.ts';
+import { freshMs } from './recount.ts';
 
-/** What this mount has added to the volume in which epoch: a number that outlives the process. Epoch 0: none. */
-export interface KeptGrowth {
+/** This mount's growth of the volume in an epoch, stored outside the process. Epoch 0: none. */
+export interface StoredGrowth {
   read(): { readonly epoch: number; readonly growth: number };
-  /** "Becomes so much": doing it twice does nothing, and both become it in one step, or the epoch 0. */
+  /** Sets both values: idempotent and atomic, or the epoch becomes 0. */
   write(epoch: number, growth: number): void;
 }
 
-/** One mount's part of the ledger. What waits is for one caller at a time. */
+/** One mount's part of the ledger. Only one caller at a time may use the async methods. */
 export interface Account {
   readonly growth: number;
   readonly epoch: number;
-  /** What it knows of the ledger can be relied on. */
+  /** Whether its view of the ledger is current. */
   isCurrent(): boolean;
-  /** What it may grow by without asking anybody. */
+  /** Whether the growth fits into the grant without asking. */
   fits(bytes: number): boolean;
-  /** From now on they count, until they are settled. */
+  /** Counts the bytes from now on, until they are settled. */
   charge(bytes: number): void;
-  /** They count already, and are not settled. */
+  /** The bytes already count and are not settled. */
   adopt(bytes: number): void;
-  /** What was charged has come to that; less than 0: it was freed. */
+  /** Replaces a charge by the actual growth; negative: freed. */
   settle(charged: number, delta: number): void;
-  /** There is something that may have to go along into the next epoch: until then the ledger must be looked at. */
+  /** Unsettled growth may have to move into the next epoch: until then the ledger must be polled. */
   isUnderWay(): boolean;
-  /** Looks into the ledger, and goes over to the epoch that it finds. */
-  catchUp(): Promise<View | undefined>;
-  /** So that so many fit. False: there is no room for them. */
+  /** Reads the ledger and moves to its epoch. */
+  catchUp(): Promise<LedgerView | undefined>;
+  /** Obtains a grant for this many bytes. False: there is no room. */
   obtain(bytes: number): Promise<boolean>;
-  /** There is something to be done, so that nobody has to wait for it later. */
+  /** Whether maintenance is due, so that no write waits for it later. */
   isDue(): boolean;
-  tend(): Promise<void>;
-  /** Gives back what is not used. */
+  runMaintenance(): Promise<void>;
+  /** Returns unused grants. */
   close(): Promise<void>;
 }
 
 export interface AccountParts {
   readonly ledger: Ledger;
-  readonly kept: KeptGrowth;
+  readonly kept: StoredGrowth;
   readonly clock: Clock;
 }
 
-const noneLate = { bytes: 0, at: 0 };
+const noLateGrowth = { bytes: 0, at: 0 };
 
 export function createAccount({ ledger, kept, clock }: AccountParts): Account {
   let { epoch, growth } = kept.read();
-  /** Of `growth`, what was charged and is not settled. */
+  /** The part of `growth` that is charged but not settled. */
   let charged = 0;
-  /** Settled when it was not known whether a new epoch had begun: its count may have come too early to see it. */
-  let late = noneLate;
-  // What the dead predecessor was granted beyond what it used, it may have been about to take back.
+  /** Settled while a new epoch may already have started: its count may have been too early to see it. */
+  let late = noLateGrowth;
+  // Assume no grant beyond the growth: the dead predecessor may have been about to return it.
   let granted = growth;
 
-  const isRecent = (view: View, ms: number): boolean => clock.elapsed() - view.at <= ms;
-  const isFresh = (view: View | undefined): view is View =>
+  const isRecent = (view: LedgerView, ms: number): boolean => clock.elapsed() - view.at <= ms;
+  const isFresh = (view: LedgerView | undefined): view is LedgerView =>
     view !== undefined && view.epoch === epoch && isRecent(view, freshMs);
   const chunk = (): number => chunkOf(ledger.view?.limit ?? 0);
-  const roomIn = ({ limit, used, others }: View): number => limit - used - others;
-  /** More is spent than was granted, since file systems take more than is written; or much lies idle. */
+  const roomIn = ({ limit, used, others }: LedgerView): number => limit - used - others;
+  /** More is used than granted, because file systems use more than is written; or much of the grant is idle. */
   const isOff = (): boolean => growth > granted || granted - growth > 2 * chunk();
-  /** The next chunk is fetched before anybody waits for it. */
-  const isShort = (view: View): boolean => granted - growth < chunk() / 2 && roomIn(view) > granted;
+  /** Fetch the next chunk before a write waits for it. */
+  const needsChunk = (view: LedgerView): boolean => granted - growth < chunk() / 2 && roomIn(view) > granted;
 
   function count(by: number): void {
     growth += by;
     kept.write(epoch, growth);
   }
 
-  /** What is under way goes along, and what has come late: whether the count sees it is not known. */
+  /** Unsettled and late growth moves along: whether the count saw it is unknown. */
   async function enter(next: number): Promise<void> {
     epoch = next;
     growth = charged + late.bytes;
-    late = noneLate;
+    late = noLateGrowth;
     granted = 0;
     kept.write(epoch, growth);
     if (growth > 0) await correct();
@@ -80,7 +80,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
 
   async function correct(): Promise<void> {
     const right = growth > granted ? growth : growth + chunk();
-    // Less counts at once; more when it is written.
+    // A smaller grant counts at once, a larger one when it is written.
     granted = Math.min(granted, right);
     await ledger.set(epoch, right);
     granted = right;
@@ -94,10 +94,10 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     return true;
   }
 
-  async function catchUp(): Promise<View | undefined> {
+  async function catchUp(): Promise<LedgerView | undefined> {
     const view = await ledger.look();
     if (view !== undefined && view.epoch !== epoch) await enter(view.epoch);
-    else if (view !== undefined && view.at >= late.at) late = noneLate;
+    else if (view !== undefined && view.at >= late.at) late = noLateGrowth;
     return view;
   }
 
@@ -122,7 +122,7 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
       const { view } = ledger;
       const isKnown = isFresh(view);
       if (!isKnown && delta > 0) late = { bytes: late.bytes + delta, at: clock.elapsed() };
-      // What is freed during a count may be free in it already, and must not be subtracted from it once more.
+      // Space freed during a count may already be free in it and must not be subtracted again.
       const isCredited = delta > 0 || (isKnown && !view.counting);
       if (epoch !== 0) count((isCredited ? delta : 0) - was);
     },
@@ -131,14 +131,14 @@ export function createAccount({ ledger, kept, clock }: AccountParts): Account {
     obtain,
     isDue: () => {
       const { view } = ledger;
-      return view === undefined || !isRecent(view, freshMs / 2) || isOff() || isShort(view);
+      return view === undefined || !isRecent(view, freshMs / 2) || isOff() || needsChunk(view);
     },
-    tend: async () => {
+    runMaintenance: async () => {
       const { view } = ledger;
       if (view === undefined || !isRecent(view, freshMs / 2)) await catchUp();
       if (!isFresh(ledger.view)) return;
       if (isOff()) await correct();
-      if (isFresh(ledger.view) && isShort(ledger.view)) await obtain(Math.max(0, granted - growth));
+      if (isFresh(ledger.view) && needsChunk(ledger.view)) await obtain(Math.max(0, granted - growth));
     },
     close: async () => {
       if (epoch === 0 || granted <= growth) return;

@@ -2,23 +2,23 @@ import { beforeEach, describe, expect, test } from 'vitest';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
-import { type Charges, createCharges, type Leaving } from './charges.ts';
+import { type Charges, createCharges, type SpaceToFree } from './charges.ts';
 
 const block = 4096;
 const tebi = 2 ** 40;
 
-/** What is known of the files, what the server would say, and how old what is known is. */
+/** The cached attributes, the server's attributes, and the age of the cache. */
 let files: Map<number, Attributes>;
 let onServer: Map<number, Attributes>;
 let ageMs: number;
 let content: number;
 let epoch: number;
 let admitted: number[];
-/** What counts, and of it what is not settled. */
+/** The charged bytes, and the unsettled part. */
 let balance: number;
 let unsettled: number;
 let isFull: boolean;
-/** Before anybody is told that there is room. */
+/** Before the admission is reported. */
 let waits: Promise<void> | undefined;
 let isCounting: boolean;
 let charges: Charges;
@@ -28,12 +28,12 @@ const file = (size: number, used = size, links = 1): Attributes =>
   ({ type: fileType.regular, size, used, links }) as Attributes;
 const { signal } = new AbortController();
 const request = (place = ++places): Request => ({ place, signal }) as Request;
-const leaving = (attributes: Attributes): Leaving => ({ attributes, epoch });
+const leaving = (attributes: Attributes): SpaceToFree => ({ attributes, epoch });
 
 const write = (id: number, offset: number, length: number): Promise<void> | undefined =>
   charges.write(id, offset, length, request());
 
-/** All that was written is on the server's disk, which says that. */
+/** Everything is on the server's disk and settled. */
 function done(id: number, now: Attributes): void {
   files.set(id, now);
   for (let place = 1; place <= places; place++) charges.written(place);
@@ -72,18 +72,18 @@ beforeEach(() => {
       files.set(id, found);
       return found;
     },
-    patience: (asking, work) => work(asking.signal),
+    waitFor: (asking, work) => work(asking.signal),
   });
 });
 
-test("who gives up before there is room has asked for it all the same, and his place is the next one's", async () => {
+test('a write abandoned while waiting for space is still charged, and its place can be reused', async () => {
   files.set(1, file(0));
   files.set(2, file(0));
   const { promise: room, resolve: answer } = Promise.withResolvers<void>();
   waits = room;
   const [first, next] = [request(7), request(7)];
   const waiting = charges.write(1, 0, block, first);
-  charges.givenUp(first);
+  charges.abandoned(first);
   waits = undefined;
   await charges.write(2, 0, block, next);
   expect([balance, unsettled]).toEqual([block, block]);
@@ -94,7 +94,7 @@ test("who gives up before there is room has asked for it all the same, and his p
   expect([balance, unsettled]).toEqual([2 * block, 0]);
 });
 
-describe('writing', () => {
+describe('a write', () => {
   test('beyond the end costs whole blocks, each once', async () => {
     files.set(1, file(0));
     await write(1, 0, 10);
@@ -104,18 +104,18 @@ describe('writing', () => {
     expect(balance).toBe(2 * block);
   });
 
-  test('over what is there costs nothing', () => {
+  test('over existing data costs nothing', () => {
     files.set(1, file(10 * block));
     expect(write(1, 0, 10 * block)).toBeUndefined();
   });
 
-  test('far behind the end costs what is written, not the hole', async () => {
+  test('far beyond the end costs the data, not the hole', async () => {
     files.set(1, file(block));
     await write(1, 1_000 * block, block);
     expect(admitted).toEqual([block]);
   });
 
-  test('into a hole that the server does not know of yet costs what is written', async () => {
+  test('into a hole that the server does not know yet costs the data', async () => {
     files.set(1, file(0));
     await write(1, 1_000 * block, block);
     await write(1, 0, 500 * block);
@@ -124,7 +124,7 @@ describe('writing', () => {
     expect(admitted).toEqual([block, 500 * block, 500 * block]);
   });
 
-  test('into holes costs what is written, and no more than the holes', async () => {
+  test('into holes costs the data, but no more than the holes', async () => {
     files.set(1, file(4 * block, block));
     await write(1, 0, 2 * block);
     await write(1, 2 * block, 2 * block);
@@ -132,7 +132,7 @@ describe('writing', () => {
     expect(admitted).toEqual([2 * block, block]);
   });
 
-  test('that is refused costs nothing, and is asked for again', async () => {
+  test('that is refused costs nothing and is charged on retry', async () => {
     files.set(1, file(0));
     isFull = true;
     await expect(write(1, 0, block)).rejects.toMatchObject({ code: 'EDQUOT' });
@@ -142,7 +142,7 @@ describe('writing', () => {
     expect(admitted).toEqual([block]);
   });
 
-  test('to a file of which nothing is known costs what the server does not have yet', async () => {
+  test('to a file without known attributes costs what the server does not have yet', async () => {
     onServer.set(1, file(10 * block));
     await write(1, 8 * block, 3 * block);
     expect(admitted).toEqual([block]);
@@ -151,7 +151,7 @@ describe('writing', () => {
     await write(1, 0, 10 * block);
   });
 
-  test('is under way until the server has it on its disk, each write for itself', async () => {
+  test("is unsettled until it is on the server's disk, each write by itself", async () => {
     files.set(1, file(0));
     await write(1, 0, block);
     await write(1, block, 2 * block);
@@ -163,14 +163,14 @@ describe('writing', () => {
     expect([balance, unsettled]).toEqual([3 * block, 0]);
   });
 
-  test('that a predecessor was asked for is under way, and counts no more than before', () => {
+  test('that a predecessor charged is unsettled and counts no more than before', () => {
     charges.restored(7, block);
     expect([balance, unsettled]).toEqual([0, block]);
     charges.written(7);
     expect([balance, unsettled]).toEqual([0, 0]);
   });
 
-  test('costs more where the server takes more, and that is free again with the rest', async () => {
+  test('costs more where the server uses more, which is freed with the rest', async () => {
     files.set(1, file(0));
     await write(1, 0, 10);
     done(1, file(10, 32 * block));
@@ -180,8 +180,8 @@ describe('writing', () => {
   });
 });
 
-describe('freeing', () => {
-  test('a cut file gives back what it had, also where the server does not say yet what it took', async () => {
+describe('freeing space', () => {
+  test('a truncated file frees its space even if the server does not report its usage yet', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
     done(1, file(8 * block, 0));
@@ -192,7 +192,7 @@ describe('freeing', () => {
     expect(balance).toBe(block);
   });
 
-  test('of a file that is cut, what lies before the new end stays', async () => {
+  test('a truncated file keeps the space before its new end', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
     done(1, file(8 * block, 0));
@@ -200,12 +200,12 @@ describe('freeing', () => {
     expect(balance).toBe(6 * block);
   });
 
-  test('a file that is made longer gives back nothing', () => {
+  test('extending a file frees nothing', () => {
     charges.resized(1, leaving(file(block)), file(9 * block, block));
     expect(balance).toBe(0);
   });
 
-  test('the last name gives back the room, another one does not', async () => {
+  test('removing the last name frees the space, removing another one does not', async () => {
     files.set(1, file(block, block, 2));
     await remove(1);
     expect(balance).toBe(0);
@@ -216,12 +216,12 @@ describe('freeing', () => {
     expect(balance).toBe(-block);
   });
 
-  test('what was not charged for gives back nothing', () => {
+  test('what was not charged frees nothing', () => {
     charges.removed(1, leaving({ ...file(100, block), type: fileType.link }));
     expect(balance).toBe(0);
   });
 
-  test.each(['removed', 'cut'])('a file with a large hole that is %s gives back what was written', async (how) => {
+  test.each(['removed', 'cut'])('a file with a large hole that is %s frees what was written', async (how) => {
     files.set(1, file(0));
     await write(1, tebi, block);
     const now = file(tebi + block, block);
@@ -231,7 +231,7 @@ describe('freeing', () => {
     expect(balance).toBe(0);
   });
 
-  test('what somebody else has changed gives back what it takes now', async () => {
+  test('a file changed by another client frees its current usage', async () => {
     files.set(1, file(0));
     await write(1, 0, 8 * block);
     done(1, file(8 * block));
@@ -241,7 +241,7 @@ describe('freeing', () => {
     expect(balance).toBe(7 * block);
   });
 
-  test('what was counted since gives back what it takes, not what was charged for it before', async () => {
+  test('space counted since frees its usage, not its earlier charge', async () => {
     files.set(1, file(100 * block, block));
     for (let again = 0; again < 10; again++) await write(1, 0, block);
     done(1, file(100 * block, block));
@@ -250,7 +250,7 @@ describe('freeing', () => {
     expect(balance).toBe(-block);
   });
 
-  test('what a count may have seen already gives back nothing', async () => {
+  test('what a count may already have seen frees nothing', async () => {
     files.set(1, file(block));
     const before = await charges.leaving(1, request());
     epoch = 2;
@@ -260,23 +260,20 @@ describe('freeing', () => {
     expect(balance).toBe(0);
   });
 
-  test.each(['cut', 'removed'])(
-    'what is %s during a count costs as much as before when it is written again',
-    async (how) => {
-      isCounting = true;
-      files.set(1, file(0));
-      await write(1, 0, 8 * block);
-      done(1, file(8 * block));
-      const before = await charges.leaving(1, request());
-      if (how === 'cut') charges.resized(1, before, file(0));
-      else charges.removed(1, before);
-      files.set(1, file(0));
-      await write(1, 0, 8 * block);
-      expect(admitted).toEqual([8 * block, 8 * block]);
-    },
-  );
+  test.each(['cut', 'removed'])('what is %s during a count costs as much as before when written again', async (how) => {
+    isCounting = true;
+    files.set(1, file(0));
+    await write(1, 0, 8 * block);
+    done(1, file(8 * block));
+    const before = await charges.leaving(1, request());
+    if (how === 'cut') charges.resized(1, before, file(0));
+    else charges.removed(1, before);
+    files.set(1, file(0));
+    await write(1, 0, 8 * block);
+    expect(admitted).toEqual([8 * block, 8 * block]);
+  });
 
-  test('what was written over often before a count still has its holes afterwards', async () => {
+  test('a file overwritten often before a count still has its holes afterwards', async () => {
     files.set(1, file(4 * block, block));
     for (let again = 0; again < 3; again++) await write(1, 0, block);
     expect(write(1, 0, 4 * block)).toBeUndefined();
@@ -286,7 +283,7 @@ describe('freeing', () => {
     expect(admitted).toEqual([block, block, block, 3 * block]);
   });
 
-  test('what is known for long is asked for once more; where that fails nothing is free', async () => {
+  test('old attributes are requested again; if that fails, nothing is freed', async () => {
     files.set(1, file(8 * block));
     ageMs = 5_000;
     onServer.set(1, file(8 * block, 8 * block, 2));

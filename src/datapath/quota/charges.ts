@@ -1,72 +1,78 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { type Attributes, fileType } from '#wire/nfs3/structures.ts';
-import type { AttributeCache } from '../attributes.ts';
-import type { Patience } from '../patience.ts';
+import type { AttributeCache } from '../attribute-cache.ts';
+import type { RequestWait } from '../request-wait.ts';
 import type { Quota } from './quota.ts';
 
 /**
- * What the requests of a mount cost. By what is known of a file when it is written to: a file without holes takes more room only
- * beyond its end; one with holes at most as much as is written, and never more than its holes. What this gets wrong, for
- * example where the server compresses, the next count puts right.
+ * The space that requests of a mount cost, estimated by what is known of the file at the write: a file without holes
+ * grows only beyond its end; one with holes by at most what is written, and never by more than its holes. The next
+ * count corrects wrong estimates, for example with compression on the server.
  */
 export interface Charges {
-  /** Before a write. Undefined: it takes no more room; else it resolves when there is enough, or rejects with EDQUOT. */
+  /**
+   * Call before a write. Undefined: it needs no more space; otherwise resolves when there is enough, or rejects with
+   * EDQUOT.
+   */
   write(id: number, offset: number, length: number, request: Request): Promise<void> | undefined;
-  /** What a predecessor was answered for, and had asked for. */
+  /** A write that a predecessor had charged and answered. */
   restored(place: number, length: number): void;
-  /** The write that came at this place is on the server's disk, or lost: until then no count has to have seen it. */
+  /** The write at this place is on the server's disk or lost. Until then, a count may not have seen it. */
   written(place: number): void;
-  /** Its write failed, or was not waited for until there was room. What it asked for counts, and its place may become another's. */
-  givenUp(request: Request): void;
-  /** Before it is cut, or loses a name: what there is of it. Undefined: not known, so nothing will be free. */
-  leaving(id: number | undefined, request: Request): Promise<Leaving | undefined> | undefined;
-  /** It was cut, or made longer, from one to the other. */
-  resized(id: number, before: Leaving | undefined, after: Attributes | undefined): void;
-  /** Of what has lost a name: if that was its last, its room is free. */
-  removed(id: number | undefined, before: Leaving | undefined): void;
+  /** The write failed or was abandoned while it waited for space. Its charge counts, and its place may be reused. */
+  abandoned(request: Request): void;
+  /**
+   * Call before a truncate or the removal of a name: returns the current state. Undefined: unknown, so nothing is
+   * credited.
+   */
+  leaving(id: number | undefined, request: Request): Promise<SpaceToFree | undefined> | undefined;
+  /** The file was truncated or extended. */
+  resized(id: number, before: SpaceToFree | undefined, after: Attributes | undefined): void;
+  /** The file lost a name; if it was the last, its space is free. */
+  removed(id: number | undefined, before: SpaceToFree | undefined): void;
   forget(id: number): void;
 }
 
-export interface Leaving {
-  /** What the server says of it now. */
+export interface SpaceToFree {
+  /** The server's current attributes. */
   readonly attributes: Attributes;
-  /** Of the ledger. If a count comes in between, it may have seen already that the room is free. */
+  /** The ledger's epoch. A count in between may already have seen the space as free. */
   readonly epoch: number;
 }
 
 export interface ChargesParts {
   readonly quota: Pick<Quota, 'admit' | 'adopt' | 'changed' | 'epoch' | 'freeing'>;
   readonly attributes: Pick<AttributeCache, 'last' | 'epoch' | 'ageMs'>;
-  /** Asks the server, when it has answered all that was written. */
+  /** Gets the attributes from the server after it has answered all writes. */
   readonly look: (id: number, request: Request) => Promise<Attributes>;
-  readonly patience: Patience;
+  readonly waitFor: RequestWait;
 }
 
-/** What was charged for a file since it was first written to, or since somebody else has changed it. */
+/** Charges of a file since its first write, or since another client's last change. */
 interface Charged {
   readonly id: number;
-  /** Of its attributes: another, when somebody else has changed it. */
+  /** The attribute cache's epoch; it changes when another client changes the file. */
   readonly content: number;
-  /** Of the ledger. What was charged in one that is over was counted since. */
+  /** The ledger's epoch. Charges of an earlier epoch were counted since. */
   ledger: number | undefined;
-  /** What it took on the server before. */
+  /** Its space on the server before. */
   readonly used: number;
-  /** Bytes, not how far they reach: between them there may be holes. */
+  /** The number of bytes, not their extent: there may be holes. */
   bytes: number;
-  /** How far they reach. Says nothing about what is free when it goes. */
+  /** Their extent. It says nothing about the space freed by a removal. */
   end: number;
-  /** Of `bytes`, what the server does not have on its disk. */
+  /** The part of `bytes` that is not on the server's disk. */
   underWay: number;
 }
 
 const block = 4096;
 const roundUp = (bytes: number): number => Math.ceil(bytes / block) * block;
-/** What is said to be free must be, also where other nodes write. */
+/** Credited space must be free even if other nodes write. */
 const freshMs = 1_000;
 const nothing: Pick<Attributes, 'size' | 'used'> = { size: 0, used: 0 };
 
-export function createCharges({ quota, attributes, look, patience }: ChargesParts): Charges {
+export function createCharges({ quota, attributes, look, waitFor }: ChargesParts): Charges {
   const files = new Map<number, Charged>();
   const underWay = new Map<number, { bytes: number; readonly file?: Charged }>();
   const gone = new WeakSet<Request>();
@@ -91,7 +97,7 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
     const bytes = costOf(file, attributes.last(id) ?? nothing, offset, length);
     if (bytes === 0) return undefined;
     const [before, end] = [file.end, Math.max(file.end, roundUp(offset + length))];
-    // At once: whoever writes there meanwhile is not to be charged for it again.
+    // Extend at once: a concurrent write there must not be charged again.
     file.end = end;
     file.bytes += bytes;
     return quota.admit(bytes).then(
@@ -110,7 +116,7 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
     );
   }
 
-  /** File systems take more than is written, some much more. */
+  /** File systems use more space than is written, some much more. */
   function takeMore(file: Charged): void {
     if (files.get(file.id) !== file || !isCharged(file)) return;
     const more = (attributes.last(file.id)?.used ?? 0) - file.used - file.bytes;
@@ -119,15 +125,15 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
     quota.changed(more);
   }
 
-  /** What goes with it: what was charged for it, if that is known; else what the server says that it takes. */
+  /** The space freed with the file: what was charged for it, if known; else what the server reports. */
   function tookOf(id: number, { size, used }: Attributes): number {
     const file = files.get(id);
     if (file === undefined || !isCharged(file)) return used;
     return Math.min(file.used + file.bytes, Math.max(used, roundUp(size)));
   }
 
-  async function leaving(id: number, request: Request): Promise<Leaving | undefined> {
-    const epoch = await patience(request, (signal) => unlessAborted(quota.freeing(), signal));
+  async function leaving(id: number, request: Request): Promise<SpaceToFree | undefined> {
+    const epoch = await waitFor(request, (signal) => unlessAborted(quota.freeing(), signal));
     const known = attributes.ageMs(id) <= freshMs ? attributes.last(id) : undefined;
     return epoch === undefined ? undefined : { attributes: known ?? (await look(id, request)), epoch };
   }
@@ -149,7 +155,7 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
   return {
     write: (id, offset, length, request) => {
       if (attributes.last(id) !== undefined) return charge(id, offset, length, request);
-      // As after a crash of the process before this one: all of it may lie over what is there.
+      // After a crash of the predecessor, all of it may overwrite existing data.
       return look(id, request).then(() => charge(id, offset, length, request));
     },
     restored: (place, bytes) => {
@@ -157,24 +163,24 @@ export function createCharges({ quota, attributes, look, patience }: ChargesPart
       underWay.set(place, { bytes });
     },
     written,
-    givenUp: (request) => {
+    abandoned: (request) => {
       gone.add(request);
       written(request.place);
     },
     leaving: (id, request) => (id === undefined ? undefined : leaving(id, request).catch(() => undefined)),
     resized: (id, before, after) => {
-      // Where one of them is not known it may have been cut: then what was charged for it says nothing of it any more.
+      // If either is unknown, the file may have been truncated, and its charges mean nothing any more.
       if (before === undefined || after === undefined) return void files.delete(id);
       if (after.size >= before.attributes.size) return;
       const took = tookOf(id, before.attributes);
       files.delete(id);
-      // What lies before the new end stays, also where the server says later how much that is.
+      // Space before the new end stays used, even if the server reports it later.
       free(Math.min(took - after.used, roundUp(before.attributes.size) - roundUp(after.size)), before.epoch);
     },
     removed: (id, before) => {
       if (id === undefined) return;
       if (before === undefined) return void files.delete(id);
-      // What else has a name was not charged for.
+      // Other objects, and files with further links, free nothing.
       if (before.attributes.type !== fileType.regular || before.attributes.links > 1) return;
       const took = tookOf(id, before.attributes);
       files.delete(id);
@@ -193,12 +199,12 @@ function costOf(file: Charged, now: Pick<Attributes, 'size' | 'used'>, offset: n
   return beyond + Math.min(holes, within);
 }
 
-/** Of a mount whose volume's size is not enforced. */
+/** For a mount without a quota. */
 export const noCharges: Charges = {
   write: () => undefined,
   restored: () => undefined,
   written: () => undefined,
-  givenUp: () => undefined,
+  abandoned: () => undefined,
   leaving: () => undefined,
   resized: () => undefined,
   removed: () => undefined,

@@ -6,41 +6,44 @@ import { isNfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, stability } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 
-/** The folder that the nodes of one volume share. Each call is one that a server does at once, or not at all. */
+/** The directory shared by a volume's nodes. Each call is atomic on the server. */
 export interface LedgerFiles {
   names(): Promise<readonly string[]>;
-  /** Undefined: there is none. */
+  /** Undefined: absent. */
   read(name: string): Promise<string | undefined>;
-  /** Whole, and durably: who reads sees what was there before, or this. */
+  /** Atomic and durable: a reader sees the old content or this. */
   write(name: string, text: string): Promise<void>;
   /** Absent is success. */
   remove(name: string): Promise<void>;
-  /** Made by us: true. There already: false. */
+  /** Creates the file. False: it already exists. */
   take(name: string, text: string): Promise<boolean>;
-  /** Undefined: it is not there. What a file looks like; another look after each `renew`. */
+  /** Returns the file's fingerprint, which changes with each `renew`. Undefined: absent. */
   look(name: string): Promise<string | undefined>;
-  /** Makes it look otherwise. Given what it looked like: only if it still does, and of several who try one succeeds. */
+  /**
+   * Changes the file's fingerprint. With `ifLooks`: only if it still matches; of several concurrent callers one
+   * succeeds.
+   */
   renew(name: string, ifLooks?: string): Promise<boolean>;
 }
 
 export interface LedgerFilesParts {
   readonly nfs: NfsClient;
   readonly folder: FileHandle;
-  /** As whom, until when: it is the store's folder, not the users'. */
+  /** Credential and deadline: the directory belongs to the store, not to users. */
   readonly options: CallOptions;
-  /** The name of the file that is written before it gets its own: of nobody else. */
+  /** The temporary name for writes, used by nobody else. */
   readonly scratch: string;
-  /** Something to be waited for before anything is changed: what a predecessor sent may still be done. */
+  /** Resolves when changes may start: calls of a predecessor may still run. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
 }
 
 const never = new AbortController().signal;
 
-/** A record is a line; a longer file is not ours. */
+/** A record is one line; a longer file is not ours. */
 const longest = 4096;
-const mostNames = 100_000;
-/** How often a file can be replaced between finding and reading it. */
-const mostReplaced = 16;
+const maxNames = 100_000;
+/** How often a file may be replaced between finding and reading it. */
+const maxReplaced = 16;
 
 export function createLedgerFiles({ nfs, folder, options, scratch, ready }: LedgerFilesParts): LedgerFiles {
   const drained = async (): Promise<void> => {
@@ -80,7 +83,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
   return {
     names: async () => {
       const names: string[] = [];
-      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, mostEntries: mostNames }))
+      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, mostEntries: maxNames }))
         for (const { name } of page) names.push(name);
       return names;
     },
@@ -92,7 +95,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
         try {
           return await readFound(found.handle);
         } catch (cause) {
-          if (again >= mostReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
+          if (again >= maxReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw cause;
         }
       }
     },
@@ -101,8 +104,8 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
         try {
           return await replace(name, text);
         } catch (cause) {
-          // Who tidied up after a scan has taken it for a leftover.
-          if (again >= mostReplaced || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
+          // A cleanup after a count removed it as a leftover.
+          if (again >= maxReplaced || !isNfsError(cause, 'NOENT', 'STALE')) throw cause;
         }
       }
     },

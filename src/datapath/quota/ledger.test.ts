@@ -16,12 +16,12 @@ import { needs } from '#testbed/needs.ts';
 import { createSharedFolder } from '#testing/fakes/shared-folder.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { type OpenExport, openExport } from '#testing/nfs-export.ts';
-import { createCountAnew } from './counting.ts';
+import { countTree } from './count-tree.ts';
 import { chunkOf, createLedger, grantName, scratchName, writeBase } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createMountQuota } from './mount-quota.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { countTree } from './scan.ts';
+import { createRecount } from './recount.ts';
 
 const unending = new AbortController().signal;
 const MiB = 1024 * 1024;
@@ -33,16 +33,16 @@ test.each([
   [6400, 100],
   [1024 * MiB, 16 * MiB],
   [1024 ** 3 * MiB, 16 * MiB],
-])('of %d bytes %d are taken at once', (limit, chunk) => {
+])('the chunk of a limit of %d bytes is %d bytes', (limit, chunk) => {
   expect(chunkOf(limit)).toBe(chunk);
 });
 
-test('what turns out to be too much is taken back', async () => {
+test('a grant that exceeds the limit is reverted', async () => {
   const folder = createSharedFolder(1);
   const files = folder.files();
   const { clock, texts } = folder;
   texts.set('base', JSON.stringify({ version: 1, epoch: 1, used: 0, counting: false, countedAt: 0 }));
-  // Another takes all that is left between our look and our writing.
+  // Another member takes the rest between our look and our write.
   const late: LedgerFiles = {
     ...files,
     write: async (name, text) => {
@@ -57,14 +57,14 @@ test('what turns out to be too much is taken back', async () => {
   expect(texts.get(grantName(1, 'a'))).toBe('{"version":1,"granted":7}\n');
 });
 
-describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
+describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('quota');
 
   const connect = (path: string): Promise<OpenExport> => openExport(ganesha.server, path);
   const filesOf = ({ nfs, root }: OpenExport, member: string): LedgerFiles =>
     createLedgerFiles({ nfs, folder: root, options: { deadlineMs: 10_000 }, scratch: scratchName(member) });
 
-  test('files are whole, exclusive, and renewed by one of several', async () => {
+  test('writes files atomically, creates them exclusively, and lets one of several renew them', async () => {
     const { folder } = ganesha.fresh();
     using a = await connect(folder);
     using b = await connect(folder);
@@ -87,7 +87,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect([await one.read('large'), await one.read('folder')]).toEqual(['', '']);
   });
 
-  test('a tree is counted as du counts it', async () => {
+  test('counts a tree as du does', async () => {
     const { folder } = ganesha.fresh();
     mkdirSync(join(folder, 'a', 'b'), { recursive: true });
     for (let i = 0; i < 300; i++) writeFileSync(join(folder, 'a', `${i}`), Buffer.alloc(i * 100, 1));
@@ -102,7 +102,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     await expect(countTree(client.nfs, client.root, { signal: stopped.signal })).rejects.toThrow();
   });
 
-  test('of two that ask at the same moment for more than half of what is left, at most one gets it', async () => {
+  test('grants more than half of the rest to at most one of two concurrent members', async () => {
     const { folder } = ganesha.fresh();
     using a = await connect(folder);
     using b = await connect(folder);
@@ -120,7 +120,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     }
   });
 
-  test('two nodes that write at the same time keep to the size together, and use nearly all of it', async () => {
+  test('keeps two concurrent writers within the size, and lets them use nearly all of it', async () => {
     const { folder } = ganesha.fresh();
     const [data, ledgerFolder] = [join(folder, 'data'), join(folder, 'ledger')];
     mkdirSync(data);
@@ -136,7 +136,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       const kept = { epoch: 0, growth: 0 };
       return createQuota({
         ledger: createLedger({ files: filesOf(client, member), clock, signal: unending, member, limit }),
-        countAnew: createCountAnew({
+        recount: createRecount({
           files: filesOf(client, `${member}.count`),
           clock,
           count: (signal) => countTree(volume.nfs, volume.root, { signal }),
@@ -145,7 +145,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
         ...{ clock, limit, signal: unending, failed: (cause) => void failures.push(cause) },
       });
     });
-    // Both know the ledger, so that both ask at once.
+    // Both have read the ledger, so they ask at the same time.
     for (const quota of quotas) await quota.admit(0);
     const admitted = await Promise.all(
       quotas.map(async (quota) => {
@@ -170,7 +170,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     for (const client of clients) client[Symbol.dispose]();
   });
 
-  test('a mount has its own part of the ledger, written as the store, and knows what is there', async () => {
+  test('gives a mount its own part, written as the store, and shows it the usage', async () => {
     const { folder } = ganesha.fresh();
     const [data, ledgerFolder] = [join(folder, 'data'), join(folder, 'ledger')];
     mkdirSync(data);
@@ -204,7 +204,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(kept).toEqual({ epoch: 1, growth: 2 * MiB });
   });
 
-  test('a base is read by the other node as it was written', async () => {
+  test('returns to another node the base that was written', async () => {
     const { folder } = ganesha.fresh();
     using a = await connect(folder);
     using b = await connect(folder);

@@ -3,41 +3,41 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { LedgerFiles } from './ledger-files.ts';
 
 /**
- * How the nodes of one volume agree on what each may write. `base` says how much was used when the tree was last counted;
- * every member (a mount) has a file with what it has been granted beyond that. The rule: used + all grants <= limit.
+ * How the nodes of a volume agree on what each may write. `base` records the usage at the last count; every member (a
+ * mount) has a file with its grant beyond that. Invariant: used + all grants <= limit.
  *
- * Who wants more first writes the higher grant, then reads what all have; if that is too much, it takes it back. Of two who do
- * so at the same moment, at least the one that wrote last has seen the other: so both never believe that it is theirs.
- * A grant of an epoch counts until the epoch ends, whatever became of its member; with a new count a new epoch begins, and
- * all grants with it. Grants can be negative: who has deleted gives that to the others.
+ * To get more, a member first writes the higher grant, then reads all grants, and reverts if the sum is too high. Of
+ * two concurrent members, at least the one that wrote last sees the other, so they never both succeed wrongly. A grant
+ * counts until its epoch ends, whatever became of its member; a new count starts a new epoch without grants. Grants can
+ * be negative: deleted space becomes available to others.
  */
 export interface Ledger {
-  /** What it said when this member last looked. Undefined: it has not, or nothing was counted yet. */
-  readonly view: View | undefined;
-  look(): Promise<View | undefined>;
+  /** The ledger at this member's last look. Undefined: not read yet, or nothing was counted yet. */
+  readonly view: LedgerView | undefined;
+  look(): Promise<LedgerView | undefined>;
   /**
-   * Makes this member's grant at least `least`, and a chunk more than what it `holds` if there is room. Gives what it is then;
-   * or why not: there is no room, or another epoch has begun.
+   * Raises this member's grant to at least `least`, plus a chunk beyond `holds` if there is room. Returns the new
+   * grant; `full`: no room; `over`: another epoch has started.
    */
   raise(epoch: number, least: number, holds: number): Promise<number | 'full' | 'over'>;
-  /** Without asking: less than it is, or what is spent already. */
+  /** Sets the grant without checking: a lower one, or what is already used. */
   set(epoch: number, granted: number): Promise<void>;
 }
 
-export interface Base {
+export interface LedgerBase {
   readonly epoch: number;
   readonly used: number;
-  /** The count of this epoch is not done: `used` is what was used at most when it began. */
+  /** The count of this epoch is in progress: `used` is an upper bound from its start. */
   readonly counting: boolean;
-  /** When it was last done, by the clock of who did it. */
+  /** Time of the last count, by the counting node's clock. */
   readonly countedAt: number;
 }
 
-export interface View extends Base {
-  /** Since when it may have changed, by the clock's elapsed time. */
+export interface LedgerView extends LedgerBase {
+  /** The elapsed time of the look. */
   readonly at: number;
   readonly limit: number;
-  /** What all other members have been granted in this epoch. */
+  /** The sum of the other members' grants in this epoch. */
   readonly others: number;
 }
 
@@ -46,38 +46,38 @@ export interface LedgerParts {
   readonly clock: Clock;
   readonly signal: AbortSignal;
   readonly member: string;
-  /** What the volume was when it was mounted: it can have grown since. */
+  /** The volume's size when it was mounted; it may have grown since. */
   readonly limit: number;
-  /** From 0 to 1: so that those who ask at the same moment do not ask again at the same moment. */
+  /** Random in 0..1, to desynchronize retries of several members. */
   random?(): number;
 }
 
-const largestChunk = 16 * 1024 * 1024;
-/** So much is taken at once, and so much may lie idle with each member: what the bounds that are promised are made of. */
-export const chunkOf = (limit: number): number => Math.min(largestChunk, Math.floor(limit / 64));
+const maxChunkBytes = 16 * 1024 * 1024;
+/** Size of one grant step, and of the idle grant per member: the promised bounds follow from it. */
+export const chunkOf = (limit: number): number => Math.min(maxChunkBytes, Math.floor(limit / 64));
 
 const baseName = 'base';
 const limitName = 'limit';
 export const grantName = (epoch: number, member: string): string => `grant.${epoch}.${member}`;
-/** Of one process: what another one wrote there, and is dead since, must not come in between. */
+/** Unique per process, so that leftovers of a dead process do not interfere. */
 export const scratchName = (writer: string): string => `tmp.${writer}`;
-/** Undefined: it is no grant. */
+/** Undefined: not a grant. */
 export function epochOf(name: string): number | undefined {
   const [, epoch] = /^grant\.(\d{1,15})\./.exec(name) ?? [];
   return epoch === undefined ? undefined : Number(epoch);
 }
 
-/** Before it is said that there is no room: what others hold may be about to be taken back. */
-const mostRefusals = 3;
-const mostAttempts = 12;
+/** Refusals before reporting that it is full: others may be about to revert their grants. */
+const maxRefusals = 3;
+const maxAttempts = 12;
 const pauseMs = 20;
 const readsAtOnce = 16;
 
 export function createLedger(parts: LedgerParts): Ledger {
   const { files, clock, signal, member, random = Math.random } = parts;
-  let seen: View | undefined;
+  let seen: LedgerView | undefined;
 
-  async function look(): Promise<View | undefined> {
+  async function look(): Promise<LedgerView | undefined> {
     seen = await readView(parts);
     return seen;
   }
@@ -85,7 +85,7 @@ export function createLedger(parts: LedgerParts): Ledger {
   const set: Ledger['set'] = (epoch, granted) =>
     files.write(grantName(epoch, member), `${JSON.stringify({ version: 1, granted })}\n`);
 
-  /** Written first, then looked at: see above. */
+  /** Write first, then check: see above. */
   async function claim(epoch: number, holds: number, wanted: number): Promise<'granted' | 'too much' | 'over'> {
     await set(epoch, wanted);
     const after = await look();
@@ -103,7 +103,7 @@ export function createLedger(parts: LedgerParts): Ledger {
     set,
     raise: async (epoch, least, holds) => {
       let refusals = 0;
-      for (let attempt = 0; attempt < mostAttempts && refusals < mostRefusals; attempt++) {
+      for (let attempt = 0; attempt < maxAttempts && refusals < maxRefusals; attempt++) {
         const isFirst = attempt === 0 && seen !== undefined;
         if (!isFirst) await clock.sleep(attempt === 0 ? 0 : random() * pauseMs * attempt, signal);
         const view = isFirst ? seen : await look();
@@ -123,7 +123,7 @@ export function createLedger(parts: LedgerParts): Ledger {
   };
 }
 
-async function readView({ files, clock, member, limit }: LedgerParts): Promise<View | undefined> {
+async function readView({ files, clock, member, limit }: LedgerParts): Promise<LedgerView | undefined> {
   const at = clock.elapsed();
   const names = await files.names();
   if (!names.includes(baseName)) return undefined;
@@ -132,7 +132,7 @@ async function readView({ files, clock, member, limit }: LedgerParts): Promise<V
   return { ...base, at, limit: Math.max(limit, raised), others: await sumOf(files, names, base.epoch, member) };
 }
 
-/** Of all members in an epoch, but one. */
+/** Sum of the grants of an epoch, except for one member. */
 export async function sumOf(
   files: LedgerFiles,
   names: readonly string[],
@@ -152,13 +152,13 @@ export async function sumOf(
   return sum;
 }
 
-export async function readBase(files: LedgerFiles): Promise<Base | undefined> {
+export async function readBase(files: LedgerFiles): Promise<LedgerBase | undefined> {
   const { epoch, used, counting, countedAt } = fieldsOf(await files.read(baseName));
   if (!isCount(epoch) || !isCount(used)) return undefined;
   return { epoch, used, counting: counting === true, countedAt: isCount(countedAt) ? countedAt : 0 };
 }
 
-export const writeBase = (files: LedgerFiles, base: Base): Promise<void> =>
+export const writeBase = (files: LedgerFiles, base: LedgerBase): Promise<void> =>
   files.write(baseName, `${JSON.stringify({ version: 1, ...base })}\n`);
 
 async function readLimit(files: LedgerFiles): Promise<number> {
@@ -166,7 +166,7 @@ async function readLimit(files: LedgerFiles): Promise<number> {
   return isCount(bytes) ? bytes : 0;
 }
 
-/** What somebody else may have put there counts for nothing. */
+/** Ignores foreign content. */
 function fieldsOf(text: string | undefined): Readonly<Record<string, unknown>> {
   try {
     const json: unknown = JSON.parse(text ?? '');

@@ -19,7 +19,7 @@ const silent = new Proxy({} as NfsClient, {
     },
 });
 
-test('a mount that is over does not wait for a server that is gone, also if it was asked for something', async () => {
+test('a removed mount does not wait for a dead server, even if a request is pending', async () => {
   const clock = createFakeClock();
   const gone = new AbortController();
   const quota = createMountQuota({
@@ -45,8 +45,8 @@ test('a mount that is over does not wait for a server that is gone, also if it w
   await expect(admitted).rejects.toThrow('unmounted');
 });
 
-describe('what a predecessor sent may still be done', () => {
-  /** A mount of a volume on a server of ours, as each process that serves it makes it; and the names that it makes in the ledger. */
+describe('while calls of a predecessor may still run', () => {
+  /** Successive processes that serve a mount on our own server, and the names that they create in the ledger. */
   async function volume() {
     const own = await startOwnServer();
     for (const name of ['data', 'ledger']) mkdirSync(join(own.directory, name));
@@ -79,7 +79,7 @@ describe('what a predecessor sent may still be done', () => {
     };
   }
 
-  test('nothing in the ledger is changed before that is over', async () => {
+  test('nothing in the ledger is changed before they are drained', async () => {
     const start = await volume();
     const { promise: drained, resolve } = Promise.withResolvers<void>();
     const { quota, made, asked } = start(drained);
@@ -88,7 +88,7 @@ describe('what a predecessor sent may still be done', () => {
       isAdmitted = true;
     });
     await expect.poll(() => asked.length, { timeout: 10_000 }).toBeGreaterThan(0);
-    // Somebody else has all he wants meanwhile, so that there was time enough for the first.
+    // Meanwhile another user got everything, so the first one had enough time.
     const other = start();
     await other.quota.admit(0);
     expect([made, isAdmitted]).toEqual([[], false]);
@@ -99,7 +99,7 @@ describe('what a predecessor sent may still be done', () => {
     await other.quota.close();
   });
 
-  test('no process writes where another one did', async () => {
+  test('no process writes to a temporary file of another one', async () => {
     const start = await volume();
     const processes = [start(), start()];
     for (const { quota } of processes) {

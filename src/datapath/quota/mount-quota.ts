@@ -4,26 +4,26 @@ import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { credential } from '#wire/rpc/message.ts';
-import { isPassing } from '../errors.ts';
+import { isTransient } from '../errors.ts';
 import type { MountSpec, QuotaSpec } from '../mount-spec.ts';
-import type { KeptGrowth } from './account.ts';
-import { createCountAnew } from './counting.ts';
+import type { StoredGrowth } from './account.ts';
+import { countTree } from './count-tree.ts';
 import { createLedger, scratchName } from './ledger.ts';
 import { createLedgerFiles, type LedgerFiles } from './ledger-files.ts';
 import { createQuota, type Quota } from './quota.ts';
-import { countTree } from './scan.ts';
+import { createRecount } from './recount.ts';
 
 export interface MountQuotaParts {
   readonly nfs: NfsClient;
   readonly spec: Pick<MountSpec, 'root' | 'squash' | 'uid' | 'gid' | 'softMs'>;
   readonly quota: QuotaSpec;
-  /** The id of the mount: a node can have two of one volume for a while, and each has its own part of the ledger. */
+  /** The mount's id: a node can have two mounts of one volume for a while, each with its own part of the ledger. */
   readonly mount: string;
-  readonly kept: KeptGrowth;
+  readonly kept: StoredGrowth;
   readonly clock?: Clock;
-  /** Something to be waited for before anything is changed on the server. */
+  /** Resolves when changes on the server may start. Undefined: now. */
   readonly ready?: (() => Promise<void> | undefined) | undefined;
-  /** The mount is over: nobody waits any more. `close` can still be called. */
+  /** Aborts when the mount is gone. `close` may still be called. */
   readonly signal: AbortSignal;
   failed(cause: unknown): void;
 }
@@ -31,7 +31,7 @@ export interface MountQuotaParts {
 const retryMs = 500;
 const closeMs = 10_000;
 
-/** The quota of a mount, with its ledger on the server. */
+/** Creates the quota of a mount, with its ledger on the server. */
 export function createMountQuota(parts: MountQuotaParts): Quota {
   const { nfs, spec, quota: given, mount, kept, clock = systemClock(), ready, signal, failed } = parts;
   const ending = new AbortController();
@@ -42,32 +42,33 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
   const folder: FileHandle = Buffer.from(given.ledger, 'base64');
   const root: FileHandle = Buffer.from(spec.root, 'base64');
-  // Each with a scratch of its own: both may be writing at the same time, and what a predecessor wrote may come late.
+  // Separate temporary names: both may write at the same time, and a predecessor's write may arrive late.
   const filesOf = (): LedgerFiles =>
     createLedgerFiles({ ...{ nfs, folder, options, ready }, scratch: scratchName(`${member}.${randomUUID()}`) });
   const limit = given.bytes;
   const quota = createQuota({
     ledger: createLedger({ files: filesOf(), clock, signal, member, limit }),
-    countAnew: createCountAnew({
+    recount: createRecount({
       ...{ files: filesOf(), clock },
-      count: (until) => countTree(nfs, root, { ...options, signal: AbortSignal.any([until, ending.signal]) }),
+      count: (countSignal) =>
+        countTree(nfs, root, { ...options, signal: AbortSignal.any([countSignal, ending.signal]) }),
     }),
     ...{ kept, clock, limit, signal, failed },
   });
 
-  /** `hard`: a server that is not there, or says "later", is waited for. */
+  /** With `hard`, retries while the server is unreachable or answers JUKEBOX. */
   async function patiently(bytes: number): Promise<void> {
     for (;;) {
       try {
         return await quota.admit(bytes);
       } catch (cause) {
-        if (!isPassing(cause) || spec.softMs !== undefined) throw cause;
+        if (!isTransient(cause) || spec.softMs !== undefined) throw cause;
         await clock.sleep(retryMs, signal);
       }
     }
   }
 
-  /** What is not given back the next count finds. A server that is gone must not hold the connection for ever. */
+  /** The next count finds grants that are not returned. A dead server must not keep the connection open forever. */
   async function close(): Promise<void> {
     using _ = clock.after(closeMs, () => ending.abort(new Error('the server did not answer in time')));
     await quota.close();
@@ -76,7 +77,7 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   return { ...quota, admit: patiently, close };
 }
 
-/** The ledger is the store's own, and so is the right to look at the whole tree. */
+/** Uses the store's identity, which may read the ledger and the whole tree. */
 function storeCredential({ squash, uid, gid }: Pick<MountSpec, 'squash' | 'uid' | 'gid'>): Buffer {
   const isRoot = squash === 'none';
   return credential({ uid: isRoot ? 0 : uid, gid: isRoot ? 0 : gid, groups: [], machine: '' });

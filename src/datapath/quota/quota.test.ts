@@ -2,13 +2,13 @@ import { describe, expect, test } from 'vitest';
 import { createSharedFolder, type SharedFolder } from '#testing/fakes/shared-folder.ts';
 import { keptIn, limit, type Node, node, sizeOf, type Tree, unending } from '#testing/quota-nodes.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { createCountAnew } from './counting.ts';
 import { chunkOf, createLedger, grantName } from './ledger.ts';
 import { createQuota } from './quota.ts';
+import { createRecount } from './recount.ts';
 
 const chunk = chunkOf(limit);
 
-/** As the file system does it: asks, writes, tells what it came to. False: EDQUOT. */
+/** Like the file system: admit, write, settle. False: EDQUOT. */
 async function write(folder: SharedFolder, tree: Tree, { quota }: Node, name: string, to: number): Promise<boolean> {
   const most = Math.max(0, to - (tree.get(name) ?? 0));
   try {
@@ -33,13 +33,13 @@ async function remove(folder: SharedFolder, tree: Tree, { quota }: Node, name: s
   quota.changed(-before);
 }
 
-describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('several nodes, in the order of seed %d', (seed) => {
-  test('two that want the last bytes at the same moment: at most one gets them, and nothing is lost', async () => {
+describe.each(Array.from({ length: 16 }, (_, i) => i + 1))('nodes that share a volume, with seed %d', (seed) => {
+  test('at most one of two nodes that want the last bytes at once gets them, and nothing is lost', async () => {
     const folder = createSharedFolder(seed * 104_729);
     const tree: Tree = new Map([['old', limit - 1000]]);
     const [a, b] = [node(folder, tree, 'a'), node(folder, tree, 'b')];
     const look = (): void => expect(sizeOf(tree)).toBeLessThanOrEqual(limit);
-    // Both know the ledger, so that both ask at once.
+    // Both have read the ledger, so they ask at the same time.
     for (const one of [a, b]) {
       await folder.run(one.quota.admit(1), look);
       one.quota.changed(0, 1);
@@ -64,7 +64,7 @@ const settled = async (folder: SharedFolder, { quota }: Node): Promise<void> => 
   await folder.clock.sleep(1_000, unending);
 };
 
-describe('one node', () => {
+describe('a single node', () => {
   const setUp = (used = 0) => {
     const folder = createSharedFolder(1);
     const tree: Tree = new Map([['old', used]]);
@@ -75,7 +75,7 @@ describe('one node', () => {
   };
   const full = expect.objectContaining({ code: 'EDQUOT' });
 
-  test('can use all of it, to the byte, and what it frees again', async () => {
+  test('can use the whole size to the byte, and again what it frees', async () => {
     const { folder, tree, one, run, put } = setUp();
     for (let to = 1000; to <= limit; to += 1000) expect(await put('new', to)).toBe(true);
     expect(one.quota.statfs()).toEqual({ bytes: limit, used: limit });
@@ -85,13 +85,13 @@ describe('one node', () => {
     expect(await put('other', limit)).toBe(true);
   });
 
-  test('gets what is there at most, even where that is less than a chunk', async () => {
+  test('gets what is left, even if that is less than a chunk', async () => {
     const { put } = setUp(limit - chunk / 2);
     expect(await put('new', chunk / 2 + 1)).toBe(false);
     expect(await put('new', chunk / 2)).toBe(true);
   });
 
-  test('what was admitted and not used does not count', async () => {
+  test('does not count bytes that were admitted and not used', async () => {
     const { one, run } = setUp();
     for (let i = 0; i < 10; i++) {
       await run(one.quota.admit(limit / 2));
@@ -108,21 +108,21 @@ describe('one node', () => {
     expect(await put('other', limit - 3 * chunk, node(folder, tree, 'b'))).toBe(true);
   });
 
-  test('goes on after a crash with what it had: neither more nor less', async () => {
+  test('continues after a crash with exactly its earlier growth', async () => {
     const { folder, tree, one, put } = setUp();
     await put('new', limit / 2);
     const { epoch } = one.kept.value;
     const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
     expect(await put('more', limit / 2 + 1, successor)).toBe(false);
     expect(await put('more', limit / 2, successor)).toBe(true);
-    // Else it was a new count that told.
+    // Otherwise a new count found it.
     expect(successor.kept.value).toEqual({ epoch, growth: limit });
   });
 
-  test('what is under way when a new epoch begins goes along, though nobody uses the mount meanwhile', async () => {
+  test('moves unsettled charges into a new epoch even while the mount is idle', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit / 2));
-    await run(node(folder, tree, 'b').countAnew(unending));
+    await run(node(folder, tree, 'b').recount(unending));
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     expect(await put('more', limit / 2 + 1, node(folder, tree, 'c'))).toBe(false);
     tree.set('new', limit / 2);
@@ -130,7 +130,7 @@ describe('one node', () => {
     expect(one.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
   });
 
-  describe('what was done before its node has looked whether a new epoch has begun', () => {
+  describe('growth settled before the node has seen a new epoch', () => {
     const successorOf = ({ folder, tree, one }: ReturnType<typeof setUp>): Node => {
       const successor = node(folder, tree, 'a', keptIn({ ...one.kept.value }));
       successor.quota.adopt(limit / 2);
@@ -139,53 +139,53 @@ describe('one node', () => {
       return successor;
     };
 
-    test('goes along into it: the count may have come before', async () => {
+    test('moves into the epoch, since the count may have been earlier', async () => {
       const all = setUp();
       await all.run(all.one.quota.admit(limit / 2));
       all.one.die();
-      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(unending));
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: limit / 2 });
     });
 
-    test('counts once where none had', async () => {
+    test('counts once if there was no new epoch', async () => {
       const all = setUp();
       await all.run(all.one.quota.admit(limit / 2));
       all.one.die();
       const successor = successorOf(all);
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 1, growth: limit / 2 });
-      await all.run(node(all.folder, all.tree, 'b').countAnew(unending));
+      await all.run(node(all.folder, all.tree, 'b').recount(unending));
       await all.run(settled(all.folder, successor));
       expect(successor.kept.value).toEqual({ epoch: 2, growth: 0 });
     });
   });
 
-  test('goes by no ledger that it saw long ago, however much it has left', async () => {
+  test('an old view of the ledger is not used, however much is left', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1);
     tree.set('foreign', limit - 1);
-    await run(node(folder, tree, 'b').countAnew(unending));
+    await run(node(folder, tree, 'b').recount(unending));
     expect(await put('new', 2)).toBe(false);
     expect(one.kept.value).toEqual({ epoch: 2, growth: 0 });
   });
 
-  test('a node that is gone counts until the next count, which finds what is really there', async () => {
+  test('a node that is gone counts until the next count finds the real usage', async () => {
     const { folder, tree, one, run, put } = setUp();
     await run(one.quota.admit(limit));
     one.die();
     const other = node(folder, tree, 'b');
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(60_000, unending));
-    // There is still no room, and it is time to count anew.
+    // There is still no room, and a new count is due.
     expect(await put('new', limit, other)).toBe(false);
     await run(folder.clock.sleep(10_000, unending));
     expect(await put('new', limit, other)).toBe(true);
     expect([...folder.texts.keys()].filter((name) => name.startsWith('grant.'))).toEqual([grantName(2, 'b')]);
   });
 
-  test('writers that are no nodes are found by a count', async () => {
+  test('a count finds writes by other clients', async () => {
     const { folder, tree, one, run, put } = setUp();
     await put('new', 1000);
     tree.set('foreign', limit - 1000);
@@ -197,7 +197,7 @@ describe('one node', () => {
     expect(await put('more', 1000)).toBe(false);
   });
 
-  test('a volume that has grown has room at once, mounted as it is', async () => {
+  test('a grown volume has room at once without a remount', async () => {
     const { folder, one, put } = setUp();
     await put('new', limit);
     expect(await put('new', limit + 1)).toBe(false);
@@ -206,7 +206,7 @@ describe('one node', () => {
     expect(one.quota.statfs()).toEqual({ bytes: 2 * limit, used: 2 * limit });
   });
 
-  test('nonsense in the folder counts for nothing', async () => {
+  test('foreign content in the directory is ignored', async () => {
     const { folder, put } = setUp();
     await put('new', 1000);
     for (const text of ['', '{', 'null', '[]', '{"granted":"much"}', '{"granted":1e300}'])
@@ -216,7 +216,7 @@ describe('one node', () => {
     expect(await put('new', limit)).toBe(true);
   });
 
-  test('whoever died while counting is waited for, but not for ever', async () => {
+  test('a node that died while counting is waited for, but not forever', async () => {
     const { folder, tree, run, put } = setUp();
     folder.texts.set('scan', 'somebody');
     const other = node(folder, tree, 'b');
@@ -227,15 +227,15 @@ describe('one node', () => {
     await run(other.quota.close());
   });
 
-  test('a count that fails is told to who waits for it', async () => {
+  test('a failed count is reported to the requests that wait for it', async () => {
     const folder = createSharedFolder(1);
     const { clock } = folder;
     const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member: 'a', limit } });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
-    const countAnew = createCountAnew({ files: folder.files(), clock, count });
+    const recount = createRecount({ files: folder.files(), clock, count });
     const told: unknown[] = [];
     const failed = (cause: unknown): void => void told.push(cause);
-    const quota = createQuota({ ledger, countAnew, kept: keptIn(), clock, limit, signal: unending, failed });
+    const quota = createQuota({ ledger, recount, kept: keptIn(), clock, limit, signal: unending, failed });
     const admitted = quota.admit(1);
     await folder.run(
       admitted.catch(() => undefined),

@@ -1,101 +1,101 @@
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import { type Account, createAccount, type KeptGrowth } from './account.ts';
-import { type CountAnew, freshMs } from './counting.ts';
-import type { Ledger, View } from './ledger.ts';
+import { type Account, createAccount, type StoredGrowth } from './account.ts';
+import type { Ledger, LedgerView } from './ledger.ts';
+import { freshMs, type Recount } from './recount.ts';
 
-/** Holds one mount to its volume's size, together with the mounts of other nodes. */
+/** Enforces a volume's size for one mount, together with the mounts of other nodes. */
 export interface Quota {
   /**
-   * Before something is written that may take so many bytes more on the server's disk: from now on they count. Rejects with
-   * EDQUOT when there is no room for them, and with what went wrong when that cannot be found out.
+   * Call before a write that may use this many more bytes on the server's disk; they count from now on. Rejects with
+   * EDQUOT if there is no room, and with the error if that cannot be determined.
    */
   admit(bytes: number): Promise<void>;
-  /** A predecessor was asked for them, and they are not settled: what it asked for counts already. */
+  /** Bytes that a predecessor was admitted and has not settled: they already count. */
   adopt(bytes: number): void;
   /**
-   * Afterwards: so many it took, or freed (less than 0). `admitted`: what `admit` was asked for it, which no longer counts.
-   * Also for what nobody was asked for: removing, cutting.
+   * Call afterwards with the bytes used, or freed (negative). `admitted`: the bytes passed to `admit` for it, which no
+   * longer count. Also for changes without `admit`: removal, truncation.
    */
   changed(delta: number, admitted?: number): void;
-  /** Another one after each count; 0: nothing was counted yet. */
+  /** Changes with each count; 0: nothing was counted yet. */
   epoch(): number;
   /**
-   * Before something is freed: the epoch in which that counts. If it is over afterwards, the count may have seen it already, and
-   * it must not be told. Undefined: a count is under way, which may see it or not.
+   * Call before freeing space: returns the epoch in which it counts. If the epoch has changed afterwards, do not report
+   * it, since the count may have seen it. Undefined: a count is in progress and may or may not see it.
    */
   freeing(): Promise<number | undefined>;
-  /** What df shows. Of what other nodes hold in advance, a chunk or two each may show as used. */
+  /** The values for statfs. Grants held by other nodes, a chunk or two each, may show as used. */
   statfs(): { readonly bytes: number; readonly used: number };
-  /** Ends a count that is under way, and gives back what is not used. */
+  /** Stops a running count and returns unused grants. */
   close(): Promise<void>;
 }
 
 export interface QuotaParts {
   readonly ledger: Ledger;
-  readonly countAnew: CountAnew;
-  readonly kept: KeptGrowth;
+  readonly recount: Recount;
+  readonly kept: StoredGrowth;
   readonly clock: Clock;
-  /** The volume's size when it was mounted. */
+  /** The volume's size at mount time. */
   readonly limit: number;
-  /** Ends waiting. */
+  /** Aborts waiting. */
   readonly signal: AbortSignal;
-  /** What went wrong while nobody waited for it. */
+  /** Reports background errors. */
   failed(cause: unknown): void;
 }
 
-/** Writers outside our client, and what crashes have left, are found by the next count. */
+/** Each count finds writes by other clients and leftovers of crashes. */
 const countEveryMs = 10 * 60_000;
-/** Where there is no room a count may find some; but not at every write. */
+/** When the volume is full a count may find space, but not at every write. */
 const countFullMs = 30_000;
-/** During a count all that was granted before counts as used: it is waited for before anybody is told that there is no room. */
-const patienceMs = 10_000;
+/** During a count all earlier grants count as used: wait for it before reporting that there is no room. */
+const recountWaitMs = 10_000;
 const pauseMs = 100;
-const mostRaises = 16;
+const maxRaises = 16;
 
 export function createQuota(parts: QuotaParts): Quota {
   const { ledger, clock, signal, failed } = parts;
   const account = createAccount(parts);
   const queue = createQueue();
   const counts = createCounts(parts);
-  let isTending = false;
+  let isMaintaining = false;
   let watching: Disposable | undefined;
 
-  async function tend(): Promise<void> {
+  async function runMaintenance(): Promise<void> {
     try {
-      await queue(() => account.tend());
+      await queue(() => account.runMaintenance());
       counts.saw(ledger.view);
       counts.due(countEveryMs);
     } catch (cause) {
       if (!signal.aborted) failed(cause);
     } finally {
-      isTending = false;
+      isMaintaining = false;
     }
   }
 
-  /** While somebody uses the mount, so that nobody has to wait. */
-  function tendIfDue(): void {
-    if (isTending || signal.aborted || !account.isDue()) return;
-    isTending = true;
-    void tend();
+  /** Maintains the account while the mount is in use, so that no write waits for it. */
+  function maintainIfDue(): void {
+    if (isMaintaining || signal.aborted || !account.isDue()) return;
+    isMaintaining = true;
+    void runMaintenance();
   }
 
   /**
-   * What is under way when a new epoch begins has to be in it before its count is done, or it is nowhere: so the ledger is
-   * looked at also while nobody uses the mount.
+   * Unsettled charges must move into a new epoch before its count ends, or they are lost: so the ledger is polled even
+   * while the mount is idle.
    */
   function watch(): void {
     if (watching !== undefined || signal.aborted || !account.isUnderWay()) return;
     watching = clock.after(freshMs / 2, () => {
       watching = undefined;
-      if (account.isUnderWay()) tendIfDue();
+      if (account.isUnderWay()) maintainIfDue();
       watch();
     });
   }
 
   return {
     admit: (bytes) => {
-      tendIfDue();
+      maintainIfDue();
       if (!account.fits(bytes)) return queue(() => obtain(parts, account, counts, bytes)).then(watch);
       account.charge(bytes);
       watch();
@@ -112,11 +112,11 @@ export function createQuota(parts: QuotaParts): Quota {
     },
     changed: (delta, admitted = 0) => {
       account.settle(admitted, delta);
-      tendIfDue();
+      maintainIfDue();
       watch();
     },
     statfs: () => {
-      tendIfDue();
+      maintainIfDue();
       const { view } = ledger;
       if (view === undefined) return { bytes: parts.limit, used: 0 };
       const own = view.epoch === account.epoch ? account.growth : 0;
@@ -130,7 +130,7 @@ export function createQuota(parts: QuotaParts): Quota {
   };
 }
 
-/** For one caller at a time. */
+/** Only one caller at a time. */
 async function obtain(
   { ledger, clock, signal }: QuotaParts,
   account: Account,
@@ -138,20 +138,20 @@ async function obtain(
   bytes: number,
 ): Promise<void> {
   const since = clock.elapsed();
-  for (let raises = 0; raises < mostRaises; ) {
+  for (let raises = 0; raises < maxRaises; ) {
     signal.throwIfAborted();
     if (account.fits(bytes)) return account.charge(bytes);
     const view = await account.catchUp();
     counts.saw(view);
     if (view === undefined) {
-      // Nobody has counted yet: without that there is nothing to go by.
+      // Nothing was counted yet, so no grant is possible.
       if (!(await counts.now())) await clock.sleep(pauseMs, signal);
       continue;
     }
     if (account.fits(bytes)) return account.charge(bytes);
     raises++;
     if (await account.obtain(bytes)) continue;
-    if (ledger.view?.counting !== true || clock.elapsed() - since > patienceMs) break;
+    if (ledger.view?.counting !== true || clock.elapsed() - since > recountWaitMs) break;
     raises = 0;
     await clock.sleep(pauseMs, signal);
   }
@@ -161,22 +161,22 @@ async function obtain(
 
 interface Counts {
   now(): Promise<boolean>;
-  saw(view: View | undefined): void;
-  /** Begins a count if the last one is so long ago. */
+  saw(view: LedgerView | undefined): void;
+  /** Starts a count if the last one is older than this. */
   due(ms: number): void;
   stop(): Promise<void>;
 }
 
-/** When the tree is counted, by whichever node comes first. */
-function createCounts({ countAnew, clock, failed }: QuotaParts): Counts {
+/** Schedules counts, done by whichever node comes first. */
+function createCounts({ recount, clock, failed }: QuotaParts): Counts {
   const stopping = new AbortController();
   let running: Promise<boolean> | undefined;
   let epoch = 0;
   let countedAt = Number.NEGATIVE_INFINITY;
 
   const start = (): Promise<boolean> => {
-    running ??= countAnew(stopping.signal).finally(() => {
-      // Also where another is at it, or it failed: it need not be tried again at once.
+    running ??= recount(stopping.signal).finally(() => {
+      // Also if another node is counting or it failed: do not retry at once.
       countedAt = clock.elapsed();
       running = undefined;
     });
@@ -187,7 +187,7 @@ function createCounts({ countAnew, clock, failed }: QuotaParts): Counts {
     now: start,
     saw: (view) => {
       if (view === undefined || view.counting || view.epoch === epoch) return;
-      // Of the first that is seen only the clock of who made it tells how old it is.
+      // The age of the first count seen is known only by the clock of its node.
       const age = epoch === 0 ? Math.max(0, clock.now() - view.countedAt) : 0;
       countedAt = clock.elapsed() - age;
       epoch = view.epoch;
@@ -205,7 +205,7 @@ function createCounts({ countAnew, clock, failed }: QuotaParts): Counts {
   };
 }
 
-/** One after the other. */
+/** Runs work one after the other. */
 function createQueue(): <T>(work: () => Promise<T>) => Promise<T> {
   let last: Promise<unknown> = Promise.resolve();
   return (work) => {

@@ -15,7 +15,7 @@ const top = 1;
 const name = (text: string): Buffer => Buffer.from(text);
 const inBase64 = (handle: FileHandle): string => Buffer.from(handle).toString('base64');
 
-describe('while nobody knows how much is used, because the node that was counting is dead', () => {
+describe('while the usage is unknown because the counting node died', () => {
   async function mounted(softMs?: number) {
     const own = await startOwnServer();
     const [data, ledger] = [join(own.directory, 'data'), join(own.directory, 'ledger')];
@@ -53,7 +53,7 @@ describe('while nobody knows how much is used, because the node that was countin
     return { on, request, write, clock, data, ledger };
   }
 
-  test('soft: a write fails when its time is up, and a removal is done without being counted', async () => {
+  test('soft: a write fails after the timeout, and a removal succeeds without being counted', async () => {
     const softMs = 500;
     const { on, request, write, clock, data } = await mounted(softMs);
     const since = clock.elapsed();
@@ -65,7 +65,7 @@ describe('while nobody knows how much is used, because the node that was countin
     expect(existsSync(join(data, 'old'))).toBe(false);
   });
 
-  test('hard: it waits, and goes on when that is known; who is killed is let go', async () => {
+  test('hard: a write waits until the usage is known; a killed process stops waiting', async () => {
     const { write, data, ledger } = await mounted();
     const interrupt = new AbortController();
     const [waits, killed] = [write(), write(8192, interrupt.signal)];

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { createLimiter, type Limiter } from '#base/limiter.ts';
 import type { Log } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Usage, Volume, VolumeId } from '#core/model.ts';
 import type { Volumes } from '#core/volumes.ts';

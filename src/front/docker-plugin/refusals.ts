@@ -1,6 +1,6 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import { harmless } from '#base/harmless.ts';
-import { refusingUnparsable } from '#base/unparsable.ts';
+import { refusingUnparsable } from '#base/http-parse-errors.ts';
+import { harmless } from '#base/terminal-safe.ts';
 import { toldToUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
+import { takeLastConnections } from '#base/accept-pending-connections.ts';
 import type { Clock } from '#base/clock.ts';
-import { takeLastConnections } from '#base/last-connections.ts';
 import type { Log } from '#base/log.ts';
-import { patiently } from '#base/patience.ts';
+import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Engine } from '#core/engine.ts';
 import { stoppingNow } from '#core/stopping.ts';

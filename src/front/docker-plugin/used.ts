@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import type { Engine } from '#core/engine.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 

@@ -1,9 +1,9 @@
 import { randomUUID } from 'node:crypto';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { FastifyInstance, FastifyReply, FastifyRequest } from 'fastify';
+import { refusingUnparsable } from '#base/http-parse-errors.ts';
 import type { Log } from '#base/log.ts';
 import { problemType } from '#base/problem.ts';
-import { refusingUnparsable } from '#base/unparsable.ts';
 import { StowageError } from '#core/errors.ts';
 import { commonHeaders, requestIdFrom } from './headers.ts';
 import type { Principal } from './principal.ts';

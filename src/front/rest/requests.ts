@@ -1,7 +1,7 @@
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { patiently } from '#base/patience.ts';
+import { patiently } from '#base/wait.ts';
 import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';

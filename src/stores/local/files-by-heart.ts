@@ -1,6 +1,6 @@
 import { closeSync, constants, fstatSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
-import { type FileIdentity, identityByHeart, openByHeart, readByHeart } from '#base/linux/by-heart.ts';
+import { type FileIdentity, identityByHeart, openByHeart, readByHeart } from '#base/linux/page-cache-io.ts';
 import type { Files } from '../shelf/files.ts';
 import { localFiles, lookOf } from './files.ts';
 

@@ -4,7 +4,7 @@ import { chmod, mkdir, open, realpath, rename, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { coalesced } from '#base/coalesced.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
-import type { FileIdentity } from '#base/linux/by-heart.ts';
+import type { FileIdentity } from '#base/linux/page-cache-io.ts';
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { NfsQuota } from '#base/nfs-mount.ts';
-import { endsWithin } from '#base/patience.ts';
+import { endsWithin } from '#base/wait.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Source, StoreConfig, StorePolicy } from '#core/model.ts';
 import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';

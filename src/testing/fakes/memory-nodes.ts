@@ -1,15 +1,15 @@
-import type { Hidden, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
+import type { HiddenName, Node, Nodes, Proof, Proofs } from '#datapath/ports.ts';
 import { rootNode } from '#wire/fuse/abi.ts';
 import type { ErrnoName } from '#wire/fuse/errno.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 
-interface Kept {
+interface JournaledWrites {
   readonly id: number;
   readonly generation: number;
   handle: FileHandle;
   opens: number;
   lookups: number;
-  hidden: Hidden | undefined;
+  hidden: HiddenName | undefined;
   lost: ErrnoName | undefined;
   isLossTold: boolean;
 }
@@ -22,13 +22,13 @@ export interface MemoryNodes extends Nodes {
 
 /** Nodes in the memory of this process: nothing outlives it. */
 export function createMemoryNodes(root: FileHandle): MemoryNodes {
-  const byId = new Map<number, Kept>();
-  const byHandle = new Map<string, Kept>();
+  const byId = new Map<number, JournaledWrites>();
+  const byHandle = new Map<string, JournaledWrites>();
   let last: number = rootNode;
   const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
-  const add = (id: number, handle: FileHandle): Kept => {
+  const add = (id: number, handle: FileHandle): JournaledWrites => {
     const nothing = { opens: 0, lookups: 0, hidden: undefined, lost: undefined, isLossTold: false };
-    const made: Kept = { id, generation: 1, handle, ...nothing };
+    const made: JournaledWrites = { id, generation: 1, handle, ...nothing };
     byId.set(id, made);
     byHandle.set(keyOf(handle), made);
     return made;
@@ -47,11 +47,11 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
     byId.delete(id);
     byHandle.delete(keyOf(kept.handle));
   };
-  const shown = ({ id, generation, handle, opens }: Kept): Node => ({ id, generation, handle, opens });
+  const shown = ({ id, generation, handle, opens }: JournaledWrites): Node => ({ id, generation, handle, opens });
   add(rootNode, root);
   return {
-    ...{ looked, listed: looked, forget, unlooked: (id) => forget(id, 1) },
-    ...{ hasRoom: () => true, onMany: () => undefined },
+    ...{ addLookup: looked, addListed: looked, forget, removeLookup: (id) => forget(id, 1) },
+    ...{ hasRoom: () => true, onPressure: () => undefined },
     get: (id) => {
       const kept = byId.get(id);
       return kept && shown(kept);

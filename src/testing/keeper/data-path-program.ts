@@ -9,8 +9,8 @@ import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { mapMemory } from '#base/linux/memory.ts';
 import { silentLog } from '#base/log.ts';
-import { joinKeeper } from '#keeper/data-path.ts';
-import type { HeldMount } from '#keeper/estate.ts';
+import type { HeldMount } from '#keeper/held-descriptors.ts';
+import { joinKeeper } from '#keeper/join-keeper.ts';
 import type { Behaviour } from './keeper-process.ts';
 
 const folder = process.env['STOWAGE_TEST_FOLDER'] ?? '';

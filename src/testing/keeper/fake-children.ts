@@ -1,6 +1,6 @@
-import type { Handlers, Line } from '#keeper/line.ts';
+import type { Connection, Handlers } from '#keeper/connection.ts';
 import type { Kind, Message } from '#keeper/protocol.ts';
-import type { Child } from '#keeper/worker.ts';
+import type { ProcessHandle } from '#keeper/worker.ts';
 
 /** A data path that does what a test says. */
 export interface FakeChild {
@@ -11,17 +11,17 @@ export interface FakeChild {
   readonly isEnding: boolean;
   says(message: Message, descriptors?: readonly number[]): void;
   hello(): void;
-  /** Somebody killed it; a thread of it hangs, and so its line is open. */
+  /** Somebody killed it; a thread of it hangs, and so its connection is open. */
   wasKilled(): void;
-  /** Its line is closed, and it lives. */
+  /** Its connection is closed, and it lives. */
   breaks(): void;
-  /** Its line is closed. If it was told to end, or is told later, it has. */
+  /** Its connection is closed. If it was told to end, or is told later, it has. */
   dies(): Promise<void>;
 }
 
 export interface FakeChildren {
   readonly all: readonly FakeChild[];
-  readonly start: (program: string) => Child;
+  readonly start: (program: string) => ProcessHandle;
 }
 
 /** All that waits for a promise that is resolved. */
@@ -39,7 +39,7 @@ export function createFakeChildren(): FakeChildren {
   };
 }
 
-function createFakeChild(program: string, pid: number): { readonly fake: FakeChild; readonly child: Child } {
+function createFakeChild(program: string, pid: number): { readonly fake: FakeChild; readonly child: ProcessHandle } {
   const sent: Message[] = [];
   const { promise: ended, resolve: end } = Promise.withResolvers<void>();
   let handlers: Handlers<Kind> | undefined;
@@ -51,7 +51,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
     isOpen = false;
     handlers?.closed('test');
   };
-  const line: Line = {
+  const connection: Connection = {
     get isOpen() {
       return isOpen;
     },
@@ -64,7 +64,7 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
   const says: FakeChild['says'] = (message, descriptors = []) => handlers?.message(message, [...descriptors]);
   return {
     child: {
-      line,
+      connection,
       end: () => {
         isEnding = true;
         return ended;

@@ -8,8 +8,8 @@ import { readSync, writeSync } from 'node:fs';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { joinKeeper } from '#keeper/data-path.ts';
-import { protect } from '#keeper/protect.ts';
+import { hardenProcess } from '#keeper/harden-process.ts';
+import { joinKeeper } from '#keeper/join-keeper.ts';
 import { opcode, outHeaderSize, requestOverhead } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import { header, type Message } from '#wire/fuse/message.ts';
@@ -18,7 +18,7 @@ import type { Attr, Entry, Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
 import { usualWishes } from '../fuse-mount.ts';
 
-protect('stowage standby', -900);
+hardenProcess('stowage standby', -900);
 
 const [root, file, folder] = [1, 2, 3];
 /** Where in the journal the MKDIR lies. */

@@ -11,9 +11,9 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
-import { connectKeeper, type KeeperClient } from '#keeper/agent.ts';
+import { connectKeeper, type KeeperClient } from '#keeper/keeper-client.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
-import { type StartedKeeper, type StartOptions, startKeeper } from '#keeper/start.ts';
+import { type StartedKeeper, type StartOptions, startKeeper } from '#keeper/start-keeper.ts';
 
 /** How data-path-program.ts behaves. */
 export interface Behaviour {

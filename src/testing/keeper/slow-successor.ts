@@ -1,8 +1,8 @@
 import { chmodSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
 import { accepted, connectTo, listenAt, shutDown } from '#base/linux/descriptors.ts';
-import { createCopies } from '#keeper/copies.ts';
-import { createLine } from '#keeper/line.ts';
+import { createConnection } from '#keeper/connection.ts';
+import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 
 /** In the place of a keeper that was just given everything by the one at this socket, and has not got any further: nobody finds it there yet. */
 export async function createSlowSuccessor(socket: string): Promise<Disposable> {
@@ -12,13 +12,13 @@ export async function createSlowSuccessor(socket: string): Promise<Disposable> {
   const listening = all.adopt(listenAt(own), shutDown);
   // Data paths run as somebody else.
   chmodSync(own, 0o666);
-  const keeper = all.adopt(createLine(connectTo(socket), clock), (line) => line.close());
+  const keeper = all.adopt(createConnection(connectTo(socket), clock), (line) => line.close());
   const { promise: yours, resolve, reject } = Promise.withResolvers<void>();
   keeper.handle({ accepts: ['yours'], message: () => resolve(), closed: (why) => reject(new Error(why)) });
   keeper.send({ kind: 'hello', role: 'keeper', pid: process.pid, version: 'test' });
   keeper.send({ kind: 'handover', path: own });
-  const dataPath = all.adopt(createLine((await accepted(listening)) ?? -1, clock), (line) => line.close());
-  const copies = all.use(createCopies());
+  const dataPath = all.adopt(createConnection((await accepted(listening)) ?? -1, clock), (line) => line.close());
+  const copies = all.use(createDescriptorCopies());
   dataPath.handle({
     accepts: ['hello', 'everything', 'add', 'holding', 'letGo', 'ready', 'report'],
     message: (message, descriptors) => {

@@ -1,6 +1,6 @@
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
-import { streamOver } from '#base/stream-over.ts';
+import { streamOver } from '#base/socket-stream.ts';
 import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.ts';
 
 /**

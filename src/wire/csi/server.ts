@@ -8,7 +8,7 @@ import {
 } from 'node:http2';
 import { createServer, type Server, type Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
-import { patiently } from '#base/patience.ts';
+import { patiently } from '#base/wait.ts';
 import { withAcceptableAuthority } from './authority.ts';
 import {
   framed,

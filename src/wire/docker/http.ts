@@ -1,7 +1,7 @@
 import { Agent, type IncomingMessage } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import { httpFailure, pathWithQuery, readText, send, socketTarget } from '#base/http.ts';
-import { opened } from '#base/opened.ts';
+import { opened } from '#base/open-stream.ts';
 import { DockerError } from './errors.ts';
 
 export interface Outgoing {

@@ -1,7 +1,7 @@
 import { closeSync, write, writeSync } from 'node:fs';
 import { getSystemErrorName, promisify } from 'node:util';
 import { isErrno } from '#base/errno.ts';
-import { readNow, watchReadable } from '#base/linux/watching.ts';
+import { readNow, watchReadable } from '#base/linux/watch-readable.ts';
 
 /** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
 export interface Slot {

@@ -4,7 +4,7 @@ import { createSecureContext, type SecureContext } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { httpFailure, pathWithQuery, readText, send, targetOf } from '#base/http.ts';
-import { opened } from '#base/opened.ts';
+import { opened } from '#base/open-stream.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import { refusal } from './status.ts';

@@ -1,0 +1,64 @@
+import { EventEmitter } from 'node:events';
+import { expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { DeadlineExceeded } from './clock.ts';
+import { opened } from './open-stream.ts';
+
+const never = new Error('never');
+const failureOf = (thrown: unknown, signal: AbortSignal): Error =>
+  signal.aborted ? (signal.reason as Error) : thrown instanceof Error ? thrown : never;
+
+function begun() {
+  const clock = createFakeClock();
+  const parent = new AbortController();
+  const head = Promise.withResolvers<EventEmitter>();
+  let given: AbortSignal | undefined;
+  const open = (signal: AbortSignal): Promise<EventEmitter> => {
+    given = signal;
+    signal.addEventListener('abort', () => head.reject(signal.reason), { once: true });
+    return head.promise;
+  };
+  const opening = opened({ clock, limitMs: 1_000, open, failureOf }, parent.signal);
+  return { clock, parent, head, opening, signal: () => given };
+}
+
+test('the beginning has a deadline', async () => {
+  const { clock, opening } = begun();
+  clock.advance(1_000);
+  await expect(opening).rejects.toBeInstanceOf(DeadlineExceeded);
+});
+
+test('what has begun takes as long as it takes, until the signal ends it', async () => {
+  const { clock, parent, head, opening, signal } = begun();
+  const stream = new EventEmitter();
+  head.resolve(stream);
+  expect(await opening).toBe(stream);
+  clock.advance(1_000_000);
+  expect(signal()?.aborted).toBe(false);
+  const why = new Error('enough');
+  parent.abort(why);
+  expect(signal()?.reason).toBe(why);
+});
+
+test('what has ended is not ended again', async () => {
+  const { parent, head, opening, signal } = begun();
+  const stream = new EventEmitter();
+  head.resolve(stream);
+  await opening;
+  stream.emit('close');
+  parent.abort();
+  expect(signal()?.aborted).toBe(false);
+});
+
+test('who has gone before it begins is not waited for', async () => {
+  const { parent, opening } = begun();
+  const why = new Error('gone');
+  parent.abort(why);
+  await expect(opening).rejects.toBe(why);
+});
+
+test('what goes wrong is told as the caller tells it', async () => {
+  const { head, opening } = begun();
+  head.reject('a text');
+  await expect(opening).rejects.toBe(never);
+});

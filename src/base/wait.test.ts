@@ -1,0 +1,37 @@
+import { expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { endsWithin, patiently, StillRunning } from './wait.ts';
+
+const never = new Promise<never>(() => undefined);
+
+test('work that ends in time is waited for, also when it hears the signal', async () => {
+  const clock = createFakeClock();
+  using limit = clock.deadline(10, new AbortController().signal);
+  const { promise, reject } = Promise.withResolvers<never>();
+  limit.signal.addEventListener('abort', () => reject(new Error('heard it')));
+  const waiting = patiently(promise, limit.signal, clock);
+  clock.advance(10);
+  await expect(waiting).rejects.toThrow('heard it');
+  expect(await patiently(Promise.resolve(1), limit.signal, clock)).toBe(1);
+});
+
+test('work that hears no signal is given up a moment after it', async () => {
+  const clock = createFakeClock();
+  using limit = clock.deadline(10, new AbortController().signal);
+  const waiting = patiently(never, limit.signal, clock);
+  clock.advance(10);
+  clock.advance(2_000);
+  await expect(waiting).rejects.toBeInstanceOf(StillRunning);
+  const late = patiently(never, limit.signal, clock);
+  clock.advance(2_000);
+  await expect(late).rejects.toMatchObject({ cause: { name: 'DeadlineExceeded' } });
+});
+
+test('whether something ends within a time', async () => {
+  const clock = createFakeClock();
+  expect(await endsWithin(Promise.resolve(), 10, clock)).toBe(true);
+  expect(await endsWithin(Promise.reject(new Error('failed')), 10, clock)).toBe(true);
+  const late = endsWithin(never, 10, clock);
+  clock.advance(10);
+  expect(await late).toBe(false);
+});

@@ -1,0 +1,362 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Attributes, Wcc } from '#wire/nfs3/structures.ts';
+import { createAttributeCache } from './attribute-cache.ts';
+import { createCacheLimit } from './cache-limit.ts';
+import { createNameCache, type Name, type NameCache } from './name-cache.ts';
+
+const file: Attributes = {
+  ...{ type: 1, mode: 0o644, links: 1, uid: 0, gid: 0, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
+  ...{ size: 10, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
+};
+/** Attributes after this many changes. */
+const at = (change: number): Attributes => ({ ...file, size: 10 + change, mtime: 1 + change, ctime: 1 + change });
+const from = (before: number, after: number): Wcc => ({ before: at(before), after: at(after) });
+const id = 2;
+
+function cache(ttlMs = 1_000, end?: () => number | undefined) {
+  const clock = createFakeClock();
+  const attributes = createAttributeCache({
+    ...{ clock, ttlMs, isHidden: () => false, limit: createCacheLimit(1_000) },
+    ...(end === undefined ? {} : { end }),
+  });
+  const saw = (what: Attributes, since = attributes.now()) => attributes.update(id, what, since);
+  /** Number of changes by other clients. */
+  const seen: number[] = [];
+  const epoch = (): number => {
+    const now = attributes.epoch(id);
+    if (seen.at(-1) !== now) seen.push(now);
+    return seen.length - 1;
+  };
+  epoch();
+  return { clock, attributes, saw, epoch, size: () => attributes.last(id)?.size };
+}
+
+describe('the attribute cache', () => {
+  test('attributes are fresh for the TTL, and the kernel gets the same time', () => {
+    const { clock, attributes, saw } = cache();
+    saw(at(0));
+    clock.advance(300);
+    expect(attributes.attrReply(id)).toMatchObject({ attrMs: 700, attr: { size: 10, ino: 5 } });
+    clock.advance(700);
+    expect(attributes.freshMs(id)).toBe(0);
+    expect(attributes.last(id)?.size).toBe(10);
+    saw(at(0));
+    expect(attributes.freshMs(id)).toBe(1_000);
+  });
+
+  test('an entry may be evicted, but the rights that the kernel uses are kept', async () => {
+    const { attributes, saw } = cache();
+    const of = (gid: number): Attributes => ({ ...at(gid), mode: 0o770, gid });
+    const crowd = async (): Promise<void> => {
+      for (let other = id + 1; other < id + 1_500; other++) attributes.update(other, file, attributes.now());
+      await nextTurn();
+      expect(attributes.last(id)).toBeUndefined();
+      for (let other = id + 1; other < id + 1_500; other++) attributes.forget(other);
+    };
+    saw(of(2000));
+    attributes.attrReply(id);
+    for (let round = 0; round < 2; round++) {
+      await crowd();
+      expect(attributes.kernelRights(id)).toMatchObject({ gid: 2000, mode: 0o770 });
+      // Another client changed it, and the kernel does not know.
+      saw(of(3000));
+      expect([attributes.kernelRights(id)?.gid, attributes.kernelView(id).rights?.gid]).toEqual([2000, 2000]);
+    }
+    attributes.attrReply(id);
+    expect(attributes.kernelRights(id)?.gid).toBe(3000);
+    await crowd();
+    attributes.forget(id);
+    expect(attributes.kernelRights(id)).toBeUndefined();
+    expect(attributes.kernelView(id).rights).toBeUndefined();
+  });
+
+  test("attributes unchanged for long by the server's clock are cached for longer", () => {
+    const { clock, attributes, saw } = cache();
+    const elsewhere = (seconds: number) => attributes.update(id + 1, { ...file, ctime: seconds }, attributes.now());
+    const freshMs = (what: Attributes): number => {
+      saw(what);
+      return attributes.freshMs(id);
+    };
+    expect(freshMs(at(0))).toBe(1_000);
+    elsewhere(101);
+    expect(freshMs(at(0))).toBe(10_000);
+    expect(attributes.relyMs(id)).toBe(10_000);
+    clock.advance(5_000);
+    expect(attributes.freshMs(id)).toBe(5_000);
+    expect(freshMs(at(0))).toBe(10_500);
+    elsewhere(100_000);
+    expect(freshMs(at(0))).toBe(30_000);
+    // Its mtime was set, or it was changed and its old mtime restored.
+    expect(freshMs({ ...at(0), mtime: 200_000 })).toBe(1_000);
+    expect(freshMs({ ...at(0), ctime: 99_999 })).toBe(1_000);
+    elsewhere(200_000);
+    expect(freshMs(at(0))).toBe(30_000);
+    const change = attributes.change(id);
+    expect(attributes.relyMs(id)).toBe(1_000);
+    change.ended({ before: at(0), after: { ...at(0), ctime: 200_001 } });
+    expect(attributes.freshMs(id)).toBe(1_000);
+    const uncached = cache(0);
+    uncached.attributes.update(id + 1, { ...file, ctime: 100_000 }, 0);
+    uncached.saw(at(0));
+    expect(uncached.attributes.attrReply(id).attrMs).toBe(0);
+  });
+
+  test('a reply requested before an own change does not replace newer attributes', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const since = attributes.now();
+    attributes.change(id).ended(from(0, 3));
+    expect(saw(at(0), since).size).toBe(13);
+    expect([size(), epoch()]).toEqual([13, 0]);
+    // Requested before, but newer: only the requester gets it.
+    expect(saw(at(4), since).size).toBe(14);
+    expect([size(), epoch()]).toEqual([13, 0]);
+    saw(at(4));
+    expect([size(), epoch()]).toEqual([14, 1]);
+  });
+
+  test('attributes are neither replaced nor fresh while an own change is in flight', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const change = attributes.change(id);
+    saw(at(1));
+    expect([size(), attributes.freshMs(id)]).toEqual([10, 0]);
+    change.ended(from(0, 1));
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([11, 0, 1_000]);
+  });
+
+  test('own changes are distinguished from changes by other clients', () => {
+    const { attributes, saw, epoch } = cache();
+    saw(at(0));
+    for (let i = 0; i < 5; i++) attributes.change(id).ended(from(i, i + 1));
+    expect(epoch()).toBe(0);
+    attributes.change(id).ended(from(6, 7));
+    expect(epoch()).toBe(1);
+    saw(at(7));
+    expect(epoch()).toBe(1);
+    saw(at(8));
+    expect(epoch()).toBe(2);
+    // A server without before attributes is believed.
+    attributes.change(id).ended({ before: undefined, after: at(9) });
+    expect(epoch()).toBe(2);
+  });
+
+  test('overlapping changes without before attributes: the newest counts, however late the others are answered', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const both = () => [attributes.change(id), attributes.change(id)] as const;
+    const [first, second] = both();
+    second.ended({ before: undefined, after: at(5) });
+    first.ended({ before: undefined, after: at(3) });
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([15, 0, 1_000]);
+    // Within one tick of the server's clock: either is possible.
+    const [third, fourth] = both();
+    third.ended({ before: undefined, after: at(6) });
+    fourth.ended({ before: undefined, after: { ...at(6), size: 3 } });
+    expect([epoch(), attributes.freshMs(id)]).toEqual([0, 0]);
+    // A node without attributes.
+    const [fifth, sixth] = both();
+    fifth.ended(undefined);
+    sixth.ended({ before: undefined, after: at(7) });
+    expect(attributes.freshMs(id)).toBe(0);
+    attributes.change(id).ended({ before: undefined, after: at(8) });
+    expect([size(), attributes.freshMs(id)]).toEqual([18, 1_000]);
+  });
+
+  test('the size is the largest written while some writes are unanswered', () => {
+    let end: number | undefined = 30;
+    const { attributes, saw } = cache(1_000, () => end);
+    saw(at(0));
+    const [early, late] = [attributes.change(id), attributes.change(id)];
+    late.ended({ before: undefined, after: { ...at(1), size: 50 } });
+    expect(attributes.attrReply(id)).toMatchObject({ attrMs: 0, attr: { size: 50 } });
+    early.ended({ before: at(0), after: { ...at(1), size: 30 } });
+    end = undefined;
+    expect(attributes.attrReply(id).attr.size).toBe(50);
+  });
+
+  test('the size is that of the last write while a COMMIT is in flight', () => {
+    const { attributes, saw } = cache(1_000, () => undefined);
+    saw(at(0));
+    const write = attributes.change(id);
+    const commit = attributes.change(id);
+    // A server without before attributes, as nfs-ganesha for a WRITE.
+    write.ended({ before: undefined, after: at(5) });
+    saw(at(5));
+    expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 }, attrMs: 0 });
+    expect([attributes.kernelView(id).size, attributes.size(id)]).toEqual([15, 15]);
+    commit.ended({ before: undefined, after: at(5) });
+    expect(attributes.attrReply(id)).toMatchObject({ attr: { size: 15 } });
+  });
+
+  test('overlapping own changes are put in order', () => {
+    const { attributes, saw, size, epoch } = cache();
+    saw(at(0));
+    const changes = [0, 1, 2, 3].map(() => attributes.change(id));
+    for (const [i, n] of [2, 0, 3, 1].entries()) changes[i]?.ended(from(n, n + 1));
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([14, 0, 1_000]);
+    const more = [0, 1].map(() => attributes.change(id));
+    more[0]?.ended(from(6, 7));
+    more[1]?.ended(from(4, 5));
+    // Another client's change came in between.
+    expect([size(), epoch(), attributes.freshMs(id)]).toEqual([17, 1, 0]);
+  });
+
+  test("a call without attributes makes the entry stale; a change without new content does not look like another client's", () => {
+    const { attributes, saw, epoch } = cache();
+    saw(at(0));
+    attributes.change(id).ended(undefined);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw(at(0));
+    attributes.expire(id);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw({ ...at(0), ctime: 50, links: 2 });
+    expect([epoch(), attributes.last(id)?.links]).toEqual([0, 2]);
+    saw({ ...at(0), ctime: 60 });
+    expect(epoch()).toBe(1);
+  });
+
+  test('the cache knows which sizes and changes the kernel has seen', () => {
+    const { attributes, saw } = cache();
+    expect(attributes.kernelView(id)).toEqual({ size: undefined, rights: undefined, isAll: false });
+    saw(at(0));
+    attributes.attrReply(id);
+    attributes.grew(id, 500);
+    expect(attributes.kernelView(id)).toEqual({ size: 500, rights: { uid: 0, gid: 0, mode: 0o644 }, isAll: true });
+    saw({ ...at(1), gid: 7 });
+    expect(attributes.kernelView(id)).toMatchObject({ size: 500, rights: { gid: 0 }, isAll: false });
+    expect(attributes.kernelRights(id)).toMatchObject({ gid: 0 });
+    attributes.attrReply(id);
+    expect(attributes.kernelRights(id)).toMatchObject({ gid: 7 });
+  });
+
+  test('kernelRights returns the rights sent to the kernel, else those last seen', () => {
+    const { attributes, saw } = cache();
+    expect(attributes.kernelRights(id)).toBeUndefined();
+    saw(at(0));
+    expect(attributes.kernelRights(id)).toMatchObject({ mode: 0o644 });
+    saw({ ...at(1), mode: 0o600 });
+    expect(attributes.kernelRights(id)).toMatchObject({ mode: 0o600 });
+  });
+
+  test('new rights are learned at once, even while an own change is in flight', () => {
+    const { attributes, saw, size } = cache();
+    saw(at(0));
+    const change = attributes.change(id);
+    saw({ ...at(3), mode: 0o600, gid: 7 });
+    saw({ ...at(0), ctime: 0, mode: 0o777 });
+    expect(attributes.attrReply(id).attr).toMatchObject({ mode: 0o100600, gid: 7, size: 10 });
+    change.ended(from(0, 4));
+    expect([size(), attributes.last(id)?.mode]).toEqual([14, 0o644]);
+  });
+
+  test('the oldest of very many nodes are evicted, and their cached content is not reused', async () => {
+    const { attributes } = cache();
+    for (let node = 1; node <= 2_000; node++) attributes.update(node, at(node), attributes.now());
+    await nextTurn();
+    const before = attributes.epoch(2_000);
+    expect(attributes.last(1)).toBeUndefined();
+    expect(attributes.last(2_000)?.size).toBe(2_010);
+    const change = attributes.change(1_999);
+    for (let node = 7_001; node <= 17_000; node++) attributes.update(node, at(node), attributes.now());
+    await nextTurn();
+    expect(attributes.last(2_000)).toBeUndefined();
+    expect(attributes.epoch(2_000)).not.toBe(before);
+    expect(attributes.last(1_999)).toBeDefined();
+    change.ended(from(1_999, 2_000));
+  });
+
+  test('a listing older than an own change is not trusted, even after eviction', () => {
+    const { attributes, saw } = cache();
+    const listed = attributes.now();
+    saw(at(0));
+    attributes.forget(id);
+    saw(at(0), listed);
+    expect(attributes.freshMs(id)).toBe(1_000);
+    attributes.change(id).ended(from(0, 1));
+    attributes.forget(id);
+    saw(at(0), listed);
+    expect(attributes.freshMs(id)).toBe(0);
+    saw(at(1));
+    expect(attributes.freshMs(id)).toBe(1_000);
+  });
+
+  test('a hidden name is not counted as a link', () => {
+    const { attributes, saw } = cache();
+    saw(at(0));
+    attributes.setHidden(id, true);
+    expect(attributes.attrReply(id).attr.nlink).toBe(0);
+  });
+});
+
+describe('the name cache', () => {
+  const named = (size: number): Name => ({ meant: { handle: undefined, attributes: at(size) }, at: 0, since: 0 });
+
+  test('names are forgotten when another client changes the directory', () => {
+    let epoch = 0;
+    const names = createNameCache({ epochOf: () => epoch, clock: createFakeClock(), limit: createCacheLimit(100_000) });
+    names.put(1, 'a', named(1), names.changes(1));
+    expect(names.get(1, 'a')).toBeDefined();
+    epoch++;
+    expect(names.get(1, 'a')).toBeUndefined();
+  });
+
+  test('a name requested before an own change is not cached', () => {
+    const names = createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: createCacheLimit(100_000) });
+    const changes = names.changes(1);
+    names.set(1, 'a', { meant: undefined, at: 0, since: 0 });
+    names.put(1, 'a', named(1), changes);
+    expect(names.get(1, 'a')?.meant).toBeUndefined();
+    names.drop(1, 'a');
+    names.put(1, 'a', named(1), changes);
+    expect(names.get(1, 'a')).toBeUndefined();
+  });
+
+  test('a name missing from a completely known directory is absent for a while', () => {
+    const clock = createFakeClock();
+    let epoch = 0;
+    const names = createNameCache({ epochOf: () => epoch, clock, limit: createCacheLimit(100_000) });
+    const known = () => names.complete(1, names.changes(1));
+    expect(names.isComplete(1)).toBe(false);
+    const changes = names.changes(1);
+    names.set(1, 'a', named(1));
+    names.complete(1, changes);
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    names.set(1, 'b', { meant: undefined, at: 0, since: 0 });
+    expect(names.isComplete(1)).toBe(true);
+    names.drop(1, 'b');
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    epoch++;
+    expect(names.isComplete(1)).toBe(false);
+    known();
+    clock.advance(5_000);
+    expect(names.isComplete(1)).toBe(false);
+  });
+
+  test('all mounts share one limit of names; recently used names stay', async () => {
+    const room = createCacheLimit(10_000);
+    const make = () => createNameCache({ epochOf: () => 0, clock: createFakeClock(), limit: room });
+    const [names, small] = [make(), make()];
+    const fill = async (cache: NameCache, directories: number): Promise<void> => {
+      for (let directory = 1; directory <= directories; directory++) {
+        for (let i = 0; i < 100; i++) cache.put(directory, `${i}`, named(i), cache.changes(directory));
+        await nextTurn();
+      }
+    };
+    const kept = (cache: NameCache) => Array.from({ length: 300 }, (_, i) => cache.get(i + 1, '99')).filter(Boolean);
+    await fill(small, 5);
+    await fill(names, 300);
+    expect(kept(names).length).toBeGreaterThan(50);
+    expect(kept(names).length).toBeLessThanOrEqual(95);
+    expect(names.get(300, '0')).toBeDefined();
+    expect(names.get(1, '0')).toBeUndefined();
+    expect(kept(small)).toHaveLength(5);
+    names[Symbol.dispose]();
+    await fill(small, 90);
+    expect(kept(small)).toHaveLength(90);
+  });
+});

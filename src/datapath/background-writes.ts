@@ -1,0 +1,130 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import { stability } from '#wire/nfs3/structures.ts';
+import { RpcError } from '#wire/rpc/errors.ts';
+import { XdrError } from '#wire/xdr/reader.ts';
+import { recordChange } from './attribute-cache.ts';
+import type { Context } from './context.ts';
+import { asErrno } from './errors.ts';
+import { access } from './identity.ts';
+import type { Piece, SendResult } from './pieces.ts';
+
+/** The writer: the open file and the identity. */
+export interface Writer {
+  readonly fh: number;
+  readonly uid: number;
+  readonly gid: number;
+}
+
+/** Calls that send buffered writes; no request waits for them. They throw an Errno. */
+export interface BackgroundWrites {
+  send(id: number, piece: Piece<Writer>, how: { readonly stable: boolean }): Promise<SendResult>;
+  commit(id: number, who: Writer): Promise<{ readonly verifier: bigint }>;
+  /** Stops sending and ignores further answers; resolves when no call is in flight. */
+  stop(): Promise<void>;
+}
+
+export interface BackgroundWritesOptions {
+  readonly maxWrite: number;
+  /** `hard`: data are given up only if the server itself refuses them. */
+  readonly isHard: boolean;
+  /** Resolves when data may be sent. Undefined: now. */
+  readonly ready: () => Promise<void> | undefined;
+}
+
+const never = new AbortController().signal;
+const minPauseMs = 100;
+const maxPauseMs = 5_000;
+
+export function createBackgroundWrites(
+  context: Context,
+  { maxWrite, isHard, ready }: BackgroundWritesOptions,
+): BackgroundWrites {
+  const { nfs, server, attributes, clock } = context;
+  let isStopped = false;
+  let underWay = 0;
+  const idle = Promise.withResolvers<void>();
+  const forever = new Promise<never>(() => undefined);
+
+  const requestOf = ({ uid, gid }: Writer): Request => ({
+    ...{ uid, gid, pid: 0, place: -1, resent: false, signal: never },
+  });
+
+  async function sendOnceReady<R>(call: () => Promise<R>): Promise<R> {
+    await ready()?.catch(() => forever);
+    if (isStopped) return await forever;
+    underWay++;
+    try {
+      return await call();
+    } finally {
+      if (--underWay === 0 && isStopped) idle.resolve();
+      if (isStopped) await forever;
+    }
+  }
+
+  /** The write was acknowledged: an unreachable server is no reason to give it up. */
+  async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
+    for (let pause = minPauseMs; ; pause = Math.min(pause * 2, maxPauseMs)) {
+      try {
+        return await sendOnceReady(call);
+      } catch (cause) {
+        if (!isHard || !(cause instanceof RpcError)) throw asErrno(cause);
+      }
+      await clock.sleep(pause, never);
+    }
+  }
+
+  const write = (id: number, offset: number, data: Uint8Array, stable: number, who: Writer) => {
+    const request = requestOf(who);
+    const call = () =>
+      server.onOpen(
+        ...([request, id, who.fh] as const),
+        (handle, options) => nfs.write(handle, offset, data, stable, options),
+        access.write,
+      );
+    return recordChange(attributes, id, call, ({ change }) => change);
+  };
+
+  /** Undefined: the server restarted between two parts. */
+  async function sendOnce(
+    id: number,
+    { offset, data, who }: Piece<Writer>,
+    stable: number,
+  ): Promise<SendResult | undefined> {
+    let sent: SendResult | undefined;
+    let hasMixedVerifiers = false;
+    for (let done = 0; done < data.length; ) {
+      const part = data.subarray(done, done + maxWrite);
+      const { count, committed, verifier } = await write(id, offset + done, part, stable, who);
+      if (count === 0) throw new XdrError('the server accepts no data');
+      hasMixedVerifiers ||= sent !== undefined && sent.verifier !== verifier;
+      sent = { isStable: committed !== stability.unstable && (sent?.isStable ?? true), verifier };
+      done += count;
+    }
+    return hasMixedVerifiers && sent?.isStable === false ? undefined : sent;
+  }
+
+  return {
+    send: async (id, piece, { stable }) => {
+      const how = stable ? stability.fileSync : stability.unstable;
+      for (;;) {
+        const sent = await retryWhileHard(() => sendOnce(id, piece, how));
+        if (sent !== undefined) return sent;
+      }
+    },
+    commit: (id, who) =>
+      retryWhileHard(() => {
+        const request = requestOf(who);
+        const call = () =>
+          server.onOpen(
+            ...([request, id, who.fh] as const),
+            (handle, options) => nfs.commit(handle, 0, 0, options),
+            access.write,
+          );
+        return recordChange(attributes, id, call, ({ change }) => change);
+      }),
+    stop: async () => {
+      isStopped = true;
+      if (underWay > 0) await idle.promise;
+    },
+  };
+}

@@ -1,0 +1,69 @@
+import { randomInt } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import type { Attributes, SetAttributes, Time } from '#wire/nfs3/structures.ts';
+
+/** A time, and the attributes that set it at creation. */
+export interface CreationMark {
+  readonly time: Time;
+  readonly set: Pick<SetAttributes, 'atime' | 'mtime'>;
+}
+
+/**
+ * Times that identify objects created by us: a random moment in the last second by the server's clock, as far as known.
+ * In whole microseconds, because some servers keep no more.
+ *
+ * Set as atime, because mtimes are compared with each other (make, `find -newer`), and only the server's own are in
+ * order. Set as mtime on servers that do not keep atime.
+ */
+export interface CreationMarks {
+  next(): Time;
+  at(time: Time): CreationMark;
+  /** Something changed just now, so its ctime is the server's time. */
+  sawChange(changed: Attributes | undefined): void;
+  /** A file was created with this mark and has these attributes. */
+  made(mark: CreationMark, told: Attributes | undefined): void;
+  /** Whether the server keeps such a time, by the last file. Undefined before the first. */
+  readonly areKept: boolean | undefined;
+}
+
+/** In microseconds. File systems use the time of the kernel's last tick, at most 10 ms old. */
+const second = 1_000_000;
+const tick = 10_000;
+
+export function createCreationMarks(clock: Clock): CreationMarks {
+  let latest: { readonly ms: number; readonly at: number } | undefined;
+  let isOfAccess = true;
+  let areKept: boolean | undefined;
+  /** The earliest possible server time; our own time while the server has told nothing. */
+  const nowMs = (): number => (latest === undefined ? clock.now() : latest.ms + clock.elapsed() - latest.at);
+  return {
+    next: () => {
+      const microseconds = Math.max(0, Math.floor(nowMs() * 1000) - randomInt(tick, second));
+      return { seconds: Math.floor(microseconds / second), nanoseconds: (microseconds % second) * 1000 };
+    },
+    at: (time) => ({ time, set: isOfAccess ? { atime: time } : { mtime: time } }),
+    sawChange: (changed) => {
+      if (changed !== undefined) latest = { ms: changed.ctime * 1000 + changed.ctimeNs / 1e6, at: clock.elapsed() };
+    },
+    made: ({ time, set }, told) => {
+      // Concurrent creations with the other kind of mark prove nothing.
+      if (told === undefined || isOfAccess !== (set.atime !== undefined)) return;
+      const isKept = isMarked(told, time);
+      // The first file decides. A file read meanwhile has a new atime, which is no reason to change.
+      const isOther = !isKept && isOfAccess && areKept === undefined;
+      if (isOther) isOfAccess = false;
+      else areKept = isKept;
+    },
+    get areKept() {
+      return areKept;
+    },
+  };
+}
+
+/** The time as the 8-byte verifier of an exclusive CREATE. */
+export const verifierOf = ({ seconds, nanoseconds }: Time): bigint =>
+  (BigInt(seconds >>> 0) << 32n) | BigInt(nanoseconds);
+
+/** By either time: a predecessor that knew less of the server may have created it. */
+export const isMarked = ({ atime, atimeNs, mtime, mtimeNs }: Attributes, { seconds, nanoseconds }: Time): boolean =>
+  (atime === seconds && atimeNs === nanoseconds) || (mtime === seconds && mtimeNs === nanoseconds);

@@ -1,0 +1,86 @@
+import { invalidateEntry } from '#wire/fuse/notify.ts';
+import type { LockedDirectories } from './locked-directories.ts';
+import type { Nodes } from './ports.ts';
+import type { SeenNode, Server } from './server.ts';
+
+export interface DentryShrinkerParts {
+  readonly nodes: Pick<Nodes, 'get' | 'lost' | 'isLossTold'>;
+  readonly server: Pick<Server, 'oldest' | 'seen' | 'forget'>;
+  /** Sends a notification from another thread than the one that answers the kernel. */
+  readonly notifyApart: (bytes: Buffer) => Promise<unknown>;
+  /** Default: pending requests are unknown. */
+  readonly lockedDirectories?: Pick<LockedDirectories, 'allows' | 'ended'>;
+  /** Resolves when it may start: pending changes wait for the same. */
+  readonly ready?: () => Promise<void> | undefined;
+}
+
+/** How many nodes to scan per node to drop. */
+const scanFactor = 4;
+/** Nodes per batch. */
+const batchSize = 16;
+
+/**
+ * Makes the kernel drop about `count` unused dentries, least recently seen first, so that it forgets their nodes.
+ * Directories stay: a process may be in them, and dropping a directory's dentry detaches mounts on it.
+ *
+ * The kernel takes the directory's lock for this. If an application holds that lock while it waits for us, the
+ * notifying thread blocks uninterruptibly, and a process killed meanwhile cannot exit (keeper/killed-process.ts). So
+ * names are dropped one at a time, only in directories without pending requests, and not while the server is slow.
+ */
+export function createDentryShrinker(parts: DentryShrinkerParts): (count: number) => void {
+  const { nodes, server, notifyApart, lockedDirectories, ready } = parts;
+  let isRunning = false;
+  let wanted = 0;
+  let scansLeft = 0;
+
+  /** The node has an unreported data loss: the next open reports it, if the node still exists. */
+  const hasUnreportedLoss = (id: number): boolean => nodes.lost(id) !== undefined && !nodes.isLossTold(id);
+  const isUnused = ({ id, isDirectory }: SeenNode): boolean =>
+    !isDirectory && nodes.get(id)?.opens === 0 && !hasUnreportedLoss(id);
+
+  /** Try the others first. The kernel's FORGET removes the node. */
+  function moveToEnd({ id, parent, key }: SeenNode): void {
+    if (nodes.get(id) === undefined) server.forget(id);
+    else server.seen(id, parent, key);
+  }
+
+  /** False: all candidates of this batch are in busy directories. */
+  async function shrinkBatch(): Promise<boolean> {
+    let asked = 0;
+    let refused = 0;
+    const oldest = server.oldest(batchSize);
+    if (oldest.length === 0) wanted = 0;
+    for (const placed of oldest) {
+      if (wanted === 0) break;
+      moveToEnd(placed);
+      if (isUnused(placed) && lockedDirectories?.allows(placed.parent) === false) refused++;
+      else if (--scansLeft < 0) wanted = 0;
+      else if (isUnused(placed)) {
+        asked++;
+        wanted--;
+        await notifyApart(invalidateEntry(placed.parent, Buffer.from(placed.key, 'latin1'), { expireOnly: false }));
+      }
+    }
+    return asked > 0 || refused === 0;
+  }
+
+  async function shrinkAll(): Promise<void> {
+    while (wanted > 0) {
+      await ready?.();
+      if (!(await shrinkBatch())) await lockedDirectories?.ended();
+    }
+  }
+
+  return (count) => {
+    wanted = count;
+    scansLeft = count * scanFactor;
+    if (isRunning) return;
+    isRunning = true;
+    // If the kernel refuses, others are tried at the next call.
+    void shrinkAll()
+      .catch(() => undefined)
+      .finally(() => {
+        isRunning = false;
+      });
+  };
+}

@@ -1,0 +1,25 @@
+import type { AttrReply, Operations, Request } from '#wire/fuse/operations.ts';
+import type { Context } from './context.ts';
+import type { Writes } from './writes.ts';
+
+export function createGetattr(
+  { server, attributes, sequence }: Context,
+  writes: Pick<Writes, 'settled'>,
+): Pick<Operations, 'getattr'> {
+  const isKnown = (id: number, request: Request): boolean =>
+    attributes.freshMs(id) > 0 || sequence.wasJustLookedUp(id, request);
+
+  async function asked(id: number, settled: Promise<void> | undefined, request: Request): Promise<AttrReply> {
+    await settled;
+    if (!isKnown(id, request)) await server.look(request, id);
+    return attributes.attrReply(id);
+  }
+
+  return {
+    getattr: (id, _fh, request) => {
+      const settled = writes.settled(id, request);
+      // No promise if cached: the kernel asks for a directory's attributes after each change of it.
+      return settled === undefined && isKnown(id, request) ? attributes.attrReply(id) : asked(id, settled, request);
+    },
+  };
+}

@@ -1,0 +1,84 @@
+import { constants } from 'node:fs';
+import { describe, expect, test } from 'vitest';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { Operations, Request } from '#wire/fuse/operations.ts';
+import { holdUntilDrained } from './hold-until-drained.ts';
+
+const name = Buffer.from('name');
+
+function held({ softMs }: { readonly softMs?: number } = {}) {
+  const over = new AbortController();
+  const clock = createFakeClock();
+  const done: string[] = [];
+  const interrupt = new AbortController();
+  const request: Request = { uid: 0, gid: 0, pid: 1, place: 0, resent: false, signal: interrupt.signal };
+  const { promise, resolve } = Promise.withResolvers<void>();
+  let first: Promise<void> | undefined = promise;
+  const names = ['mkdir', 'open', 'flush', 'fsync', 'release', 'lookup'] as const;
+  const noting = Object.fromEntries(names.map((each) => [each, () => void done.push(each)]));
+  const on = holdUntilDrained(noting as Partial<Operations>, {
+    clock,
+    ready: () => first,
+    softMs,
+    ended: over.signal,
+  }) as Operations;
+  const ready = (): void => {
+    first = undefined;
+    resolve();
+  };
+  return { clock, done, on, request, interrupt, ready, over };
+}
+
+describe("until the predecessor's connections are drained", () => {
+  test('changes wait, in their order', async () => {
+    const { on, done, request, ready } = held();
+    const all = [on.mkdir(1, name, 0o755, request), on.open(2, constants.O_RDWR, request)];
+    await new Promise(setImmediate);
+    expect(done).toEqual([]);
+    ready();
+    await Promise.all(all);
+    expect(done).toEqual(['mkdir', 'open']);
+    await on.mkdir(1, name, 0o755, request);
+    expect(done).toHaveLength(3);
+  });
+
+  test('reads and releases do not wait', () => {
+    const { on, done, request } = held();
+    void on.lookup(1, name, request);
+    void on.open(2, constants.O_RDONLY, request);
+    void on.flush(2, 0, request);
+    void on.fsync(2, { fh: 0, dataOnly: false }, request);
+    void on.release(2, { fh: 0, unlock: undefined }, request);
+    expect(done).toEqual(['lookup', 'open', 'flush', 'fsync', 'release']);
+  });
+
+  test('nothing is started after the mount is gone', async () => {
+    const { on, done, request, over, ready } = held();
+    const made = on.mkdir(1, name, 0o755, request);
+    over.abort();
+    await expect(made).rejects.toThrow('EINTR');
+    await expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EINTR');
+    ready();
+    await new Promise(setImmediate);
+    expect(done).toEqual([]);
+  });
+
+  test('an interrupted request stops waiting', async () => {
+    const { on, done, request, interrupt, clock, ready } = held();
+    const made = on.mkdir(1, name, 0o755, request);
+    interrupt.abort();
+    const refused = expect(made).rejects.toThrow('EINTR');
+    for (let i = 0; i < 8; i++) clock.advance(250);
+    await refused;
+    ready();
+    await new Promise(setImmediate);
+    expect(done).toEqual([]);
+  });
+
+  test('soft: a waiting request fails with EIO after the timeout', async () => {
+    const { on, request, clock } = held({ softMs: 3_000 });
+    const refused = expect(on.mkdir(1, name, 0o755, request)).rejects.toThrow('EIO');
+    clock.advance(3_000);
+    await refused;
+  });
+});

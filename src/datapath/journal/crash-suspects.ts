@@ -1,0 +1,50 @@
+import { head, line, lineWord as word } from './layout.ts';
+import type { JournalMemory } from './memory.ts';
+
+/** Records which requests may have crashed data paths. */
+export interface CrashSuspects {
+  /** This process was told to stop: its exit is no request's fault. */
+  stopping(): void;
+  /** If this process crashes now, the request at this place is the cause. Undefined: any may be. */
+  suspect(place: number | undefined): void;
+}
+
+/**
+ * Data paths die for other reasons, too. A request that was there more often is retried alone and blamed for what
+ * happens then.
+ */
+export const maxByChance = 3;
+
+export interface PredecessorSuspects extends CrashSuspects {
+  /**
+   * Counts the predecessor's crash for the request at this place if it may be the cause; returns the request's count.
+   */
+  count(place: number): number;
+  /** Call when all requests are counted. */
+  counted(): void;
+}
+
+export function createCrashSuspects({ words }: JournalMemory): PredecessorSuspects {
+  const store = (field: number, value: number): void => void Atomics.store(words, field / 4, value);
+
+  function isToBlame(place: number, outlived: number): boolean {
+    if (words[head.stopping / 4] !== 0) return false;
+    const suspect = words[head.suspect / 4] ?? 0;
+    return suspect === 0 ? outlived < maxByChance : suspect === place + 1;
+  }
+
+  return {
+    stopping: () => store(head.stopping, 1),
+    suspect: (place) => store(head.suspect, place === undefined ? 0 : place + 1),
+    count: (place) => {
+      const before = words[word(place, line.outlived)] ?? 0;
+      const outlived = isToBlame(place, before) ? before + 1 : before;
+      words[word(place, line.outlived)] = outlived;
+      return outlived;
+    },
+    counted: () => {
+      store(head.stopping, 0);
+      store(head.suspect, 0);
+    },
+  };
+}

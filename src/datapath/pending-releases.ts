@@ -1,0 +1,45 @@
+import { unlessAborted } from '#base/aborted.ts';
+import type { Request } from '#wire/fuse/operations.ts';
+import type { FileHandle } from '#wire/nfs3/structures.ts';
+import type { Nodes } from './ports.ts';
+import type { RequestWait } from './request-wait.ts';
+import { isSame } from './server.ts';
+
+/**
+ * RELEASE requests in progress. close(2) does not wait for them: after closing a removed file, an application may list
+ * or remove its directory while the file's hidden name is still there.
+ */
+export interface PendingReleases {
+  /** Registers a release until it ends. */
+  add(id: number, end: Promise<void>): void;
+  /** Waits for hidden names in the directory that are about to be removed. Undefined: there are none. */
+  waitForHidden(directory: FileHandle, request: Request): Promise<void> | undefined;
+}
+
+export function createPendingReleases(nodes: Pick<Nodes, 'hidden'>, waitFor: RequestWait): PendingReleases {
+  const underWay = new Map<Promise<void>, number>();
+
+  /** Check now, not at the start: a file may be removed while its release waits for writes. */
+  const isHiddenIn = (id: number, directory: FileHandle): boolean => {
+    const hidden = nodes.hidden(id);
+    return hidden !== undefined && isSame(hidden.directory, directory);
+  };
+
+  return {
+    add: (id, end) => {
+      const over = end
+        .catch(() => undefined)
+        .finally(() => {
+          underWay.delete(over);
+        });
+      underWay.set(over, id);
+    },
+    waitForHidden: (directory, request) => {
+      if (underWay.size === 0) return undefined;
+      const ends = [...underWay].filter(([, id]) => isHiddenIn(id, directory)).map(([over]) => over);
+      if (ends.length === 0) return undefined;
+      // A failed release leaves its name, which nobody will remove.
+      return waitFor(request, (signal) => unlessAborted(Promise.all(ends), signal)).then(() => undefined);
+    },
+  };
+}

@@ -1,0 +1,60 @@
+import type { Clock } from '#base/clock.ts';
+import type { Log } from '#base/log.ts';
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import { drainConnections } from './drain-connections.ts';
+
+export interface OldConnection {
+  readonly id: string;
+  /** The server's address. */
+  readonly about: string;
+  readonly fd: number;
+}
+
+export interface PredecessorConnectionsParts {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly letGo: (id: string) => void;
+  /** The clients connected to that server. */
+  readonly clientsOf: (about: string) => readonly Pick<NfsClient, 'null'>[];
+}
+
+/**
+ * Before anything is changed, every call of the predecessor must have run or be impossible. Each server is drained
+ * separately, so that a silent one delays only its own users.
+ */
+export interface PredecessorConnections {
+  begin(signal: AbortSignal): void;
+  /** Resolves when changes on that server may start. Undefined: now. */
+  ready(about: string): Promise<void> | undefined;
+}
+
+export function createPredecessorConnections(
+  connections: readonly OldConnection[],
+  parts: PredecessorConnectionsParts,
+): PredecessorConnections {
+  const { clock, log, letGo, clientsOf } = parts;
+  const under = new Map<string, Promise<void>>();
+
+  async function isAnswering(about: string, giveUp: AbortSignal): Promise<void> {
+    const asked = clientsOf(about).map((nfs) => nfs.null({ signal: giveUp, deadlineMs: Number.POSITIVE_INFINITY }));
+    if (asked.length > 0) await Promise.any(asked);
+  }
+
+  async function drainOne(about: string, own: readonly OldConnection[], signal: AbortSignal): Promise<void> {
+    const descriptors = own.map(({ fd }) => fd);
+    await drainConnections(descriptors, { clock, isAnswering: (giveUp) => isAnswering(about, giveUp) }, signal);
+    under.delete(about);
+    for (const { id } of own) letGo(id);
+  }
+
+  return {
+    begin: (signal) => {
+      for (const [about, own] of Map.groupBy(connections, (one) => one.about)) {
+        const drained = drainOne(about, own, signal);
+        under.set(about, drained);
+        drained.catch((cause: unknown) => log.warn('failed to close old connections', { about, cause: String(cause) }));
+      }
+    },
+    ready: (about) => under.get(about),
+  };
+}

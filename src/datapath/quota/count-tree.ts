@@ -1,0 +1,44 @@
+import type { NfsClient } from '#wire/nfs3/client.ts';
+import { isNfsError } from '#wire/nfs3/status.ts';
+import { type FileHandle, fileType } from '#wire/nfs3/structures.ts';
+import { walkTree } from '#wire/nfs3/tree.ts';
+import type { CallOptions } from '#wire/rpc/client.ts';
+
+export interface TreeCount {
+  readonly bytes: number;
+  /** False: parts were not readable, so the real usage is higher. */
+  readonly complete: boolean;
+}
+
+/** Calls in flight: applications share the server with the count. */
+const atOnce = 8;
+/** Hard-linked files remembered; further ones are counted once per link. */
+const maxLinks = 250_000;
+
+/** Counts the space of a volume's tree on the server, like du. The tree may change meanwhile. */
+export async function countTree(nfs: NfsClient, root: FileHandle, options: CallOptions): Promise<TreeCount> {
+  const top = await nfs.getattr(root, options);
+  const linked = new Set<bigint>();
+  let bytes = top.used;
+  try {
+    await walkTree(
+      nfs,
+      root,
+      ({ attributes: { fsid, type, links, fileId, used } }) => {
+        // Another file system is mounted here: its space is not this volume's.
+        if (fsid !== top.fsid) return false;
+        if (type !== fileType.directory && links > 1) {
+          if (linked.has(fileId)) return true;
+          if (linked.size < maxLinks) linked.add(fileId);
+        }
+        bytes += used;
+        return true;
+      },
+      { ...options, atOnce },
+    );
+    return { bytes, complete: true };
+  } catch (cause) {
+    if (isNfsError(cause, 'ACCES', 'PERM')) return { bytes, complete: false };
+    throw cause;
+  }
+}

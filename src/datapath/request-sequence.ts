@@ -1,0 +1,32 @@
+import type { Request } from '#wire/fuse/operations.ts';
+import type { AttributeCache } from './attribute-cache.ts';
+
+/**
+ * One system call becomes several requests: the kernel looks a name up, then asks for attributes that the answer
+ * already had, or opens the file. The order of requests tells which ones belong together.
+ */
+export interface RequestSequence {
+  /** A new request starts. */
+  begin(): void;
+  /** A lookup on the server has just returned this node. */
+  looked(id: number, request: Request): void;
+  /** Whether the request just before, by the same thread, looked this node up, and its attributes are from then. */
+  wasJustLookedUp(id: number, request: Request): boolean;
+}
+
+const momentMs = 1;
+
+export function createRequestSequence(attributes: Pick<AttributeCache, 'ageMs'>): RequestSequence {
+  let now = 0;
+  let last = { id: 0, pid: 0, turn: -1 };
+  return {
+    begin: () => {
+      now++;
+    },
+    looked: (id, { pid }) => {
+      last = { id, pid, turn: now };
+    },
+    wasJustLookedUp: (id, { pid }) =>
+      last.id === id && last.turn === now - 1 && last.pid === pid && attributes.ageMs(id) <= momentMs,
+  };
+}

@@ -1,0 +1,64 @@
+import { expect, test } from 'vitest';
+import { unlessAborted } from '#base/aborted.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { Errno } from '#wire/fuse/errno.ts';
+import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
+import { withSoftDeadline } from './soft-deadline.ts';
+
+/** A file system that never answers, but ends interrupted requests. */
+function waiting(softMs: number | undefined, ages: ReadonlyMap<number, number>) {
+  const clock = createFakeClock();
+  const statfs = (_node: number, { signal }: Request): Promise<Statfs> =>
+    unlessAborted(new Promise<never>(() => undefined), signal).catch((cause: unknown) => {
+      throw new Errno('EINTR', cause);
+    });
+  const on = withSoftDeadline({ statfs }, { clock, softMs, ages }) as Operations;
+  const ask = (place: number, { signal }: AbortController = new AbortController()) => {
+    const asked = { code: 'waits' };
+    const answer = on.statfs(1, { uid: 0, gid: 0, pid: 1, place, resent: false, signal }) as Promise<Statfs>;
+    answer.catch((cause: Errno) => {
+      asked.code = cause.code;
+    });
+    return asked;
+  };
+  const pass = async (ms: number): Promise<void> => {
+    clock.advance(ms);
+    await new Promise(setImmediate);
+  };
+  return { ask, pass };
+}
+
+test('soft: a request of the predecessor has the rest of its time, and new requests are not affected', async () => {
+  const ages = new Map([
+    [3, 700],
+    [4, 5_000],
+  ]);
+  const { ask, pass } = waiting(1_000, ages);
+  const [before, long, other] = [ask(3), ask(4), ask(5)];
+  ages.clear();
+  const again = ask(3);
+  await pass(0);
+  expect([before.code, long.code]).toEqual(['waits', 'EIO']);
+  await pass(299);
+  expect(before.code).toBe('waits');
+  await pass(1);
+  expect(before.code).toBe('EIO');
+  await pass(100_000);
+  expect([other.code, again.code]).toEqual(['waits', 'waits']);
+});
+
+test('a request interrupted meanwhile fails with EINTR', async () => {
+  const { ask, pass } = waiting(1_000, new Map([[3, 700]]));
+  const interrupt = new AbortController();
+  const asked = ask(3, interrupt);
+  interrupt.abort();
+  await pass(0);
+  expect(asked.code).toBe('EINTR');
+});
+
+test('hard: there is no deadline', async () => {
+  const { ask, pass } = waiting(undefined, new Map([[3, 700]]));
+  const asked = ask(3);
+  await pass(100_000_000);
+  expect(asked.code).toBe('waits');
+});

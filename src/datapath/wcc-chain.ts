@@ -1,0 +1,61 @@
+import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
+
+/** The combined result of own changes, some of them concurrent. */
+export interface WccChain {
+  /** Attributes before all of them. */
+  readonly attributes: Attributes | undefined;
+  /** The state reached by ended changes, and ended changes that do not connect to it yet. */
+  reached: Attributes | undefined;
+  readonly ended: Wcc[];
+  /** Their order is unknown: the server must be asked. */
+  isTied: boolean;
+}
+
+export const isSameContent = (a: Before, b: Before): boolean =>
+  a.mtimeNs === b.mtimeNs && a.mtime === b.mtime && a.size === b.size;
+
+export const isUnchanged = (a: Before, b: Before): boolean =>
+  a.ctimeNs === b.ctimeNs && a.ctime === b.ctime && isSameContent(a, b);
+
+export const isNewer = (a: Before, b: Before): boolean =>
+  a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
+
+/**
+ * Chains overlapping own changes by their before and after attributes. If each one connects to the previous one, no
+ * other client changed anything in between. A server that sends no before attributes is believed; but its replies may
+ * have overtaken each other (nfs-ganesha sends none for WRITE), so a result older than the reached state is ignored.
+ * Removes chained changes from `ended`.
+ */
+export function followChain(known: WccChain): void {
+  const { ended } = known;
+  for (;;) {
+    const from = known.reached ?? known.attributes;
+    const next = ended.findIndex(
+      ({ before }) => before === undefined || from === undefined || isUnchanged(before, from),
+    );
+    if (next < 0) return;
+    const [{ before, after } = noWcc] = ended.splice(next, 1);
+    if (after === undefined) continue;
+    const { reached } = known;
+    if (before !== undefined || reached === undefined || isNewer(after, reached)) known.reached = after;
+    // Within one tick of the server's clock the order is unknown.
+    if (before === undefined && reached !== undefined && isSameTime(after, reached)) known.isTied = true;
+  }
+}
+
+const noWcc: Wcc = { before: undefined, after: undefined };
+
+const isSameTime = (a: Before, b: Before): boolean => a.ctime === b.ctime && a.ctimeNs === b.ctimeNs;
+
+/**
+ * The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was
+ * answered.
+ */
+export const latestSize = ({ attributes, reached, ended }: WccChain): number | undefined =>
+  [attributes, reached, ...ended.map(({ after }) => after)]
+    .filter((one) => one !== undefined)
+    .reduce<Attributes | undefined>((a, b) => (a === undefined || isNewer(b, a) ? b : a), undefined)?.size;
+
+/** While the file is being written: includes writes answered before earlier ones. */
+export const sizeOf = ({ attributes, reached, ended }: WccChain): number =>
+  Math.max(attributes?.size ?? 0, reached?.size ?? 0, ...ended.map(({ after }) => after?.size ?? 0));

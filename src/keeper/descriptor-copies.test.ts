@@ -1,0 +1,138 @@
+import { readdirSync, readlinkSync } from 'node:fs';
+import { createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
+import { afterEach, beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
+import { suspend } from '#testing/suspend.ts';
+import { createDescriptorCopies, type DescriptorCopies } from './descriptor-copies.ts';
+import { connectKeeper, type KeeperClient } from './keeper-client.ts';
+
+const clock = systemClock();
+
+describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's descriptors", () => {
+  let ground: KeeperGround;
+  let copies: DescriptorCopies;
+
+  beforeEach(() => {
+    ground = createKeeperGround();
+    copies = createDescriptorCopies();
+  });
+  afterEach(async () => {
+    copies[Symbol.dispose]();
+    await ground[Symbol.asyncDispose]();
+  });
+
+  function connect(into: DescriptorCopies = copies): KeeperClient {
+    const client = connectKeeper({
+      ...{ path: ground.socket, user: 0, clock, version: 'test', copies: into },
+      ...{ changed: () => undefined, closed: () => undefined },
+    });
+    onTestFinished(() => client[Symbol.dispose]());
+    return client;
+  }
+
+  async function shared(): Promise<KeeperClient> {
+    const client = connect();
+    expect(await client.status(ground.signal)).toMatchObject({ shares: true });
+    await client.share(ground.signal);
+    return client;
+  }
+
+  const everything = () => copies.held ?? expect.fail('nothing is held');
+  const serves = (client: KeeperClient) =>
+    eventually(
+      () => client.status(ground.signal),
+      ({ active }) => active?.ready === true,
+    );
+  const namesOf = (pid: number | 'self'): readonly string[] =>
+    readdirSync(`/proc/${pid}/fd`).flatMap((fd) => {
+      try {
+        return [readlinkSync(`/proc/${pid}/fd/${fd}`)];
+      } catch {
+        return [];
+      }
+    });
+
+  test('receives every change, and closes what is dropped', async () => {
+    await ground.startKeeper();
+    const { promise: connected, resolve } = Promise.withResolvers<Socket>();
+    const server = createServer(resolve).listen(0, '127.0.0.1');
+    onTestFinished(() => void server.close());
+    await eventually(
+      () => server.listening,
+      (isSo) => isSo,
+    );
+    const address = server.address();
+    const port = typeof address === 'object' ? (address?.port ?? 0) : 0;
+    ground.behave({ connectsTo: port });
+    const before = ground.client();
+    await ground.adopt(before, 'early');
+    await serves(before);
+    const client = await shared();
+    expect(copies.mounts).toEqual(['early']);
+    await ground.adopt(client, 'late', { secret: 'spec' });
+    expect(copies.mounts).toEqual(['early', 'late']);
+    expect(everything().mounts.get('late')?.spec).toEqual({ secret: 'spec' });
+    await client.drop('early', ground.signal);
+    expect(copies.mounts).toEqual(['late']);
+    expect(namesOf('self').filter((name) => name === join(ground.folder, 'early'))).toEqual([]);
+    (await connected).destroy();
+    await eventually(
+      () => everything().sockets.size,
+      (count) => count === 1,
+    );
+    copies.drop();
+    await ground.adopt(client, 'unheard');
+    expect(copies.mounts).toEqual([]);
+    const kept = namesOf('self').filter((name) => name.startsWith(ground.folder));
+    expect(kept.filter((name) => !name.endsWith('.sock'))).toEqual([]);
+  });
+
+  test('restores them into the next keeper, which continues with the same journal', async () => {
+    const keeper = await ground.startKeeper();
+    const client = await shared();
+    await ground.adopt(client, 'm');
+    const { active, standby } = await eventually(
+      () => client.status(ground.signal),
+      (state) => state.active?.ready === true && state.standby !== null,
+    );
+    // Like the end of a container.
+    for (const pid of [keeper.pid, active?.pid ?? 0, standby?.pid ?? 0]) process.kill(pid, 'SIGKILL');
+    await keeper.ended;
+    await ground.startKeeper();
+    const next = connect();
+    await next.restore(everything(), ground.signal);
+    expect(await ground.notedAfter('m', 2)).toMatchObject({ as: 'successor', served: 2 });
+    await next.share(ground.signal);
+    expect(copies.mounts).toEqual(['m']);
+  });
+
+  test('does not restore them into a keeper with mounts, or while a data path serves them', {
+    timeout: 60_000,
+  }, async () => {
+    const keeper = await ground.startKeeper();
+    const client = await shared();
+    await ground.adopt(client, 'm');
+    const { active } = await serves(client);
+    const pid = active?.pid ?? 0;
+    const occupied = { reason: 'occupied' };
+    await expect(client.restore(everything(), ground.signal)).rejects.toMatchObject(occupied);
+    await suspend(pid);
+    process.kill(keeper.pid, 'SIGKILL');
+    await keeper.ended;
+    const second = await ground.startKeeper();
+    const next = connect(createDescriptorCopies());
+    await expect(next.restore(everything(), ground.signal)).rejects.toMatchObject({ reason: 'served' });
+    // A keeper that refused it keeps nothing.
+    expect(namesOf(second.pid).filter((name) => name === join(ground.folder, 'm'))).toEqual([]);
+    process.kill(pid, 'SIGCONT');
+    const after = await eventually(
+      () => next.status(ground.signal),
+      ({ mounts }) => mounts === 1,
+    );
+    expect(after.active?.pid).toBe(pid);
+    expect(ground.noted('m')).toHaveLength(1);
+  });
+});

@@ -1,0 +1,24 @@
+import { describe, expect, test, vi } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { createKeeperGround } from '#testing/keeper/keeper-process.ts';
+
+// Only a seccomp profile or another kernel would refuse this to root.
+vi.mock(import('./system-calls.ts'), async (original) => {
+  const all = await original();
+  return {
+    ...all,
+    killProcess: () => {
+      throw new Error('pidfd_send_signal: EPERM');
+    },
+  };
+});
+
+describe.skipIf(needs('linux'))('an agent', () => {
+  test('reports that it is not permitted to kill a keeper', { timeout: 30_000 }, async () => {
+    await using ground = createKeeperGround();
+    await ground.startKeeper();
+    const client = ground.client();
+    expect(client.kill()).toBe(false);
+    expect((await client.status(ground.signal)).mounts).toBe(0);
+  });
+});

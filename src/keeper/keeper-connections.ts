@@ -1,0 +1,146 @@
+import { closeSync } from 'node:fs';
+import type { Clock } from '#base/clock.ts';
+import { connectTo } from '#base/linux/descriptors.ts';
+import type { Log } from '#base/log.ts';
+import { type Connection, createConnection } from './connection.ts';
+import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';
+import type { Message } from './protocol.ts';
+import { isTrusted, openPidfd, peerCredentials } from './system-calls.ts';
+
+/**
+ * A data path's connections to keepers: usually one, two during a handover, none after its keeper died. Without a
+ * keeper it keeps serving and looks for a new one.
+ */
+export interface KeeperConnections {
+  /** Starts with the keeper that started this process. */
+  begin(connection: Connection): void;
+  /** Sends to every keeper. */
+  broadcast(message: Message, descriptors?: readonly number[]): void;
+  report(text: string): void;
+  /** Transfers everything to another keeper. */
+  transferTo(path: string): void;
+  welcomed(connection: Connection): void;
+  /** No keeper is connected. */
+  readonly isDisconnected: boolean;
+  close(): void;
+}
+
+interface KeeperConnectionsOptions {
+  readonly clock: Clock;
+  readonly log: Log;
+  readonly version: string;
+  readonly signal: AbortSignal;
+  /** The path of the keeper's socket. */
+  readonly path: () => string;
+  /** Undefined: nothing is served, so no keeper is looked for. */
+  readonly held: () => HeldDescriptors | undefined;
+  readonly handleMessages: (connection: Connection, closed: (why: string) => void) => void;
+  /** The keeper is gone and nothing is served. */
+  readonly abandoned: () => void;
+}
+
+const answerMs = 5_000;
+const pause = { shortest: 50, longest: 500 } as const;
+/** For a data path without mounts: its keeper may be about to be restarted. */
+const idleMs = 60_000;
+
+export function createKeeperConnections(options: KeeperConnectionsOptions): KeeperConnections {
+  const { clock, log, version, signal, path, held, handleMessages, abandoned } = options;
+  const connections = new Set<Connection>();
+  const unanswered = new Map<Connection, Disposable>();
+  let isReconnecting = false;
+  let isOver = false;
+  let lastReport = '';
+
+  function join(connection: Connection): void {
+    connections.add(connection);
+    handleMessages(connection, (why) => lost(connection, why));
+  }
+
+  function lost(connection: Connection, why: string): void {
+    connections.delete(connection);
+    unanswered.get(connection)?.[Symbol.dispose]();
+    unanswered.delete(connection);
+    if (isOver || connections.size > 0) return;
+    if (held() === undefined) abandoned();
+    else {
+      log.warn('the keeper is gone', { why });
+      void reconnect();
+    }
+  }
+
+  /** Retries until a keeper accepts the transfer. */
+  async function reconnect(): Promise<void> {
+    if (isReconnecting) return;
+    isReconnecting = true;
+    let busyAt = clock.elapsed();
+    for (
+      let ms: number = pause.shortest;
+      !isOver && !signal.aborted && connections.size === 0;
+      ms = Math.min(pause.longest, ms + 10)
+    ) {
+      await clock.sleep(ms, signal).catch(() => undefined);
+      if ((held()?.mounts.size ?? 0) > 0) busyAt = clock.elapsed();
+      if (clock.elapsed() - busyAt > idleMs) return abandoned();
+      if (!isOver && connections.size === 0) transferTo(path());
+    }
+    isReconnecting = false;
+  }
+
+  function transferTo(at: string): void {
+    const everything = held();
+    const connection = everything === undefined ? undefined : connected(at);
+    if (everything === undefined || connection === undefined) return;
+    const self = openPidfd(process.pid);
+    connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [self]);
+    closeSync(self);
+    sendHeldDescriptors(connection, everything, 'everything');
+    unanswered.set(
+      connection,
+      clock.after(answerMs, () => connection.close()),
+    );
+    join(connection);
+  }
+
+  function connected(at: string): Connection | undefined {
+    try {
+      const fd = connectTo(at);
+      if (isTrusted(peerCredentials(fd))) return createConnection(fd, clock);
+      closeSync(fd);
+    } catch {
+      // No keeper is listening yet.
+    }
+    return undefined;
+  }
+
+  const broadcast = (message: Message, descriptors: readonly number[] = []): void => {
+    for (const connection of connections) connection.send(message, descriptors);
+  };
+
+  return {
+    transferTo,
+    broadcast,
+    get isDisconnected() {
+      return connections.size === 0;
+    },
+    begin: (connection) => {
+      const self = openPidfd(process.pid);
+      connection.send({ kind: 'hello', role: 'data path', pid: process.pid, version }, [self]);
+      closeSync(self);
+      join(connection);
+    },
+    report: (text) => {
+      lastReport = text;
+      broadcast({ kind: 'report', text });
+    },
+    welcomed: (connection) => {
+      unanswered.get(connection)?.[Symbol.dispose]();
+      unanswered.delete(connection);
+      if (lastReport !== '') connection.send({ kind: 'report', text: lastReport });
+    },
+    close: () => {
+      isOver = true;
+      for (const connection of connections) connection.close();
+    },
+  };
+}

@@ -1,0 +1,90 @@
+import type { Clock } from '#base/clock.ts';
+import { createCollector, type HeldDescriptors, holdSockets } from './held-descriptors.ts';
+import type { MessageOf } from './protocol.ts';
+import { ProtocolError } from './protocol.ts';
+import type { ProcessHandle, ProcessInfo } from './worker.ts';
+
+/** A serving data path that had another keeper and has transferred everything to this one. */
+export interface TransferredDataPath {
+  readonly held: HeldDescriptors;
+  readonly serving: { readonly child: ProcessHandle; readonly about: ProcessInfo };
+  /** The data path is gone again. Its descriptors are still held here. */
+  readonly isLost: boolean;
+  welcome(): void;
+  /** The data path keeps serving and retries, here or at another keeper. */
+  refuse(reason: string): void;
+}
+
+interface TransferOptions {
+  readonly child: ProcessHandle;
+  readonly about: ProcessInfo;
+  readonly clock: Clock;
+  readonly offered: (transferred: TransferredDataPath) => void;
+}
+
+const accepts = ['everything', 'add', 'holding', 'letGo', 'ended', 'ready', 'report'] as const;
+const transferTimeoutMs = 5_000;
+
+/** Handles the data path until a supervisor takes it over. */
+export function receiveTransfer({ child, about, clock, offered }: TransferOptions): void {
+  const { connection } = child;
+  const collector = createCollector();
+  const late = clock.after(transferTimeoutMs, () => connection.close());
+  let held: HeldDescriptors | undefined;
+  let isLost = false;
+
+  function heard(message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+    if (message.kind === 'ready' || message.kind === 'report') return;
+    if (held !== undefined && message.kind === 'ended') endMount(held, message.mount);
+    else if (held !== undefined) update(held, message, descriptors);
+    else if (message.kind === 'letGo' || message.kind === 'ended')
+      throw new ProtocolError(`a message (${message.kind}) came before the transfer was complete`);
+    else {
+      held = collector.take(message, descriptors);
+      if (held !== undefined) offer(held);
+    }
+  }
+
+  /**
+   * The data path reports this to every keeper, also the previous one. Either may be in charge, so each tells it to
+   * remove the mount.
+   */
+  function endMount(whole: HeldDescriptors, mount: string): void {
+    if (whole.dropMount(mount)) connection.send({ kind: 'remove', mount });
+  }
+
+  function offer(whole: HeldDescriptors): void {
+    late[Symbol.dispose]();
+    offered({
+      held: whole,
+      serving: { child, about },
+      get isLost() {
+        return isLost;
+      },
+      welcome: () => connection.send({ kind: 'welcome' }),
+      refuse: (reason) => {
+        connection.send({ kind: 'refused', reason });
+        connection.close();
+        child.forget();
+        whole[Symbol.dispose]();
+      },
+    });
+  }
+
+  connection.handle({
+    accepts,
+    message: heard,
+    closed: () => {
+      isLost = true;
+      late[Symbol.dispose]();
+      collector[Symbol.dispose]();
+      if (held === undefined) child.forget();
+    },
+  });
+}
+
+function update(held: HeldDescriptors, message: MessageOf<(typeof accepts)[number]>, descriptors: number[]): void {
+  if (message.kind === 'holding') holdSockets(held, message, descriptors);
+  else if (message.kind === 'letGo') held.dropSocket(message.socket);
+  else throw new ProtocolError(`a message (${message.kind}) came after a complete transfer`);
+}

@@ -1,8 +1,0 @@
-import { unlessAborted } from '#base/aborted.ts';
-import type { Clock } from '#base/clock.ts';
-
-/** Waits for the work until the signal is aborted, and for `ms` at the most. */
-export async function within<T>(work: Promise<T>, ms: number, clock: Clock, signal: AbortSignal): Promise<T> {
-  using limit = clock.deadline(ms, signal);
-  return await unlessAborted(work, limit.signal);
-}
