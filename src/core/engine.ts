@@ -149,7 +149,7 @@ export function createEngine(parts: EngineParts): Engine {
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
   const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
-  const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon });
+  const deletions = createDeletions({ ...shared, answers, asks, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
   const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });

@@ -125,6 +125,24 @@ test('one whose server no longer allows this host is told as denying access, not
   expect((await user.get('/v1/stores/silver')).body.problem).toBeNull();
 });
 
+test('one whose trash is not listed in time, and whose server no longer allows this host, is told as denying access', async () => {
+  const clock = createFakeClock();
+  const { server, kind, own } = await started({ clock });
+  const user = await server.as('user');
+  await own.restart({ networks: ['192.0.2.0/24'] });
+  const gate = kind.close('trash.list', { deaf: true, store: 'silver' });
+  onTestFinished(() => gate.open());
+  const listed = user.get('/v1/trash?store=silver');
+  await gate.reached;
+  clock.advance(10_000);
+  expect((await listed).body).toMatchObject({
+    ...{ status: 503, reason: 'store-access-denied' },
+    detail:
+      "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem",
+    action: 'Ask the administrator to grant Stowage access; the reason is found with: stowage store check silver',
+  });
+});
+
 test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });

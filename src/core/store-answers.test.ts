@@ -36,6 +36,19 @@ test('keeps a refusal that comes after nobody waits for it any more', async () =
   await vi.waitFor(() => expect(answers.refusal(silver)).toBe(denied));
 });
 
+test.each(['list', 'look'] as const)('finds out by a ping why a %s is not answered in time', async (question) => {
+  const { clock, answers } = setUp(() => Promise.reject(denied));
+  const reached = Promise.withResolvers<void>();
+  const asked = answers[question](silver, aCall(), () => {
+    reached.resolve();
+    return new Promise(() => undefined);
+  });
+  await reached.promise;
+  clock.advance(3_000);
+  expect(await asked).toBe(false);
+  expect(answers.refusal(silver)).toBe(denied);
+});
+
 test.each([
   ['deadline', 'nfs-timeout', 'nfs-timeout'],
   ['unavailable', 'nfs-connection-lost', 'nfs-refused'],

@@ -90,6 +90,8 @@ export function createStoreAnswers(parts: {
       owed.set(name, Number.POSITIVE_INFINITY);
       if (question === 'ping') refusals.delete(name);
       asked.then(succeeded, failed);
+      // Perhaps the server ends every connection at once, which this call may learn much later.
+      if (!isOneCall) await pings(name, scope);
       return false;
     }
     try {

@@ -13,6 +13,7 @@ import { createPlaces } from '../shelf/in-flight.ts';
 import { encodeMeta } from '../shelf/meta.ts';
 import type { Place } from '../shelf/place.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
+import { createExplain } from './diagnosis.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
 import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts';
 import { createFolders, type Folders } from './folders.ts';
@@ -87,10 +88,11 @@ async function open(
   { options, store, context, clock, readOnly, marks: process, held }: OpenParts,
   session: Session,
   first: FileHandle,
-  failure: Place['failure'],
+  failure: (cause: unknown, doing: string) => StowageError,
   scope: Scope,
 ): Promise<NfsPlace> {
   const { nfs } = session;
+  const explain = createExplain(session, clock);
   const root = shownPlace(options);
   const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(process);
@@ -151,7 +153,7 @@ async function open(
   } else keeper.identity = recorded?.uuid;
 
   return {
-    ...{ store, context, files, root, own, scratch, session, uses, failure },
+    ...{ store, context, files, root, own, scratch, session, uses },
     identity: keeper.identity,
     base: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
@@ -159,6 +161,7 @@ async function open(
     // The handle is the directory: one that was put in its place has another.
     verify: async () => undefined,
     inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },
+    failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
     replace: async (path, meta, sure) => {
       const fresh = scratch();
