@@ -1,10 +1,14 @@
 import { mkdtemp, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
 import { gated } from '#testing/fakes/gated-store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { refusing } from '#testing/fakes/refusing-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { done, servedPlugins } from '#testing/plugin.ts';
 import { startServer } from '#testing/server.ts';
@@ -102,6 +106,24 @@ describe('a store that does not answer', () => {
       ['Remove', { Name: 'a' }],
     ] as const)
       expect(await call(`VolumeDriver.${method}`, message)).toEqual({ status: 503, Err: expect.stringContaining(why) });
+  });
+
+  test('which answers and denies every request is the health of its volumes', async () => {
+    const kind = refusing(createNfsStoreKind(systemClock(), connectToDisk(it.parent)));
+    const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    await other.engine.stores.add('silver', `nfs://server${await mkdtemp(join(it.parent, 'denied-'))}`, aCall());
+    const call = await it.start('stowage', { engine: other.engine });
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    const why = { code: 'denied', reason: 'nfs-credential-denied', action: 'Look.' } as const;
+    for (const verb of ['changedByOthers.marks', 'names'] as const)
+      kind.fail(verb, new StowageError('it says no', why));
+    expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
+    expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
+      Volume: {
+        Status: { health: "access to store 'silver' is denied: this is a permission problem, not a network problem" },
+      },
+    });
   });
 
   test('and was never reached is told without where it is, and with who finds that out', async () => {
