@@ -331,6 +331,16 @@ describe('a token for one store', () => {
     expect(await api.call(method, path, { body })).toMatchObject(outOfScope);
   });
 
+  test('is told that what acts on the machine needs a token that is not limited, and whom to ask', async () => {
+    const action = 'Ask the administrator for a token that is not limited to stores.';
+    expect((await api.post('/v1/volumes/one..a/mount', { target: '/nope' })).body).toMatchObject({
+      ...{ detail: 'the token is limited to some stores, and this acts on the machine', action },
+    });
+    expect((await api.get('/v1/tokens')).body).toMatchObject({
+      ...{ detail: 'the token is limited to some stores, and this concerns all', action },
+    });
+  });
+
   test('sees no operation of another store, and cannot take from its trash', async () => {
     const { items } = (await server.admin.get('/v1/operations')).body;
     const other = items.find((one: { store: string }) => one.store === 'two');

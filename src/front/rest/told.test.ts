@@ -106,6 +106,16 @@ test('a check', async () => {
   expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
 });
 
+test('a check of a server that is stopped: that it is no permission', async () => {
+  await own.server.close();
+  const { steps } = (await (others['a user'] as Api).post('/v1/stores/silver/check')).body;
+  expect(steps.at(-1)).toEqual({
+    ...{ step: 'connect', ok: false, reason: 'nfs-refused' },
+    detail: 'the server of the store does not answer: it is the network or the server, not a permission',
+    action: 'Ask the administrator, who finds out why with: stowage store check silver',
+  });
+});
+
 const permission = 'a permission problem, not a network problem';
 
 /** As each of them is told of it. */

@@ -44,11 +44,16 @@ export function checkFor(principal: Principal, name: string, check: StoreCheck):
       if (ok) return { step, ok, detail: 'fine' };
       if (reason === undefined) return { step, ok, detail: 'this step failed', action };
       if (harmlessReasons.has(reason)) return one;
-      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : inShortByReason.get(reason);
+      const detail = isAccessDenied({ reason }) ? refusalToUsers({ reason }) : checkWords(reason);
       return { step, ok, detail: detail ?? 'this step failed', action, reason };
     }),
   };
 }
+
+const checkWords = (reason: string): string | undefined =>
+  ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'].includes(reason)
+    ? 'the server of the store does not answer: it is the network or the server, not a permission'
+    : inShortByReason.get(reason);
 
 /** What is missing where. */
 export const inspectionFor = (principal: Principal, found: Inspection): Inspection =>
