@@ -51,7 +51,7 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     engines: [...engines],
     stores: stores.length,
     storesInTrouble: stores
-      .filter(({ config, store }) => store === undefined || silent.has(config.name))
+      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || engine.answers.refusal(name))
       .map(({ config }) => config.name),
     volumes: stores.reduce((sum, { config }) => sum + engine.catalogue.totals(config.name).volumes, 0),
     mounts: mounts.filter(({ volumeId }) => visible(engine.catalogue.recorded(volumeId)?.store)).length,

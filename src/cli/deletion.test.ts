@@ -64,6 +64,20 @@ describe('deleting', () => {
     expect(stdout).toMatch(/^VOLUME +SIZE +DELETED +KEPT UNTIL +ID\nlocal\/one .* ago +never +sv1-/);
   });
 
+  test('the trash of a store that denies access is not searched, which is said with whom to ask', async () => {
+    const denied = { message: "access to store 'data' is denied", action: 'Ask the administrator to grant access.' };
+    await using server = await scriptedServer({
+      'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
+      'GET /v1/stores/data': [200, { name: 'data', problem: denied }],
+    });
+    expect(await run(server, ['volume', 'restore', 'one'])).toMatchObject({
+      status: 10,
+      stderr:
+        "error: the trash cannot be searched for one: access to store 'data' is denied\n" +
+        'action: Ask the administrator to grant access.\n',
+    });
+  });
+
   test('while a store cannot be used, nothing is called missing from the trash, nor a name the only one', async () => {
     const one = { ...volume('local', 'one'), deletedAt: '2026-01-02T03:04:05Z', expiresAt: '2026-01-09T03:04:05Z' };
     const { id } = one as unknown as { id: string };
@@ -83,7 +97,8 @@ describe('deleting', () => {
     expect(await run(server, ['volume', 'trash', 'purge', 'one'])).toMatchObject(
       refused('one', 'Say that you mean this one: local/one'),
     );
-    expect(server.seen.map(({ method }) => method)).toEqual(['GET', 'GET', 'GET']);
+    const asked = ['GET /v1/trash', 'GET /v1/stores/data'];
+    expect(server.seen.map(({ method, url }) => `${method} ${url}`)).toEqual([...asked, ...asked, ...asked]);
     expect((await run(server, ['volume', 'trash', 'purge', 'local/one'])).status).toBe(0);
     // What cannot be known of one keeps nobody from the others.
     expect(await run(server, ['volume', 'trash', 'purge', 'none', 'local/one'])).toMatchObject({

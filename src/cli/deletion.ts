@@ -1,5 +1,5 @@
 import { canceled, StowageError } from '#core/errors.ts';
-import type { DeletionJson, TrashEntryJson, VolumeJson } from '#front/rest/schemas.ts';
+import type { DeletionJson, StoreJson, TrashEntryJson, VolumeJson } from '#front/rest/schemas.ts';
 import type { Verb } from './command.ts';
 import { called, type Guard, isVolumeId, refPath, revisionIn, splitRef } from './names.ts';
 import { exitOf, invalid, Refused } from './problem.ts';
@@ -117,7 +117,7 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   // A store that cannot be used could hold it, or another one of that name; an id exists only once.
   const [silent] = unanswered;
   if (silent !== undefined && more.length === 0 && !(only !== undefined && isVolumeId(name)))
-    throw unsure(ref, silent, only);
+    throw unsure(ref, silent, only, await problemOf(client, silent));
   if (only !== undefined && more.length === 0) return only;
   if (only === undefined) {
     throw new StowageError(`no volume ${shown(ref)} is in the trash`, {
@@ -136,13 +136,25 @@ async function findTrashed({ client }: Session, ref: string): Promise<TrashEntry
   });
 }
 
-function unsure(ref: string, store: string, found: TrashEntryJson | undefined): StowageError {
-  return new StowageError(`the trash cannot be searched for ${shown(ref)}: store ${shown(store)} cannot be used now`, {
+/** Undefined: it is not known. */
+async function problemOf(client: Session['client'], store: string): Promise<StoreJson['problem'] | undefined> {
+  const found = await client.get<StoreJson>(`/v1/stores/${encodeURIComponent(store)}`).catch(() => undefined);
+  return found?.problem;
+}
+
+function unsure(
+  ref: string,
+  store: string,
+  found: TrashEntryJson | undefined,
+  problem: StoreJson['problem'] | undefined,
+): StowageError {
+  const down = problem?.message ?? `store ${shown(store)} cannot be used now`;
+  return new StowageError(`the trash cannot be searched for ${shown(ref)}: ${down}`, {
     code: 'unavailable',
     reason: 'trash-lookup-incomplete',
     action:
       found === undefined
-        ? `See why, and try again when it can be used: stowage store check ${shown(store)}`
+        ? (problem?.action ?? `See why, and try again when it can be used: stowage store check ${shown(store)}`)
         : `Say that you mean this one: ${called(found)}`,
   });
 }

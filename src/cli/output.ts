@@ -56,10 +56,9 @@ export function createOutput(io: Io, options: OutputOptions, spoken = (text: str
       if (!options.quiet && !options.json) aside(shown(spoken(text)));
     },
     unanswered: (stores, consequence) =>
-      stores.forEach(
-        (store) =>
-          void aside(`note: store ${shown(store)} cannot be used now; ${consequence} (why: stowage store list)`),
-      ),
+      stores.map(shown).forEach((store) => {
+        aside(`note: store ${store} cannot be used now; ${consequence} (why: stowage store show ${store})`);
+      }),
     unreached: (nodes, consequence) =>
       nodes.forEach(({ node, message }) => {
         aside(`note: node ${shown(node)} could not be asked, ${consequence}: ${shown(message)}`);

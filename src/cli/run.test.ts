@@ -75,13 +75,13 @@ describe('what is printed', () => {
       });
       const volumes = await run(server, ['volume', 'list', ...how]);
       expect(volumes.stderr).toBe(
-        'note: store data cannot be used now; its volumes are shown as last seen (why: stowage store list)\n' +
-          'note: store a\\u001b[31m cannot be used now; its volumes are shown as last seen (why: stowage store list)\n',
+        'note: store data cannot be used now; its volumes are shown as last seen (why: stowage store show data)\n' +
+          'note: store a\\u001b[31m cannot be used now; its volumes are shown as last seen (why: stowage store show a\\u001b[31m)\n',
       );
       expect(volumes.stdout).not.toContain('note');
       const trash = await run(server, ['volume', 'trash', 'list', ...how]);
       expect(trash.stderr).toBe(
-        'note: store data cannot be used now; its trash is not shown (why: stowage store list)\n',
+        'note: store data cannot be used now; its trash is not shown (why: stowage store show data)\n',
       );
       expect([volumes.status, trash.status]).toEqual([0, 0]);
     },
@@ -92,7 +92,7 @@ describe('what is printed', () => {
       'GET /v1/trash': [200, { items: [], next: null, unanswered: ['data'] }],
     });
     expect((await run(server, ['volume', 'trash', 'list'])).stderr).toBe(
-      'nothing of the other stores is in the trash\nnote: store data cannot be used now; its trash is not shown (why: stowage store list)\n',
+      'nothing of the other stores is in the trash\nnote: store data cannot be used now; its trash is not shown (why: stowage store show data)\n',
     );
   });
 

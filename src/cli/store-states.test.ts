@@ -21,6 +21,18 @@ test('a store whose server fell silent is not called open', async () => {
   );
 });
 
+test('an open store that denies access is in trouble, and show says why', async () => {
+  const denying = { ...store, state: 'open', problem: { message: 'access is denied', action: 'Ask for it.' } };
+  await using server = await scriptedServer({
+    'GET /v1/stores': [200, { items: [denying], next: null }],
+    'GET /v1/stores/silver': [200, denying],
+  });
+  expect((await run(server, ['store', 'list'])).stdout).toMatch(/silver +- +nfs +open, in trouble +2/);
+  expect((await run(server, ['store', 'show', 'silver'])).stdout).toMatch(
+    /state +open: access is denied\n +action: Ask for it\./,
+  );
+});
+
 test('a store of an older server, which does not report free space, is listed and shown', async () => {
   const { totalBytes: _total, freeBytes: _free, ...older } = store;
   await using server = await scriptedServer({

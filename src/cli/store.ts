@@ -132,7 +132,9 @@ async function list({ client, out }: Session): Promise<void> {
       store.name,
       store.default ? 'yes' : '',
       store.kind,
-      { text: stateOf(store), tone: store.state === 'open' ? 'good' : 'bad' },
+      store.state === 'open' && store.problem !== null
+        ? { text: 'open, in trouble', tone: 'bad' }
+        : { text: stateOf(store), tone: store.state === 'open' ? 'good' : 'bad' },
       ...(hasNodes ? [store.nodes === undefined ? 'all' : String(store.nodes.length)] : []),
       String(store.volumes),
       size(store.bytes),

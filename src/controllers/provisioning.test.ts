@@ -1,10 +1,14 @@
 import { readdirSync, rmdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
 import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { startServer } from '#testing/server.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
+import { createCoreProvisioner, createWhyNotOpen } from './provisioner.ts';
 import { createProvisioning } from './provisioning.ts';
 
 const it = controlled();
@@ -311,6 +315,25 @@ describe('a claim', () => {
     it.start(createProvisioning);
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(note);
     expect([await it.volumes(), await made()]).toEqual([[], []]);
+  });
+
+  test('of an open store whose server stops to allow this host is told that it is a permission', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    const kind = createNfsStoreKind();
+    const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
+    onTestFinished(() => server[Symbol.asyncDispose]());
+    const { engine } = server;
+    const { port } = own.server;
+    await engine.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`, aCall());
+    const file = createCoreProvisioner(engine, createWhyNotOpen(it.caches.stores, new Map([['nfs', kind]])));
+    await own.restart({ networks: ['192.0.2.0/24'] });
+    it.api.put(paths.classes, aClass());
+    it.api.put(paths.claims, aClaim('cart'));
+    it.start(createProvisioning, { engine, provisioners: new Map([[file.driver, file]]) });
+    await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(
+      'the server of the store ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access',
+    );
+    expect((await it.notes('ProvisioningFailed')).join()).not.toMatch(/127\.0\.0\.1|did not answer in time/);
   });
 
   test('that others fill is left to them, which is told', async () => {

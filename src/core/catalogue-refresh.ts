@@ -5,6 +5,7 @@ import { errorCodes, type StowageError, stowageError } from './errors.ts';
 import type { Volume, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import type { StoreAnswers } from './store-answers.ts';
+import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 
 const readsAtOnce = 16;
@@ -130,8 +131,5 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
       }),
   };
 }
-
-const namesOf = async (store: Store, scope: Scope): Promise<readonly VolumeName[]> =>
-  (await store.names?.(scope)) ?? (await Array.fromAsync(store.list(scope), ({ name }) => name));
 
 const isConfigured = (stores: Stores, name: string): boolean => stores.list().some((view) => view.config.name === name);

@@ -6,6 +6,7 @@ import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import type { Store } from './ports.ts';
+import type { StoreAnswers } from './store-answers.ts';
 import { facetFor } from './store-facets.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
@@ -46,6 +47,7 @@ export interface Deletions {
 export interface DeletionParts extends VolumeParts {
   readonly reclaimSoon: (store: string) => void;
   readonly asks: Pick<EngineAsks, 'close'>;
+  readonly answers: Pick<StoreAnswers, 'silent' | 'refusal'>;
 }
 
 export interface DeletionSteps {

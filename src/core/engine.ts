@@ -159,7 +159,7 @@ export function createEngine(parts: EngineParts): CoreEngine {
   const asks = createEngineAsks(clock);
   const volumes = createVolumes(shared);
   const provision = createProvision({ stores, catalogue, volumes });
-  const deletions = createDeletions({ ...shared, asks, reclaimSoon: reclaim.soon });
+  const deletions = createDeletions({ ...shared, answers, asks, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
   const uses = createUseRecords(shared);
   const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });

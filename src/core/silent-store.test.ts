@@ -4,8 +4,10 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
+import { refusing } from '#testing/fakes/refusing-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import { type Answer, type ServerOptions, startServer, type TestServer } from '#testing/server.ts';
+import { StowageError } from './errors.ts';
 
 // A store that is open, and whose server has fallen silent since.
 
@@ -123,6 +125,47 @@ test('one whose server no longer allows this host is told as denying access, not
   await own.restart();
   await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
   expect((await user.get('/v1/stores/silver')).body.problem).toBeNull();
+});
+
+test('one that answers and denies every request is shown with that problem, and without it when it allows them again', async () => {
+  const own = await startOwnServer({ path: '/export' });
+  const kind = refusing(createNfsStoreKind());
+  const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
+  onTestFinished(() => server[Symbol.asyncDispose]());
+  const { port } = own.server;
+  await server.engine.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}`, aCall());
+  const action = 'Have it exported to this host.';
+  const error = new StowageError('it says no', { code: 'denied', reason: 'nfs-credential-denied', action });
+  const verbs = (['changedByOthers.marks', 'names'] as const).map((verb) => kind.fail(verb, error));
+  const shown = async (): Promise<Answer['body']> => (await server.admin.get('/v1/stores/silver')).body;
+  expect(await shown()).toMatchObject({ state: 'open', problem: null });
+  expect((await server.admin.get('/v1/volumes')).body).toMatchObject({ unanswered: ['silver'] });
+  const message = "access to store 'silver' is denied: this is a permission problem, not a network problem";
+  const problem = { message, action: expect.stringMatching(/^Ask the administrator to grant Stowage access/) };
+  for (let n = 0; n < 2; n++) expect(await shown()).toMatchObject({ state: 'open', problem });
+  expect((await server.admin.get('/v1/stores')).body.items).toContainEqual(expect.objectContaining({ problem }));
+  expect((await server.admin.get('/v1/status')).body).toMatchObject({ storesInTrouble: ['silver'] });
+  for (const verb of verbs) verb.stop();
+  expect(await shown()).toMatchObject({ state: 'open', problem: null });
+  expect((await server.admin.get('/v1/status')).body).toMatchObject({ storesInTrouble: [] });
+});
+
+test('one whose trash is not listed in time, and whose server no longer allows this host, is told as denying access', async () => {
+  const clock = createFakeClock();
+  const { server, kind, own } = await started({ clock });
+  const user = await server.as('user');
+  await own.restart({ networks: ['192.0.2.0/24'] });
+  const gate = kind.close('trash.list', { deaf: true, store: 'silver' });
+  onTestFinished(() => gate.open());
+  const listed = user.get('/v1/trash?store=silver');
+  await gate.reached;
+  clock.advance(10_000);
+  expect((await listed).body).toMatchObject({
+    ...{ status: 503, reason: 'store-access-denied' },
+    detail:
+      "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem",
+    action: 'Ask the administrator to grant Stowage access; the reason is found with: stowage store check silver',
+  });
 });
 
 test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {

@@ -12,9 +12,9 @@ const failure = (code: ErrorCode, reason: string): StowageError =>
   relayed('it failed', { code, reason, action: 'Look.' });
 const denied = failure('unavailable', 'nfs-hangs-up');
 
-function setUp(ping: () => Promise<void>) {
+function setUp(ping: () => Promise<void>, verbs: object = {}) {
   const clock = createFakeClock();
-  const store = { changedByOthers: {}, ping } as unknown as Store;
+  const store = { changedByOthers: {}, ping, ...verbs } as unknown as Store;
   const stores = {
     view: () => ({ store }),
     use: (_name: string, ask: (open: Store) => Promise<unknown>) => ask(store),
@@ -34,6 +34,38 @@ test('keeps a refusal that comes after nobody waits for it any more', async () =
   expect(answers.refusal(silver)).toBeUndefined();
   reject(denied);
   await vi.waitFor(() => expect(answers.refusal(silver)).toBe(denied));
+});
+
+test.each([
+  ['list', 'names'],
+  ['look', 'get'],
+] as const)(
+  'keeps the refusal of a %s while the server answers pings, until the store allows that',
+  async (question, verb) => {
+    let verbs: () => Promise<undefined> = () => Promise.reject(denied);
+    const { answers } = setUp(() => Promise.resolve(), { [verb]: () => verbs() });
+    expect(await answers[question](silver, aCall(), () => Promise.reject(denied))).toBe(false);
+    for (let n = 0; n < 2; n++) {
+      expect(await answers.silent([silver], aCall())).toEqual(new Set());
+      expect(answers.refusal(silver)).toBe(denied);
+    }
+    verbs = () => Promise.resolve(undefined);
+    expect(await answers.silent([silver], aCall())).toEqual(new Set());
+    expect(answers.refusal(silver)).toBeUndefined();
+  },
+);
+
+test.each(['list', 'look'] as const)('finds out by a ping why a %s is not answered in time', async (question) => {
+  const { clock, answers } = setUp(() => Promise.reject(denied));
+  const reached = Promise.withResolvers<void>();
+  const asked = answers[question](silver, aCall(), () => {
+    reached.resolve();
+    return new Promise(() => undefined);
+  });
+  await reached.promise;
+  clock.advance(3_000);
+  expect(await asked).toBe(false);
+  expect(answers.refusal(silver)).toBe(denied);
 });
 
 test.each([

@@ -3,8 +3,10 @@ import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
+import { volumeName } from './names.ts';
 import type { Store } from './ports.ts';
 import { isAccessDenied } from './refusals.ts';
+import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
@@ -34,6 +36,9 @@ const onePatienceMs = 2_000;
 const quickMs = 1_000;
 const restMs = 10_000;
 
+/** Whether there is such a volume does not matter. */
+const anyName = volumeName('access');
+
 /** Whether it may be that the server ends every connection at once. Only a ping finds out. */
 const isUncertain = (question: Question, { reason }: StowageError): boolean =>
   (question === 'list' || question === 'look') && ['nfs-connection-lost', 'nfs-timeout'].includes(reason);
@@ -51,7 +56,7 @@ export function createStoreAnswers(parts: {
     room: new Map<StoreName, number>(),
   };
   /** Said by those that were asked last and denied access. */
-  const refusals = new Map<StoreName, StowageError>();
+  const refusals = new Map<StoreName, { readonly question: Question; readonly failure: StowageError }>();
   const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
     questions.some((question) => restOf(question, name) > 0);
@@ -59,8 +64,22 @@ export function createStoreAnswers(parts: {
   /** Free space is for everybody on some servers, and for nobody on others: it says nothing about access. */
   function keepRefusal(question: Question, name: StoreName, failure: StowageError | undefined): void {
     if (question === 'room') return;
-    if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, failure);
-    else if (failure === undefined || !isUncertain(question, failure)) refusals.delete(name);
+    if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, { question, failure });
+    else if (failure === undefined ? provesAccess(question, name) : !isUncertain(question, failure))
+      refusals.delete(name);
+  }
+
+  /** Some servers answer pings of hosts that they deny everything else. A lookup succeeds if only the record cannot be read. */
+  const provesAccess = (question: Question, name: StoreName): boolean =>
+    ['ping', question].includes(refusals.get(name)?.question ?? 'ping') || question === 'list';
+
+  /** What was denied, which the store may allow by now. */
+  async function asksAgain(name: StoreName, scope: Scope): Promise<void> {
+    const question = refusals.get(name)?.question;
+    if (question === 'list' && !isLate(name, 'list'))
+      await answers('list', name, scope, async (open) => void (await namesOf(open, scope)));
+    if (question === 'look' && !isLate(name, 'look'))
+      await answers('look', name, scope, async (open) => void (await open.get(anyName, scope)));
   }
 
   async function answers(
@@ -90,6 +109,8 @@ export function createStoreAnswers(parts: {
       owed.set(name, Number.POSITIVE_INFINITY);
       if (question === 'ping') refusals.delete(name);
       asked.then(succeeded, failed);
+      // Perhaps the server ends every connection at once, which this call may learn much later.
+      if (!isOneCall) await pings(name, scope);
       return false;
     }
     try {
@@ -117,7 +138,9 @@ export function createStoreAnswers(parts: {
   async function isSilent(name: StoreName, scope: Scope): Promise<boolean> {
     const { store } = stores().view(name);
     if (store?.ping === undefined) return store !== undefined && isLate(name, 'list', 'look');
-    return !(await pings(name, scope));
+    if (!(await pings(name, scope))) return true;
+    await asksAgain(name, scope);
+    return false;
   }
 
   async function roomOf(name: StoreName, scope: Scope): Promise<Room | undefined> {
@@ -158,7 +181,7 @@ export function createStoreAnswers(parts: {
     },
     refusal: (name) => {
       const { store, problem } = stores().view(name);
-      if (store !== undefined) return refusals.get(name);
+      if (store !== undefined) return refusals.get(name)?.failure;
       return problem !== undefined && isAccessDenied(problem) ? problem : undefined;
     },
   };

@@ -1,5 +1,6 @@
+import type { Scope } from '#base/log.ts';
 import { StowageError } from './errors.ts';
-import type { OnDelete, StoreName, StorePolicy } from './model.ts';
+import type { OnDelete, StoreName, StorePolicy, VolumeName } from './model.ts';
 import type { Store } from './ports.ts';
 
 /** The errors for facets that a store lacks. */
@@ -64,3 +65,7 @@ function policyUnsupported(store: StoreName, wanted: OnDelete): StowageError {
     action: 'Set onDelete=delete on the store, or use a store of another kind.',
   });
 }
+
+/** A store without the cheap listing lists its volumes. */
+export const namesOf = async (store: Store, scope: Scope): Promise<readonly VolumeName[]> =>
+  (await store.names?.(scope)) ?? (await Array.fromAsync(store.list(scope), ({ name }) => name));

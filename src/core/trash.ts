@@ -4,11 +4,11 @@ import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
-import { isVolumeId, quoted, volumeName } from './names.ts';
+import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import { createPasses, type Passes } from './passes.ts';
 import { isAccessDenied } from './refusals.ts';
-import { unsearched } from './store-errors.ts';
+import { notAnswering, unsearched } from './store-errors.ts';
 import { isWritable, type StoreView } from './stores.ts';
 import { exists } from './volume-errors.ts';
 
@@ -32,11 +32,17 @@ const expirePatienceMs = 20_000;
 const expireDeadlineMs = 600_000;
 const purgeMs = 60_000;
 
-export function createTrashFinder({ stores, clock }: Pick<DeletionParts, 'stores' | 'clock'>): TrashFinder {
+export function createTrashFinder({
+  stores,
+  answers,
+  clock,
+}: Pick<DeletionParts, 'stores' | 'answers' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
     const asked = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
-    if (!(await endsWithin(asked, listPatienceMs, clock))) throw silent(name);
-    return await asked;
+    if (await endsWithin(asked, listPatienceMs, clock)) return await asked;
+    await answers.silent([storeName(name)], scope);
+    const refusal = answers.refusal(storeName(name));
+    throw refusal === undefined ? silent(name) : notAnswering(name, refusal);
   }
 
   /** Undefined: it did not answer, which hides nothing of the other stores. */

@@ -40,7 +40,7 @@ export function noNetwork(kind: EngineKind, network: string): StowageError {
   return new StowageError(`${kind} has no network '${network}'`, {
     code: 'unavailable',
     reason: 'engine-network-missing',
-    action: `Make it (${kind} network create ${network}), or correct the option network of the store.`,
+    action: `Make it (${kind} network create ${network}); or correct it in the store's option network, or in --from.`,
   });
 }
 

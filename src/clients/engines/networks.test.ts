@@ -406,7 +406,7 @@ describe('an anchor', () => {
     docker.networks.delete('storage');
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
       ...{ code: 'unavailable', reason: 'engine-network-missing', message: "docker has no network 'storage'" },
-      action: expect.stringContaining('docker network create storage'),
+      action: expect.stringMatching(/docker network create storage.*the store's option network, or in --from\.$/),
     });
     expect(docker.containers.size).toBe(0);
   });

@@ -1,10 +1,13 @@
 import { accessDenied, administrators } from './reason.ts';
 
+const noAnswer = 'the server of the store does not answer: it is the network or the server, not a permission';
+
 /** NFS: stores on NFS servers, and the NFS server of Stowage. */
 export const nfsReasons = {
   'nfs-connection-lost': administrators(
     'unavailable',
     'The connection to the NFS server broke and could not be restored.',
+    noAnswer,
   ),
   'nfs-credential-denied': accessDenied('denied', 'The NFS server rejects the credentials of Stowage.'),
   'nfs-directory-denied': administrators(
@@ -38,7 +41,7 @@ export const nfsReasons = {
   'nfs-network-tool-missing': administrators('unsupported', 'The program to enter networks is not installed.'),
   'nfs-network-unusable': administrators('unavailable', 'The configured network cannot be used.'),
   'nfs-no-mount-service': administrators('unavailable', 'The NFS server has no MOUNT service on that port.'),
-  'nfs-no-route': administrators('unavailable', 'There is no route to the NFS server.'),
+  'nfs-no-route': administrators('unavailable', 'There is no route to the NFS server.', noAnswer),
   'nfs-no-service': administrators('unavailable', 'The server has no NFS version 3 service.'),
   'nfs-not-supported': administrators('unsupported', 'The NFS server does not support the call.'),
   'nfs-open-to-all': administrators(
@@ -55,7 +58,7 @@ export const nfsReasons = {
     'The NFS server exports the directory read-only.',
     "the store's server allows reading only",
   ),
-  'nfs-refused': administrators('unavailable', 'Nothing listens on the port of the NFS server.'),
+  'nfs-refused': administrators('unavailable', 'Nothing listens on the port of the NFS server.', noAnswer),
   'nfs-root-squash': accessDenied('denied', 'The NFS server maps root to nobody (root_squash).'),
   'nfs-server-down': administrators('unavailable', 'The embedded NFS server stopped.'),
   'nfs-server-failed': administrators('invalid', 'The NFS server of Stowage cannot start.'),
@@ -67,7 +70,7 @@ export const nfsReasons = {
   ),
   'nfs-state-exported': administrators('invalid', 'The state folder lies in the exported directory.'),
   'nfs-state-unusable': administrators('denied', 'The state folder of the NFS server cannot be created or written.'),
-  'nfs-timeout': administrators('deadline', 'The NFS server did not answer in time.'),
+  'nfs-timeout': administrators('deadline', 'The NFS server did not answer in time.', noAnswer),
   'nfs-tls': administrators('unavailable', 'The TLS connection to the NFS server failed.'),
   'nfs-tls-certificate': administrators(
     'denied',

@@ -1,7 +1,15 @@
 import { mkdtemp, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import { createLocalStoreKind } from '#stores/local/kind.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { gated } from '#testing/fakes/gated-store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { refusing } from '#testing/fakes/refusing-store.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { done, servedPlugins } from '#testing/plugin.ts';
 import { startServer } from '#testing/server.ts';
 
@@ -71,6 +79,51 @@ describe('a store that does not answer', () => {
       Volume: { Name: 'a', Status: { health: "the server of store 'silver' does not answer" } },
     });
     expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
+  });
+
+  test('since its server stops to allow this host is told as a permission, also if it was asked before that', async () => {
+    const own = await startOwnServer({ path: '/export' });
+    const kind = gated(createNfsStoreKind());
+    const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    const { port } = own.server;
+    const uri = `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`;
+    await other.engine.stores.add('silver', uri, aCall());
+    const call = await it.start('stowage', { engine: other.engine });
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    const why =
+      'ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access';
+    // The server answers the ping, and denies access when the volume is made.
+    const gate = kind.close('create');
+    const created = call('VolumeDriver.Create', { Name: 'b' });
+    await gate.reached;
+    await own.restart({ networks: ['192.0.2.0/24'] });
+    gate.open();
+    expect(await created).toEqual({ status: 503, Err: expect.stringContaining(`the server of the store ${why}`) });
+    for (const [method, message] of [
+      ['Create', { Name: 'c' }],
+      ['Mount', { Name: 'a', ID: '1' }],
+      ['Remove', { Name: 'a' }],
+    ] as const)
+      expect(await call(`VolumeDriver.${method}`, message)).toEqual({ status: 503, Err: expect.stringContaining(why) });
+  });
+
+  test('which answers and denies every request is the health of its volumes', async () => {
+    const kind = refusing(createNfsStoreKind(systemClock(), connectToDisk(it.parent)));
+    const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
+    onTestFinished(() => other[Symbol.asyncDispose]());
+    await other.engine.stores.add('silver', `nfs://server${await mkdtemp(join(it.parent, 'denied-'))}`, aCall());
+    const call = await it.start('stowage', { engine: other.engine });
+    expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
+    const why = { code: 'denied', reason: 'nfs-credential-denied', action: 'Look.' } as const;
+    for (const verb of ['changedByOthers.marks', 'names'] as const)
+      kind.fail(verb, new StowageError('it says no', why));
+    expect(await call('VolumeDriver.List', {})).toMatchObject({ Volumes: [{ Name: 'a' }] });
+    expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
+      Volume: {
+        Status: { health: "access to store 'silver' is denied: this is a permission problem, not a network problem" },
+      },
+    });
   });
 
   test('and was never reached is told without where it is, and with who finds that out', async () => {

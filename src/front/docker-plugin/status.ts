@@ -49,7 +49,8 @@ export async function statusOf(
 }
 
 function healthOf({ answers }: Engine, { config, store, problem }: StoreView, isSilent: boolean): string {
-  if (isSilent) return notAnswering(config.name, answers.refusal(config.name)).message;
+  const refusal = answers.refusal(config.name);
+  if (isSilent || (store !== undefined && refusal !== undefined)) return notAnswering(config.name, refusal).message;
   if (store !== undefined) return 'ok';
   if (problem === undefined) return `store '${config.name}' is not open yet`;
   const { message, action } = toldToUser(problem, `with: stowage store check ${config.name}`);

@@ -6,6 +6,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { aCall } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { allRoutes } from '#testing/routes.ts';
 import { type Answer, type Api, firstToken, startServer, type TestServer } from '#testing/server.ts';
 
 type Role = 'viewer' | 'user' | 'admin';
@@ -188,22 +189,27 @@ describe('a token for one store', () => {
     expect(await user.get('/v1/volumes/only-two')).toMatchObject({ status: 404 });
   });
 
+  const inTwo = (path: string): string =>
+    path.replace('{store}', 'two').replace('{volume}', 'two..a').replace('{host}', 'nope');
+  const wanted: Readonly<Record<string, object>> = {
+    'POST /v1/volumes': { name: 'x', store: 'two' },
+    'PATCH /v1/volumes/{volume}': { labels: { x: '1' } },
+    'POST /v1/volumes/{volume}/expand': { bytes: '10' },
+    'POST /v1/volumes/{volume}/rename': { name: 'b' },
+  };
+  const ofStores = allRoutes.filter(({ scope }) => scope === 'store');
+  const hasOtherId = ({ path }: { readonly path: string }): boolean => /^\/v1\/(trash|operations)\//.test(path);
+
   test.each([
-    ['GET', '/v1/volumes?store=two'],
-    ['GET', '/v1/volumes/two..a'],
-    ['GET', '/v1/volumes/two..a/usage'],
-    ['DELETE', '/v1/volumes/two..a'],
-    ['PATCH', '/v1/volumes/two..a', { labels: { x: '1' } }],
-    ['POST', '/v1/volumes/two..a/expand', { bytes: '10' }],
-    ['POST', '/v1/volumes/two..a/rename', { name: 'b' }],
-    ['POST', '/v1/volumes', { name: 'x', store: 'two' }],
-    ['GET', '/v1/stores/two'],
-    ['GET', '/v1/stores/unknown'],
-    ['POST', '/v1/stores/two/check'],
-    ['GET', '/v1/stores/two/orphans'],
-    ['GET', '/v1/trash?store=two'],
-  ])('%s %s is out of its scope', async (method, path, body?: unknown) => {
-    expect(await user.call(method, path, { body })).toMatchObject(outOfScope);
+    ...ofStores
+      .filter((route) => !hasOtherId(route))
+      .map(({ method, path, role }) => [method, inTwo(path), role, wanted[`${method} ${path}`]] as const),
+    ['GET', '/v1/volumes?store=two', 'viewer', undefined] as const,
+    ['GET', '/v1/stores/unknown', 'viewer', undefined] as const,
+    ['GET', '/v1/trash?store=two', 'viewer', undefined] as const,
+  ])('%s %s is out of its scope', async (method, path, role, body) => {
+    const asked = role === 'admin' ? api : user;
+    expect(await asked.call(method, path, { body })).toMatchObject(outOfScope);
   });
 
   test.each([
@@ -325,14 +331,26 @@ describe('a token for one store', () => {
     expect(await api.call(method, path, { body })).toMatchObject(outOfScope);
   });
 
+  test('is told that what acts on the machine needs a token that is not limited, and whom to ask', async () => {
+    const action = 'Ask the administrator for a token that is not limited to stores.';
+    expect((await api.post('/v1/volumes/one..a/mount', { target: '/nope' })).body).toMatchObject({
+      ...{ detail: 'the token is limited to some stores, and this acts on the machine', action },
+    });
+    expect((await api.get('/v1/tokens')).body).toMatchObject({
+      ...{ detail: 'the token is limited to some stores, and this concerns all', action },
+    });
+  });
+
   test('sees no operation of another store, and cannot take from its trash', async () => {
     const { items } = (await server.admin.get('/v1/operations')).body;
     const other = items.find((one: { store: string }) => one.store === 'two');
-    expect((await api.get(`/v1/operations/${other.id}`)).status).toBe(404);
-    expect((await api.post(`/v1/operations/${other.id}/cancel`)).status).toBe(404);
     const [thrown] = (await server.admin.get('/v1/trash?store=two')).body.items;
-    expect((await api.post(`/v1/trash/${thrown.id}/restore`)).status).toBe(404);
-    expect((await api.delete(`/v1/trash/${thrown.id}`)).status).toBe(404);
+    const asked = ofStores.filter(hasOtherId);
+    expect(asked).toHaveLength(4);
+    for (const { method, path } of asked) {
+      const answer = await api.call(method, path.replace('{id}', other.id).replace('{volume}', thrown.id));
+      expect(answer.status, `${method} ${path}`).toBe(404);
+    }
     expect((await server.admin.get('/v1/trash?store=two')).body.items).toHaveLength(1);
   });
 

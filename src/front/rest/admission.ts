@@ -46,7 +46,7 @@ export function createAdmission({ engine, isTrusted, guard }: AdmissionParts): A
       const principal = byToken(request);
       seen.set(raw, principal);
       requireRole(principal, right.role);
-      if (right.scope === 'server') requireEverywhere(principal);
+      if (right.scope === 'server') requireEverywhere(principal, right.effect);
       return principal;
     }
     if ('instead' in right.access) throw elsewhere(right.access.instead);

@@ -108,7 +108,8 @@ export interface StoreNow {
 
 export function storeJson(view: StoreView, { totals, isSilent, room, refusal }: StoreNow): wire.StoreJson {
   const { config, store } = view;
-  const problem = view.problem ?? (isSilent ? notAnswering(config.name, refusal) : undefined);
+  const isInTrouble = isSilent || refusal !== undefined;
+  const problem = view.problem ?? (isInTrouble ? notAnswering(config.name, refusal) : undefined);
   return {
     name: config.name,
     kind: config.uri.slice(0, config.uri.indexOf(':')),

@@ -2,6 +2,7 @@ import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Role } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
+import type { Effect } from './access.ts';
 
 /** Who is asking: the owner of the socket, a token, or a user of the cluster. */
 export interface Principal {
@@ -82,11 +83,15 @@ export function requireDefault(principal: Principal, store: string | undefined):
 }
 
 /** For what concerns the whole server. */
-export function requireEverywhere(principal: Principal): void {
+export function requireEverywhere(principal: Principal, effect: Effect): void {
   if (isEverywhere(principal)) return;
-  throw new StowageError('the token is limited to some stores, and this concerns all', {
-    code: 'denied',
-    reason: 'store-out-of-scope',
-    action: 'Use a token without --store.',
-  });
+  const isOnMachine = effect === 'acts on the machine';
+  throw new StowageError(
+    `the token is limited to some stores, and this ${isOnMachine ? 'acts on the machine' : 'concerns all'}`,
+    {
+      code: 'denied',
+      reason: 'store-out-of-scope',
+      action: 'Ask the administrator for a token that is not limited to stores.',
+    },
+  );
 }

@@ -223,7 +223,7 @@ export const status = object({
   plugins: Type.Array(Type.String(), { description: 'Sockets for container engines; none for a token with stores' }),
   engines: Type.Array(object({ kind: oneOf('docker', 'podman'), socket: Type.String(), reachable: Type.Boolean() })),
   stores: Type.Integer({ description: 'As this and the next four: of the stores that the token is for' }),
-  storesInTrouble: Type.Array(Type.String(), { description: 'Those not open, or not answering' }),
+  storesInTrouble: Type.Array(Type.String(), { description: 'Those not open, not answering, or denying access' }),
   volumes: Type.Integer(),
   mounts: Type.Integer(),
   operations: Type.Integer({ description: 'Running now' }),

@@ -106,6 +106,16 @@ test('a check', async () => {
   expect((await server.admin.post('/v1/stores/silver/check')).text).toContain('127.0.0.1');
 });
 
+test('a check of a server that is stopped: that it is no permission', async () => {
+  await own.server.close();
+  const { steps } = (await (others['a user'] as Api).post('/v1/stores/silver/check')).body;
+  expect(steps.at(-1)).toEqual({
+    ...{ step: 'connect', ok: false, reason: 'nfs-refused' },
+    detail: 'the server of the store does not answer: it is the network or the server, not a permission',
+    action: 'Ask the administrator, who finds out why with: stowage store check silver',
+  });
+});
+
 const permission = 'a permission problem, not a network problem';
 
 /** As each of them is told of it. */
@@ -147,6 +157,47 @@ test('a store whose server does not allow this host: that it is a permission, an
   await vi.waitFor(() => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-hangs-up'), 30_000);
   const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
   await expectDenied('lost', 'nfs-hangs-up', about);
+});
+
+test('an open store whose server stops to allow this host: that it is a permission, by every route and to everybody', async () => {
+  const { port } = own.server;
+  const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
+  const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s`;
+  await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+  expect((await server.admin.post('/v1/volumes', { store: 'lost', name: 'v' })).status).toBe(201);
+  await own.restart({ networks: ['192.0.2.0/24'] });
+  const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
+  const grant = 'Ask the administrator to grant Stowage access; the reason is found';
+  const user = others['a user'] as Api;
+  // Nobody has asked yet whether the server answers.
+  const requests = [
+    () => user.post('/v1/volumes', { store: 'lost', name: 'new' }),
+    () => user.get('/v1/volumes/lost..v'),
+    () => user.delete('/v1/volumes/lost..v'),
+    () => user.get('/v1/trash?store=lost'),
+  ];
+  for (const request of requests) {
+    const { body, text } = await request();
+    expect(text).not.toMatch(secrets);
+    expect(body).toMatchObject({
+      ...{ status: 503, code: 'unavailable', reason: 'nfs-hangs-up' },
+      detail: about.replace('NAME', 'the store'),
+      action: `${grant} under request ${body.requestId} in the server's log.`,
+    });
+  }
+  const [ended] = (await user.get('/v1/operations')).body.items;
+  expect(ended).toMatchObject({ state: 'failed', error: { message: about.replace('NAME', 'the store') } });
+  const { detail, action } = (await server.admin.post('/v1/volumes', { store: 'lost', name: 'new' })).body;
+  expect(detail).toContain('127.0.0.1 takes connections from this host and ends them at once');
+  expect(action).toContain("Have the server's administrator add this host");
+  const unknown = (await user.get('/v1/volumes/lost..none')).body;
+  expect(unknown).toMatchObject({
+    ...{ status: 503, action: `${grant} with: stowage store check lost` },
+    detail: `volume 'lost/none' cannot be looked up: ${about.replace('NAME', "store 'lost'")}`,
+  });
+
+  await own.restart();
+  await vi.waitFor(async () => expect((await user.get('/v1/volumes/lost..v')).status).toBe(200), 20_000);
 });
 
 test.skipIf(needs('root', 'ganesha'))(

@@ -321,3 +321,18 @@ describe('the file that is written', () => {
     expect(await readdir(path)).toEqual([]);
   });
 });
+
+test.skipIf(needs('linux'))(
+  'a check from a network that is not there tells to correct what was given with it',
+  async () => {
+    const config = parseStoreConfig('silver', 'nfs://127.0.0.1/export', 'file', new Map([['nfs', kind]]));
+    const check = await kind.probe?.(config, config.policy, aCall(), 'netns:no-such-network');
+    if (check === undefined) throw new Error('not checked');
+    expectFailed(
+      check,
+      'network ✗',
+      /netns:no-such-network is not there/,
+      /the store's option network, or in --from\./,
+    );
+  },
+);

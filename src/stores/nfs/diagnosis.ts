@@ -1,4 +1,5 @@
 import { aborted } from '#base/aborted.ts';
+import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import {
   createNfsClient,
@@ -69,8 +70,10 @@ async function offersTls({ addresses, port, dial }: Reached, signal: AbortSignal
   }
 }
 
-/** What a call fails with that the server ends the connection of, again and again. */
-const mayBeHungUp: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
+/** What a call fails with if the server ends its connection again and again. */
+const hangUpFailures: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
+const mayBeHungUp = (cause: unknown): cause is RpcError =>
+  cause instanceof RpcError && hangUpFailures.includes(cause.failure);
 
 /** What a server says that does not accept our certificate, or misses it. */
 const isAboutOurs = (error: Error): boolean =>
@@ -84,12 +87,35 @@ export async function hungUp(
 ): Promise<unknown> {
   if (causesOf(cause).some(isAboutOurs)) return new CertificateWanted('refused', { cause });
   const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
-  if (!(cause instanceof RpcError) || isExplained || !mayBeHungUp.includes(cause.failure)) return cause;
+  if (isExplained || !mayBeHungUp(cause)) return cause;
   const hang = await whyHungUp({ addresses, port, dial }, signal);
   if (hang !== undefined) return hang;
   const about = dial(addresses, port);
   const secure = about.tls === undefined ? undefined : await endsAtOnce(about, signal);
   return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
+}
+
+/** The same for the calls of an open store. Calls that fail at the same time ask the server once. */
+export function createExplain(
+  { hungUp: ask }: { readonly hungUp: (signal: AbortSignal) => Promise<Error | undefined> },
+  clock: Clock,
+): (cause: unknown) => Promise<unknown> {
+  let asked: Promise<Error | undefined> | undefined;
+
+  async function askOnce(): Promise<Error | undefined> {
+    using limit = clock.deadline(patienceMs, new AbortController().signal);
+    try {
+      return await ask(limit.signal);
+    } finally {
+      asked = undefined;
+    }
+  }
+
+  return async (cause) => {
+    if (!mayBeHungUp(cause)) return cause;
+    asked ??= askOnce();
+    return (await asked) === undefined ? cause : new HungUp('hung up', { cause });
+  };
 }
 
 /** Undefined: at least one address keeps the connection, or cannot be connected to. */

@@ -67,10 +67,12 @@ export function nfsTrouble(
 const toldOf = (thrown: unknown): StowageError | undefined =>
   causesOf(thrown).find((one) => one instanceof StowageError);
 
+const maybeDone = (cause: Error): boolean => causesOf(cause).some((one) => one instanceof RpcError && one.maybeDone);
+
 function explain(cause: unknown, about: Blamed): About | undefined {
   if (cause instanceof HostUnknown) return hostUnknown(cause, about);
   if (cause instanceof TlsFilesUnreadable) return tlsFiles(cause);
-  if (cause instanceof HungUp) return hangsUp(about);
+  if (cause instanceof HungUp) return hangsUp(about, maybeDone(cause));
   if (cause instanceof CertificateWanted) return certificateWanted(about);
   if (cause instanceof MountUnanswered) return mountUnanswered(cause, about);
   if (cause instanceof ExportRefused) return exportRefused(cause.refusal, about);

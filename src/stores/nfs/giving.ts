@@ -64,7 +64,9 @@ export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<
     } catch (cause) {
       if (signal.aborted) throw stowageError(signal.reason);
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
-      throw cause instanceof StowageError ? cause : place.failure(cause, `giving the volume's files to group ${group}`);
+      throw cause instanceof StowageError
+        ? cause
+        : await place.failure(cause, `giving the volume's files to group ${group}`);
     }
     log.info('a volume was given to a group', { path: source.path, group, files: given });
   };

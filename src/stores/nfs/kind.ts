@@ -15,10 +15,11 @@ import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '.
 import { type CheckParts, checkNfs } from './check.ts';
 import { createSharedChecks } from './check-shared.ts';
 import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
+import { nfsFailure } from './failures.ts';
 import { createGiving } from './giving.ts';
 import { newProcessMark } from './lock-marks.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { type NfsPlace, openNfsPlace, shortDeadlineMs } from './place.ts';
+import { blamedOf, type NfsPlace, openNfsPlace, shortDeadlineMs } from './place.ts';
 import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
@@ -127,7 +128,7 @@ async function open(
     identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
       ping(place.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
-        Promise.reject(place.failure(cause, `asking the server of store ${store}`)),
+        Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, blamedOf(options, store))),
       ),
     ...createVerbs(parts, readOnly),
     ...(readOnly ? {} : { uses: createUses(parts, place) }),

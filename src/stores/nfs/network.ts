@@ -180,7 +180,8 @@ function notEntered(network: string, cause: NotEntered): StowageError {
   return new StowageError(`the network ${network} cannot be used: ${cause.message}`, {
     code: 'unavailable',
     reason: 'nfs-network-unusable',
-    action: "Check that the store's option network names a network namespace (ip netns list shows those with a name).",
+    action:
+      "Give a network namespace (ip netns list shows those with a name) in the store's option network, or in --from.",
     cause,
   });
 }
@@ -189,7 +190,8 @@ const missing = (network: string, place: string, cause: unknown): StowageError =
   new StowageError(`the network ${network} is not there: no ${namespacePath(place)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
-    action: "Make it (ip netns add), or correct the store's option network. The store is opened once it is there.",
+    action:
+      "Make it (ip netns add), after which stores in it are opened; or correct it in the store's option network, or in --from.",
     cause,
   });
 

@@ -14,6 +14,7 @@ import { createPlaces } from '../shelf/in-flight.ts';
 import { encodeMeta } from '../shelf/meta.ts';
 import type { Place } from '../shelf/place.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
+import { createExplain } from './diagnosis.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
 import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts';
 import { createFolders, type Folders } from './folders.ts';
@@ -88,10 +89,11 @@ async function open(
   { options, store, context, clock, readOnly, marks: process, held }: OpenParts,
   session: Session,
   first: FileHandle,
-  failure: Place['failure'],
+  failure: (cause: unknown, doing: string) => StowageError,
   scope: Scope,
 ): Promise<NfsPlace> {
   const { nfs } = session;
+  const explain = createExplain(session, clock);
   const root = shownPlace(options);
   const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(process);
@@ -152,7 +154,7 @@ async function open(
   } else keeper.identity = recorded?.uuid;
 
   return {
-    ...{ store, context, files, root, own, scratch, session, uses, failure },
+    ...{ store, context, files, root, own, scratch, session, uses },
     identity: keeper.identity,
     base: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
@@ -160,6 +162,7 @@ async function open(
     // The handle is the directory: one that was put in its place has another.
     verify: async () => undefined,
     inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },
+    failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
     replace: async (path, meta, sure) => {
       const fresh = scratch();

@@ -69,10 +69,10 @@ const connectionLost = ({ server, store }: Blamed, maybeDone: boolean): About =>
   action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
 });
 
-export const hangsUp = ({ server, store }: Blamed): About => ({
+export const hangsUp = ({ server, store }: Blamed, maybeDone: boolean): About => ({
   code: 'unavailable',
   reason: 'nfs-hangs-up',
-  why: `${server} takes connections from this host and ends them at once`,
+  why: `${server} takes connections from this host and ends them at once${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
   action: `Have the server's administrator add this host to the addresses it allows; if a load balancer answers there, have the server behind it started. Then: stowage store check ${store}`,
 });
 

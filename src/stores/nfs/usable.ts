@@ -27,7 +27,7 @@ export function createUsable(place: NfsPlace, options: NfsOptions): NonNullable<
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
-      throw place.failure(cause, 'looking at who may write to the volume');
+      throw await place.failure(cause, 'looking at who may write to the volume');
     }
     throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
   };

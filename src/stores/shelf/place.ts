@@ -40,8 +40,8 @@ export interface Place {
   serverTime?(): Promise<number | undefined>;
   /** Undefined: the store is locked, nobody else works on it. */
   readonly others: Others | undefined;
-  /** What was thrown, for people. `doing` completes "… failed". */
-  failure(cause: unknown, doing: string): StowageError;
+  /** What was thrown, for people. `doing` completes "… failed". May take a moment to find out why. */
+  failure(cause: unknown, doing: string): StowageError | Promise<StowageError>;
   close(): Promise<void>;
 }
 
