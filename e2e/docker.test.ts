@@ -100,7 +100,7 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const since = performance.now();
       const said = await refused('volume', 'create', '--driver', 'stowage', '-o', 'store=gone', 'nowhere');
       expect(performance.now() - since).toBeLessThan(15_000);
-      expect(said).toMatch(/store 'gone' does not answer: it is the network or the server, not a permission/);
+      expect(said).toMatch(/store 'gone' does not answer: a network or server failure, not a permission problem/);
       expect(said).toMatch(/for the administrator to find out: stowage store check gone/);
       expect(said).not.toContain('permission problem');
       expect(said).not.toContain('127.0.0.1');

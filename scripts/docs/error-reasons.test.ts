@@ -16,7 +16,7 @@ const filledIn = words(`
   about audience howToGet instead rule silent user access action all allow allowed at bounds bytes candidates count different down driver expected expiresIn field found group handle help host how id key kind known length
   limit maxBytes maxVolumes meaning message metaLimit method more most mostBytes mostLabels mostPerPage name node nodes now number other pair plugin ref
   reserved revision role room scheme shown squash store stores subject target text uid users verb wanted what where who word wrong namespace
-  anywhere knownOptions onMany from place`);
+  anywhere knownOptions onMany from place mountFlags nameTemplate value`);
 
 let failures: readonly Failure[];
 /** Those that stores give. */
@@ -63,8 +63,9 @@ test('every reason with which a store denies access is known to be a permission 
   const denied = ofStores.filter(({ code, reason }) => code === 'denied' && !isForEverybody(reason));
   // Stowage does not trust the server, or something is read-only or in the way: nobody denies Stowage access. Users get a text of its own.
   const others = ['nfs-read-only', 'nfs-tls-certificate', 'store-file-system-read-only', 'store-records-foreign'];
+  const noAnswer = ['nfs-connection-lost', 'nfs-no-route', 'nfs-refused', 'nfs-timeout'];
   const inShort = reasonsThat(({ short }) => short !== undefined);
-  expect(inShort.filter((reason) => !/^(agent|pod)-/.test(reason)).sort()).toEqual(others);
+  expect(inShort.filter((reason) => !/^(agent|pod)-/.test(reason)).sort()).toEqual([...noAnswer, ...others].sort());
   for (const reason of others) expect(denied.map((failure) => failure.reason)).toContain(reason);
   // These two may have another cause, so their code is `unavailable`.
   const expected = new Set([...denied.map(({ reason }) => reason), 'nfs-export-withheld', 'nfs-hangs-up']);

@@ -19,7 +19,7 @@ test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
     expect(toldToUser(trouble(reason), how)).toEqual({
       code: 'busy',
       reason,
-      message: 'something else is at work there',
+      message: 'another operation is in progress',
       action: 'Try again in a while. If it persists, ask the administrator, who finds out why in the log.',
     });
   },

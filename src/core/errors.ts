@@ -13,7 +13,7 @@ export const errorCodes = {
     exit: 2,
     retry: false,
     title: 'The request is not valid',
-    short: 'the store cannot use the place it was given',
+    short: 'the store cannot use its configured location',
   },
   'out-of-range': {
     http: 400,
@@ -37,7 +37,7 @@ export const errorCodes = {
     exit: 3,
     retry: false,
     title: 'Not permitted',
-    short: 'the store does not let Stowage do this: it is a permission',
+    short: 'the store denies Stowage access: a permission problem',
   },
   'not-found': {
     http: 404,
@@ -45,7 +45,7 @@ export const errorCodes = {
     exit: 4,
     retry: false,
     title: 'Not found',
-    short: 'something that is needed for this is missing',
+    short: 'something that this needs is missing',
   },
   exists: {
     http: 409,
@@ -53,7 +53,7 @@ export const errorCodes = {
     exit: 5,
     retry: false,
     title: 'It exists already',
-    short: 'something is there already that is no volume',
+    short: 'something other than a volume is already there',
   },
   conflict: {
     http: 409,
@@ -61,7 +61,7 @@ export const errorCodes = {
     exit: 5,
     retry: false,
     title: 'It is in a state that contradicts the request',
-    short: 'the store cannot use the place it was given',
+    short: 'the store cannot use its configured location',
   },
   'in-use': { http: 409, grpc: 9, exit: 6, retry: false, title: 'It is in use', short: 'it is in use' },
   stale: {
@@ -70,7 +70,7 @@ export const errorCodes = {
     exit: 5,
     retry: false,
     title: 'It changed since you read it',
-    short: 'it has changed meanwhile',
+    short: 'it changed in the meantime',
   },
   unsupported: {
     http: 422,
@@ -86,7 +86,7 @@ export const errorCodes = {
     exit: 8,
     retry: true,
     title: 'Busy with another operation',
-    short: 'something else is at work there',
+    short: 'another operation is in progress',
   },
   canceled: { http: 499, grpc: 1, exit: 130, retry: true, title: 'Cancelled', short: 'it was cancelled' },
   exhausted: {
@@ -103,7 +103,7 @@ export const errorCodes = {
     exit: 10,
     retry: true,
     title: 'Not available at the moment',
-    short: 'the store cannot be used at the moment: it is the network, the server or the disk',
+    short: 'the store is unreachable (network, server or disk failure)',
   },
   deadline: {
     http: 504,
@@ -111,7 +111,7 @@ export const errorCodes = {
     exit: 10,
     retry: true,
     title: 'No answer in time',
-    short: 'the store did not answer in time: it is the network or the server',
+    short: 'the store did not answer in time (network or server failure)',
   },
   internal: {
     http: 500,

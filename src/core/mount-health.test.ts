@@ -106,7 +106,7 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
     // Nothing of how it is reached.
     '/closed': [
       'store-silent',
-      "store 'closed' is not open: the store cannot be used at the moment: it is the network, the server or the disk",
+      "store 'closed' is not open: the server of the store does not answer: a network or server failure, not a permission problem",
     ],
     '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
   });

@@ -37,7 +37,7 @@ describe('a store that could not be opened', () => {
 
   test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not', (reason) => {
     expect(toldToUser(unavailable(config, problem('unavailable', reason)), how)).toMatchObject({
-      message: 'the store cannot be used at the moment: it is the network, the server or the disk',
+      message: 'the server of the store does not answer: a network or server failure, not a permission problem',
       action: expect.stringMatching(/^Try again in a while/),
     });
   });

@@ -1,6 +1,6 @@
 import { accessDenied, administrators } from './reason.ts';
 
-const noAnswer = 'the server of the store does not answer: it is the network or the server, not a permission';
+const noAnswer = 'the server of the store does not answer: a network or server failure, not a permission problem';
 
 /** NFS: stores on NFS servers, and the NFS server of Stowage. */
 export const nfsReasons = {

@@ -60,7 +60,7 @@ describe('a store that does not answer', () => {
     onTestFinished(() => gate.open());
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual({
       status: 503,
-      Err: "the server of store 'silver' does not answer: it is the network or the server, not a permission. Try again when it does. What holds it up is for the administrator to find out: stowage store check silver",
+      Err: "the server of store 'silver' does not answer: a network or server failure, not a permission problem. Try again when it does. What holds it up is for the administrator to find out: stowage store check silver",
     });
   });
 
@@ -134,7 +134,7 @@ describe('a store that does not answer', () => {
     const { status, Err } = await call('VolumeDriver.Create', { Name: 'a' });
     expect(status).toBe(503);
     expect(Err).toMatch(
-      /^the store cannot be used at the moment: it is the network, .*ask the administrator, who finds out why/,
+      /^the server of the store does not answer: a network or server failure.*ask the administrator, who finds out why/,
     );
     expect(Err).not.toContain('127.0.0.1');
     // There it must be, at the level that is usual.

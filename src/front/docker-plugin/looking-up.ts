@@ -46,7 +46,7 @@ export function notAnswering(engine: Engine, store: StoreName): StowageError {
   const refusal = engine.answers.refusal(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
-    `the server of store '${store}' does not answer: it is the network or the server, not a permission`,
+    `the server of store '${store}' does not answer: a network or server failure, not a permission problem`,
     {
       code: 'unavailable',
       reason: 'store-not-answering',

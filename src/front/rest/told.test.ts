@@ -79,7 +79,7 @@ test('a request that fails, whose whole story is in the log under its id', async
     expectShort(answer);
     expect(answer.body).toMatchObject({
       ...{ status: 503, code: 'unavailable', reason: 'nfs-export-unknown' },
-      detail: 'the store cannot be used at the moment: it is the network, the server or the disk',
+      detail: 'the store is unreachable (network, server or disk failure)',
       action: `Try again in a while. If it persists, ask the administrator, who finds out why under request ${answer.body.requestId} in the server's log.`,
     });
     const logged = log.lines.find((line) => line.includes(answer.body.requestId));
@@ -111,7 +111,7 @@ test('a check of a server that is stopped: that it is no permission', async () =
   const { steps } = (await (others['a user'] as Api).post('/v1/stores/silver/check')).body;
   expect(steps.at(-1)).toEqual({
     ...{ step: 'connect', ok: false, reason: 'nfs-refused' },
-    detail: 'the server of the store does not answer: it is the network or the server, not a permission',
+    detail: 'the server of the store does not answer: a network or server failure, not a permission problem',
     action: 'Ask the administrator, who finds out why with: stowage store check silver',
   });
 });
