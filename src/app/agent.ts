@@ -60,10 +60,10 @@ export async function runAgent(
       isServing = true;
       const { metrics } = running;
       figures = { contentType: metrics.contentType, text: () => metrics.text(() => true, scope) };
-      const { engine, reload, api } = running;
+      const { core, reload, api } = running;
       const apply = async (): Promise<readonly string[]> => {
         await reload();
-        return engine.stores.list().flatMap(({ config, pending }) => (pending === undefined ? [] : config.name));
+        return core.stores.list().flatMap(({ config, pending }) => (pending === undefined ? [] : config.name));
       };
       const following = stores.follow(apply, scope);
       const tokenFile = env['STOWAGE_CONTROLLER_TOKEN_FILE'] || usualToken;

@@ -12,7 +12,7 @@ import { createNear } from '#clients/mounter/near.ts';
 import { createRun } from '#clients/mounter/run.ts';
 import { createSettling } from '#clients/mounter/settle.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import { type CoreEngine, createEngine } from '#core/engine.ts';
+import { createCore, type WholeCore } from '#core/core.ts';
 import type { NodeName } from '#core/model.ts';
 import type { LocalDirectory, ProcessMarks, Records, StoreKind } from '#core/ports.ts';
 import { takeProcessMarks } from './process-marks.ts';
@@ -34,11 +34,11 @@ export interface Pieces {
 }
 
 /** The use cases, with the stores and clients of this program. */
-export async function assemble(pieces: Pieces): Promise<CoreEngine> {
+export async function assemble(pieces: Pieces): Promise<WholeCore> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
   const directories = (): readonly LocalDirectory[] =>
-    engine.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
+    core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
   const readTable = createTableReader();
   // One for all, since only the first look at the mount table waits.
   const settled = createSettling(clock, state.path);
@@ -55,7 +55,7 @@ export async function assemble(pieces: Pieces): Promise<CoreEngine> {
   });
   const instance = instanceOf(records);
   const boot = await bootId();
-  const engine = createEngine({
+  const core = createCore({
     records,
     kinds,
     mounter,
@@ -83,5 +83,5 @@ export async function assemble(pieces: Pieces): Promise<CoreEngine> {
     clock,
     log,
   });
-  return engine;
+  return core;
 }

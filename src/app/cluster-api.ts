@@ -8,7 +8,7 @@ import { createClusterNodes } from '#cluster/nodes/cluster-nodes.ts';
 import type { NodeApis } from '#cluster/nodes/node-apis.ts';
 import { locatePod } from '#cluster/pods/pod-location.ts';
 import type { Agents } from '#controllers/agents.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Principal } from '#front/rest/principal.ts';
 import type { StatusJson } from '#front/rest/schemas.ts';
 import { createRestServer } from '#front/rest/server.ts';
@@ -17,7 +17,7 @@ import { statusOf } from './status.ts';
 import { version } from './version.ts';
 
 export interface ClusterApiParts {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
@@ -36,7 +36,7 @@ const askMs = 5_000;
 
 /** The API of a cluster: for whom Kubernetes lets in, over what the controller and all nodes have. */
 export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
-  const { engine, client, clock, log, signal, agents } = parts;
+  const { core, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
   const reviews = createTokenReviews({ client, clock, audience: audiences.users, rememberMs });
   const names = (): readonly string[] => [...new Set([...parts.nodes(), ...agents.nodes()])].sort();
@@ -47,7 +47,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     pod: (pod, scope) => locatePod(client, clock, pod, scope),
   };
   const status = async (principal: Principal): Promise<StatusJson> => {
-    const about = { engine, startedAt, ready: true, addresses: [], sockets: [], state: '', config: undefined };
+    const about = { core, startedAt, ready: true, addresses: [], sockets: [], state: '', config: undefined };
     const found = await statusOf({ ...about, plugins: { sockets: [] } }, principal);
     const connected = new Set(agents.nodes());
     // Of the controller's own pod there is nothing to be known.
@@ -57,7 +57,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     };
   };
   const rest = createRestServer({
-    ...{ engine, clock, log, version, signal, status, isReady: () => true },
+    ...{ core, clock, log, version, signal, status, isReady: () => true },
     nodes: createClusterNodes(apis),
     guard: createUserAccess({ client, clock, reviews, log }),
     // Both are the nodes'.

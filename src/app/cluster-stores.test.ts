@@ -73,7 +73,7 @@ async function live(): Promise<{
     client[Symbol.dispose]();
   };
   onTestFinished(end);
-  const names = (): readonly string[] => running.engine.stores.list().map(({ config }) => config.name as string);
+  const names = (): readonly string[] => running.core.stores.list().map(({ config }) => config.name as string);
   return { stores, running, names, end };
 }
 
@@ -81,7 +81,7 @@ describe('the stores of a node in a cluster', () => {
   test('are those of the objects, and follow them; nothing is ever said to the API server', async () => {
     aStore('disks', aPlace('disks'), { maxVolumes: '3' });
     const { running, names } = await live();
-    expect(running.engine.stores.view('disks')).toMatchObject({
+    expect(running.core.stores.view('disks')).toMatchObject({
       ...{ config: { origin: 'cluster', policy: { maxVolumes: 3 } }, problem: undefined },
     });
     aStore('more', aPlace('more'));
@@ -97,8 +97,8 @@ describe('the stores of a node in a cluster', () => {
     aStore('disks', aPlace('disks'));
     const { running, names } = await live();
     expect(names().toSorted()).toEqual(['disks', 'missing']);
-    expect(running.engine.stores.view('disks').problem).toBe(undefined);
-    expect(running.engine.stores.view('missing').problem).toMatchObject({ reason: 'store-root-missing' });
+    expect(running.core.stores.view('disks').problem).toBe(undefined);
+    expect(running.core.stores.view('missing').problem).toMatchObject({ reason: 'store-root-missing' });
     expect(log.lines.filter((line) => line.includes('is no store'))).toHaveLength(1);
   });
 
@@ -106,7 +106,7 @@ describe('the stores of a node in a cluster', () => {
     aStore('own', `local://${join(state(), 'stores', 'own')}`);
     aStore('elsewhere', `local://${join(state(), 'stores-elsewhere')}`);
     const { running } = await live();
-    expect(running.engine.stores.view('own').problem).toBe(undefined);
+    expect(running.core.stores.view('own').problem).toBe(undefined);
     expect(readdirSync(state())).not.toContain('stores-elsewhere');
   });
 

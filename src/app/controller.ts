@@ -129,7 +129,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
     ...{ folders, clock, log, signal: scope.signal, kinds: all, bare: true, marks: parts.marks() },
     ...{ config: 'none', listen: 'none', plugins: 'none', engines: [] },
   });
-  const { engine } = running;
+  const { core } = running;
   const caches = createCaches(client, clock);
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
   const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
@@ -137,12 +137,12 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
   const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
-  const file = createCoreProvisioner(engine, createWhyNotOpen(caches.stores, kinds));
+  const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
   const { agents } = door;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
-  await using api = await startClusterApi({ engine, client, clock, log, signal: scope.signal, agents, nodes });
+  await using api = await startClusterApi({ core, client, clock, log, signal: scope.signal, agents, nodes });
   late.api = api;
-  const base = { client, clock, caches, events, engine, kinds, agents, namespace, cluster: engine.instance };
+  const base = { client, clock, caches, events, core, kinds, agents, namespace, cluster: core.instance };
   const nodeStores = createNodeStores(base);
   const nodeVolumes = createNodeVolumes(base);
   const local = createNodeProvisioner({ ...base, stores: nodeStores, volumes: nodeVolumes });

@@ -29,7 +29,7 @@ test('each driver has a socket that only its owner can open, and is registered w
   const server = await startServer({ listen: 'none' });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const log = collectingLog();
-  const parts = { engine: server.engine, clock: systemClock(), log, version: '1' };
+  const parts = { core: server.core, clock: systemClock(), log, version: '1' };
   const csi = await startCsi({ folder: join(folder, 'csi'), registry: folder, maxVolumes: 7 }, parts);
   onTestFinished(() => csi.close(0));
   expect(csi.sockets).toEqual([join(folder, 'csi', 'file.sock'), join(folder, 'csi', 'local.sock')]);
@@ -55,11 +55,11 @@ test('each driver has a socket that only its owner can open, and is registered w
 
 test('calls are counted by method and by what became of them, and the figures say so', async () => {
   await using server = await startServer({ listen: 'none' });
-  const { engine } = server;
+  const { core } = server;
   const dataPath = { name: 'host', state: 'serving', mounts: 3, pid: 1, version: '1', standby: true } as const;
   const dataPaths = async () => [{ ...dataPath, takeovers: 2, deaths: 0, report: '' }];
-  const metrics = createMetrics({ engine, version: '1', dataPaths });
-  const parts = { engine, clock: systemClock(), log: silentLog(), version: '1', observed: metrics.csiCall };
+  const metrics = createMetrics({ core, version: '1', dataPaths });
+  const parts = { core, clock: systemClock(), log: silentLog(), version: '1', observed: metrics.csiCall };
   const csi = await startCsi({ folder: join(folder, 'csi'), registry: undefined }, parts);
   onTestFinished(() => csi.close(0));
   const file = client(join(folder, 'csi', 'file.sock'));

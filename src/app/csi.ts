@@ -5,8 +5,8 @@ import type { Log } from '#base/log.ts';
 import { makeFolders } from '#base/make-folders.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { UpOptions } from '#cli/io.ts';
+import type { Core } from '#core/core.ts';
 import { drivers } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Space } from '#front/csi/driver.ts';
 import { type CsiOptions, createCsiServer, createRegistrationServer } from '#front/csi/server.ts';
@@ -52,7 +52,7 @@ export function csiWish(
 }
 
 export interface CsiParts {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;

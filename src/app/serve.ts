@@ -16,7 +16,7 @@ import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';
 
 async function greeting(running: Running, program: string, seconds: number): Promise<string> {
-  const { stores, mounter } = running.engine;
+  const { stores, mounter } = running.core;
   const view = stores.defaultName === undefined ? undefined : stores.view(stores.defaultName);
   const socket = running.addresses.find((address) => address.startsWith('unix:'))?.slice('unix:'.length) ?? '';
   const http = running.addresses.find((address) => address.startsWith('http:'));

@@ -1,6 +1,6 @@
 import { silentLog } from '#base/log.ts';
 import type { KeeperStatus } from '#clients/data-path/keepers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { isEverywhere, maySee, type Principal } from '#front/rest/principal.ts';
 import type { DataPathJson, StatusJson } from '#front/rest/schemas.ts';
 import { type EngineSocket, isListening } from './engines.ts';
@@ -8,7 +8,7 @@ import type { Plugins } from './plugins.ts';
 import { version } from './version.ts';
 
 interface About {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly startedAt: number;
   readonly ready: boolean;
   readonly addresses: readonly string[];
@@ -20,25 +20,25 @@ interface About {
 
 /** For a token with a scope: what is in that scope, and nothing of the machine's insides. */
 export async function statusOf(about: About, principal: Principal): Promise<StatusJson> {
-  const { engine } = about;
+  const { core } = about;
   const everywhere = isEverywhere(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);
-  const stores = engine.stores.list().filter(({ config }) => visible(config.name));
+  const stores = core.stores.list().filter(({ config }) => visible(config.name));
   const scope = { signal: AbortSignal.timeout(5_000), log: silentLog() };
   const [mounts, engines, silent] = await Promise.all([
-    engine.mounts.list(scope),
+    core.mounts.list(scope),
     enginesJson(everywhere ? about.sockets : []),
-    engine.answers.silent(
+    core.answers.silent(
       stores.map(({ config }) => config.name),
       scope,
     ),
   ]);
-  const { unable } = engine.mounter;
-  const { defaultName } = engine.stores;
+  const { unable } = core.mounter;
+  const { defaultName } = core.stores;
   return {
     version,
-    instance: engine.instance,
-    node: engine.node,
+    instance: core.instance,
+    node: core.node,
     pid: everywhere ? process.pid : null,
     startedAt: new Date(about.startedAt).toISOString(),
     ready: about.ready,
@@ -51,11 +51,11 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     engines: [...engines],
     stores: stores.length,
     storesInTrouble: stores
-      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || engine.answers.refusal(name))
+      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || core.answers.refusal(name))
       .map(({ config }) => config.name),
-    volumes: stores.reduce((sum, { config }) => sum + engine.catalogue.totals(config.name).volumes, 0),
-    mounts: mounts.filter(({ volumeId }) => visible(engine.catalogue.recorded(volumeId)?.store)).length,
-    operations: engine.operations.runningIn(visible),
+    volumes: stores.reduce((sum, { config }) => sum + core.catalogue.totals(config.name).volumes, 0),
+    mounts: mounts.filter(({ volumeId }) => visible(core.catalogue.recorded(volumeId)?.store)).length,
+    operations: core.operations.runningIn(visible),
     rssBytes: process.memoryUsage.rss(),
   };
 }

@@ -122,7 +122,7 @@ test('a socket left behind by a process that was killed is replaced', async () =
 test('without a file there is one local store that just works', async () => {
   await using server = await startServer({ listen: 'none' });
   expect(server.running.addresses).toEqual([`unix:${join(server.folder, 's')}`]);
-  expect(server.engine.stores.list()).toMatchObject([{ config: { name: 'local', origin: 'builtin' }, default: true }]);
+  expect(server.core.stores.list()).toMatchObject([{ config: { name: 'local', origin: 'builtin' }, default: true }]);
   // Nobody asked for a port, so nobody needs a token.
   expect(existsSync(join(server.folder, 'token'))).toBe(false);
 });
@@ -162,16 +162,16 @@ describe('reload', () => {
     const config = join(folder, 'conf.yaml');
     await writeFile(config, `stores:\n  a: local://${folder}/a\n`);
     await using server = await startServer({ folder, config, listen: 'none' });
-    const names = (): string[] => server.engine.stores.list().map((view) => view.config.name);
+    const names = (): string[] => server.core.stores.list().map((view) => view.config.name);
     expect(names()).toEqual(['a']);
-    await server.engine.volumes.create(
+    await server.core.volumes.create(
       { store: 'a', name: 'v', bytes: undefined, access: undefined, labels: {} },
       aCall(),
     );
     await writeFile(config, `default: b\nstores:\n  a: local://${folder}/a\n  b: local://${folder}/b\n`);
     await server.running.reload();
     expect(names()).toEqual(['a', 'b']);
-    expect(server.engine.stores.defaultName).toBe('b');
+    expect(server.core.stores.defaultName).toBe('b');
     await writeFile(config, 'stores: [');
     await expect(server.running.reload()).rejects.toMatchObject({ reason: 'config-invalid' });
     expect(names()).toEqual(['a', 'b']);
@@ -186,14 +186,14 @@ describe('reload', () => {
     await writeFile(config, '');
     const log = collectingLog();
     await using server = await startServer({ folder, config, listen: 'none', log });
-    await server.engine.stores.add('x', `local://${folder}/hand`, aCall());
+    await server.core.stores.add('x', `local://${folder}/hand`, aCall());
     await writeFile(config, `stores:\n  x: local://${folder}/file\n`);
     await server.running.reload();
-    expect(server.engine.stores.view('x').config).toMatchObject({ origin: 'file', uri: `local://${folder}/file` });
+    expect(server.core.stores.view('x').config).toMatchObject({ origin: 'file', uri: `local://${folder}/file` });
     expect(log.lines.join('\n')).toContain('a store of the file hides one that was added by hand');
     await writeFile(config, '');
     await server.running.reload();
-    expect(server.engine.stores.view('x').config).toMatchObject({ origin: 'api', uri: `local://${folder}/hand` });
+    expect(server.core.stores.view('x').config).toMatchObject({ origin: 'api', uri: `local://${folder}/hand` });
   });
 });
 
@@ -302,7 +302,7 @@ describe('container engines', () => {
   test('alone: no store of its own, and no port', async () => {
     const running = await up({ bare: true, listen: '127.0.0.1:0', plugins: join(folder, 'p') });
     expect(running.addresses).toEqual([`unix:${join(folder, 's')}`]);
-    expect(running.engine.stores.list()).toEqual([]);
+    expect(running.core.stores.list()).toEqual([]);
     expect(await call(join(folder, 'p', 'stowage.sock'), 'VolumeDriver.Create', { Name: 'a' })).toMatchObject({
       Err: expect.stringMatching(/^plugin stowage has no store: .* Ask the administrator for such a store/),
     });

@@ -9,8 +9,8 @@ import { createContainerEngine } from '#clients/engines/engine.ts';
 import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
 import { withPodNetworks } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import type { CoreEngine, Engine } from '#core/engine.ts';
-import { closeEngine, startEngine } from '#core/engine-life.ts';
+import type { Core, WholeCore } from '#core/core.ts';
+import { closeCore, openCore } from '#core/lifecycle.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
 import type { Repairing } from '#core/repairing.ts';
@@ -74,7 +74,7 @@ export interface UpSettings {
 }
 
 export interface Running {
-  readonly engine: CoreEngine;
+  readonly core: WholeCore;
   readonly addresses: readonly string[];
   readonly state: StateFolder;
   readonly nfs: EmbeddedNfs | undefined;
@@ -141,25 +141,25 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
       doubted: () => void late.repairing?.look(),
-      gaveUp: ({ keeper, ...what }) => engine.events.publish('keeper.ended', keeper, undefined, what),
+      gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
   const node = nodeNameFrom(settings.nodeName);
-  const engine = await assemble({ records, kinds, state, keepers, engines, node, marks: settings.marks, clock, log });
-  closing.close = engine.close;
+  const core = await assemble({ records, kinds, state, keepers, engines, node, marks: settings.marks, clock, log });
+  closing.close = core.close;
   const scope: Scope = { signal: settings.signal, log };
   const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };
   const configure = async (from: FileConfig | undefined): Promise<void> =>
-    await engine.stores.configure(await storeConfigs(from, about), from?.defaultStore, scope);
-  await startEngine(
+    await core.stores.configure(await storeConfigs(from, about), from?.defaultStore, scope);
+  await openCore(
     {
-      engine,
+      core,
       clock,
       configure: async () => {
         await nfs?.started;
         await configure(file);
         // A store that could not be opened without it need not wait for its turn.
-        nfs?.whenReady(() => engine.stores.retry(scope));
+        nfs?.whenReady(() => core.stores.retry(scope));
       },
       repairable: (one) => {
         undo.use(one);
@@ -172,7 +172,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   let ready = false;
   const addresses: string[] = [];
   const rest = createRestServer({
-    engine,
+    core,
     clock,
     log,
     version,
@@ -180,7 +180,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     isReady: () => ready,
     status: (principal) =>
       statusOf(
-        { engine, startedAt, ready, addresses, plugins, sockets, state: state.path, config: file && configFile },
+        { core, startedAt, ready, addresses, plugins, sockets, state: state.path, config: file && configFile },
         principal,
       ),
     doctor: (signal) => examineMachine(state.path, { signal, log }),
@@ -193,27 +193,27 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   await rest.ready();
   const plugins = await startPlugins(
     { wanted: settings.plugins ?? file?.plugins, usual: lookAround, engines: sockets.length > 0 },
-    { engine, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
+    { core, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
   );
   undo.defer(() => plugins.close(0));
-  const csi = await startCsi(settings.csi, { engine, clock, log, version, observed: rest.metrics.csiCall });
+  const csi = await startCsi(settings.csi, { core, clock, log, version, observed: rest.metrics.csiCall });
   undo.defer(() => csi.close(0));
   await listenSocket(rest.local, folders.socket);
   addresses.push(`unix:${folders.socket}`);
   const tcp = parseListen(settings.bare === true ? 'none' : (settings.listen ?? file?.listen ?? '127.0.0.1:7878'));
   if (tcp !== undefined) {
-    await ensureToken(state, engine.tokens);
+    await ensureToken(state, core.tokens);
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
   // A test that moves its own clock runs the tasks itself.
-  const tasks = settings.clock === undefined ? maintenanceOf(engine, keepers, networks) : [];
+  const tasks = settings.clock === undefined ? maintenanceOf(core, keepers, networks) : [];
   const maintenance = startMaintenance(tasks, clock, scope);
   const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
   const released = (): Promise<void> => engineReleased(held, settings.signal);
   undo.move();
   return {
-    engine,
+    core,
     addresses,
     state,
     nfs,
@@ -225,7 +225,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     reload: async () => configure(await readFile()),
     stop: () =>
       stop({
-        engine,
+        core,
         rest,
         plugins,
         csi,
@@ -263,17 +263,17 @@ function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindP
   ];
 }
 
-/** Work on keepers and on networks of container engines, beside the engine's own. */
-function maintenanceOf(engine: Engine, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
+/** Work on keepers and on networks of container engines, beside core's own. */
+function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
   const often = { everyMs: maintenanceEveryMs, deadlineMs: passMs };
   return [
-    ...engine.maintenance,
+    ...core.maintenance,
     { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
     {
       ...often,
       name: 'leave unused networks',
       run: ({ signal }) => {
-        const used = engine.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
+        const used = core.stores.list().flatMap(({ config }) => config.options['network'] ?? []);
         return networks.tidy(new Set(used), signal);
       },
     },
@@ -281,7 +281,7 @@ function maintenanceOf(engine: Engine, keepers: Keepers, networks: EngineNetwork
 }
 
 interface Stopping {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly rest: RestServer;
   readonly plugins: Plugins;
   readonly csi: Csi;
@@ -297,7 +297,7 @@ interface Stopping {
 }
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
-  const { engine, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
+  const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
   parts.repairing?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
@@ -305,10 +305,10 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
   await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);
   // Longer than the drain, so that whoever waits for an operation is told what became of it.
   const closed = rest.close(drainMs + 2_000);
-  await engine.operations.drain(drainMs);
+  await core.operations.drain(drainMs);
   await closed;
   const limit = AbortSignal.timeout(60_000);
-  const left = await closeEngine(engine, { signal: limit, log });
+  const left = await closeCore(core, { signal: limit, log });
   for (const one of found) one[Symbol.dispose]();
   await keepers
     .endIdle(limit)

@@ -22,12 +22,11 @@ beforeEach(async () => {
 });
 
 const create = (name: string): Promise<Volume> =>
-  node.server.engine.volumes.create(
+  node.server.core.volumes.create(
     { store: 'disks', name, bytes: gib, access: undefined, labels: {}, ownLabels: {} },
     aCall(),
   );
-const restore = (id: string): Promise<Volume> =>
-  node.server.engine.deletions.restore(id, undefined, () => true, aCall());
+const restore = (id: string): Promise<Volume> => node.server.core.deletions.restore(id, undefined, () => true, aCall());
 const names = async (): Promise<readonly string[]> => (await node.volumes()).map(({ name }) => name);
 const isThere = (name: string): boolean => existsSync(join(node.server.folder, 'disks', name));
 
@@ -88,7 +87,7 @@ describe('an agent that is asked to delete', () => {
       agent.delete('node-1', id, 'uid-of-pv', scope),
     ]);
     expect(ends.toSorted()).toEqual(['done', 'unknown']);
-    expect(await node.server.engine.deletions.trashOf('disks', aCall())).toHaveLength(1);
+    expect(await node.server.core.deletions.trashOf('disks', aCall())).toHaveLength(1);
   });
 
   test('deletes what is empty again under a handle that another volume has got since', async () => {

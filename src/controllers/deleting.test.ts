@@ -13,7 +13,7 @@ const it = controlled();
 
 async function aVolume(more: { readonly spec?: object; readonly metadata?: object; readonly phase?: string } = {}) {
   const spec = { store: 'silver', name: 'a', bytes: 1n << 20n, access: undefined, labels: {} };
-  const volume = await it.engine.volumes.create(spec, aCall());
+  const volume = await it.core.volumes.create(spec, aCall());
   const object: Thing = {
     metadata: {
       ...{ name: 'pvc-1', finalizers: ['stowage.dev/volume'] },
@@ -70,7 +70,7 @@ describe('a PersistentVolume', () => {
 
   test('whose volume is gone already goes', async () => {
     const { id } = await aVolume();
-    await it.engine.deletions.delete(id, undefined, aCall());
+    await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(left).toEqual([0, 0]);
   });
@@ -87,7 +87,7 @@ describe('a PersistentVolume', () => {
   test('stays where a Store of its name means another place since', async () => {
     const made = { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' };
     const { id } = await aVolume({ metadata: { annotations: { ...made, [storeIdentity]: 'of-before' } } });
-    await it.engine.deletions.delete(id, undefined, aCall());
+    await it.core.deletions.delete(id, undefined, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(
       "store 'silver' is another one than when the volume was made, and the volume may still be on that. Make a Store for the place",
@@ -204,7 +204,7 @@ describe('a PersistentVolume', () => {
   test('whose volume is used on a node is told so, and goes when it is not', async () => {
     const { id, name } = await aVolume();
     const use = { host: 'host-1', node: 'node-1' as NodeName, users: [{ kind: 'pod', name: 'shop/p' }] } as const;
-    const uses = it.engine.stores.view('silver').store?.uses;
+    const uses = it.core.stores.view('silver').store?.uses;
     await uses?.put({ id, name }, use, aCall());
     it.start(createDeleting);
     await eventually(async () => (await it.notes('VolumeFailedDelete')).join()).toContain(

@@ -30,7 +30,7 @@ const nodeOf = ({ spec }: PersistentVolume): unknown =>
   spec.nodeAffinity?.required?.nodeSelectorTerms[0]?.matchExpressions?.[0];
 
 test('volumes are bound to what the driver says of its node', () => {
-  expect(topologyOf({ engine: { node: 'node-1' } as never })).toEqual({ [nodeTopologyKey]: 'node-1' });
+  expect(topologyOf({ core: { node: 'node-1' } as never })).toEqual({ [nodeTopologyKey]: 'node-1' });
 });
 
 describe('a claim whose node the scheduler chose', () => {
@@ -68,7 +68,7 @@ describe('a claim whose node the scheduler chose', () => {
       };
     it.api.put(paths.claims, aLocalClaim('data', 'node-2'));
     await eventually(wellMade).toEqual(['pvc-uid-of-data']);
-    const now = two.server.engine.stores.view('disks').store?.identity;
+    const now = two.server.core.stores.view('disks').store?.identity;
     expect(before()).not.toBe(now);
     expect((await volumes())[0]?.metadata.annotations?.[storeIdentity]).toBe(now);
     expect(it.agents.asked.filter((one) => one === 'node-2 GET /v1/stores/disks')).toHaveLength(asked);

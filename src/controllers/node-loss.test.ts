@@ -17,11 +17,11 @@ const configMaps = `/api/v1/namespaces/${namespace}/configmaps`;
 const start = (): Controller => it.start((parts) => createNodeLoss({ ...parts, agents, namespace }));
 
 const use = (host: string, node: string, kind: Use['users'][number]['kind'] = 'pod'): Promise<void> | undefined =>
-  it.engine.stores
+  it.core.stores
     .view('silver')
     .store?.uses?.put(volume, { host, node: node as NodeName, users: [{ kind, name: 'x' }] }, aCall());
 const hosts = async (): Promise<readonly string[]> =>
-  ((await it.engine.uses.of(volume, aCall())) ?? []).map(({ host }) => host).sort();
+  ((await it.core.uses.of(volume, aCall())) ?? []).map(({ host }) => host).sort();
 const node = (name: string, ...taints: readonly string[]) => ({
   metadata: { name },
   spec: { taints: taints.map((key) => ({ key, effect: 'NoExecute' })) },
@@ -30,7 +30,7 @@ const node = (name: string, ...taints: readonly string[]) => ({
 beforeEach(async () => {
   agents = createFakeAgents();
   const spec = { store: 'silver', name: 'a', bytes: 1n, access: undefined, labels: {} };
-  volume = await it.engine.volumes.create(spec, aCall());
+  volume = await it.core.volumes.create(spec, aCall());
   const csi = { driver: 'file.stowage.dev', volumeHandle: volume.id };
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { csi, claimRef: { uid: 'u' } } });
   // Gone, and its store has answered.
@@ -152,7 +152,7 @@ test('nor does it become a machine that is no node: what that one has said on th
 });
 
 test('a node that took the writer and said no more than that is freed from it', async () => {
-  await it.engine.stores.view('silver').store?.uses?.takeWriter(volume, 'host-4', aCall());
+  await it.core.stores.view('silver').store?.uses?.takeWriter(volume, 'host-4', aCall());
   knew({ 'host-4': 'node-4 its-uid' });
   start();
   await eventually(known).toEqual({});
@@ -169,13 +169,13 @@ test.each<[string, () => void]>([
   lose();
   knew({ 'host-2': 'node-2 its-uid' });
   let isLooked = false;
-  const of: typeof it.engine.uses.of = async (asked, scope) => {
+  const of: typeof it.core.uses.of = async (asked, scope) => {
     if (!isLooked) it.api.put(paths.nodes, node('node-2'));
     isLooked = true;
-    return await it.engine.uses.of(asked, scope);
+    return await it.core.uses.of(asked, scope);
   };
-  const engine = { ...it.engine, uses: { ...it.engine.uses, of } };
-  const controller = it.start((parts) => createNodeLoss({ ...parts, engine, agents, namespace }));
+  const core = { ...it.core, uses: { ...it.core.uses, of } };
+  const controller = it.start((parts) => createNodeLoss({ ...parts, core, agents, namespace }));
   await eventually(() => isLooked).toBe(true);
   await eventually(() => controller.counts().waiting + controller.counts().running).toBe(0);
   expect(await hosts()).toEqual(['host-1', 'host-2', 'host-3']);
@@ -191,16 +191,16 @@ test('a volume that its PersistentVolume calls by store and name is freed too', 
 });
 
 test('a store that does not answer keeps no other from being free, and is asked again', async () => {
-  await it.engine.stores.add('gold', it.place('gold'), aCall());
+  await it.core.stores.add('gold', it.place('gold'), aCall());
   // More than are asked at once, and before those of the store that answers.
   const silver = (await it.list(persistentVolumes)).find(({ metadata: { name } }) => name === 'pvc-1');
   it.api.remove(paths.volumes, 'pvc-1');
-  const its = it.engine.stores.view('gold').store?.uses;
+  const its = it.core.stores.view('gold').store?.uses;
   const gone = { host: 'host-1', node: 'node-1' as NodeName, users: [{ kind: 'pod', name: 'x' }] } as const;
   const golden: Volume[] = [];
   for (let index = 0; index < 10; index++) {
     const spec = { store: 'gold', name: `b${index}`, bytes: 1n, access: undefined, labels: {} };
-    const made = await it.engine.volumes.create(spec, aCall());
+    const made = await it.core.volumes.create(spec, aCall());
     const csi = { driver: 'file.stowage.dev', volumeHandle: made.id };
     it.api.put(paths.volumes, { metadata: { name: made.name }, spec: { csi, claimRef: { uid: made.name } } });
     await its?.put(made, gone, aCall());
@@ -209,14 +209,14 @@ test('a store that does not answer keeps no other from being free, and is asked 
   it.api.put(paths.volumes, { metadata: { name: 'pvc-1' }, spec: { ...silver?.spec } });
   let isSilent = true;
   const silent = new StowageError('no answer', { code: 'unavailable', reason: 'store-silent', action: '' });
-  const of: typeof it.engine.uses.of = async (asked, scope) => {
+  const of: typeof it.core.uses.of = async (asked, scope) => {
     if (isSilent && asked.store === 'gold') throw silent;
-    return await it.engine.uses.of(asked, scope);
+    return await it.core.uses.of(asked, scope);
   };
-  const engine = { ...it.engine, uses: { ...it.engine.uses, of } };
+  const core = { ...it.core, uses: { ...it.core.uses, of } };
   it.api.remove(paths.nodes, 'node-1');
   knew({ 'host-1': 'node-1 its-uid' });
-  const controller = it.start((parts) => createNodeLoss({ ...parts, engine, agents, namespace }));
+  const controller = it.start((parts) => createNodeLoss({ ...parts, core, agents, namespace }));
   await eventually(hosts).toEqual(['host-2', 'host-3']);
   await eventually(() => controller.counts().retried).toBeGreaterThan(0);
   expect(await known()).toEqual({ 'host-1': 'node-1 its-uid' });
@@ -227,9 +227,9 @@ test('a store that does not answer keeps no other from being free, and is asked 
 
 test('a volume that was kept when its PersistentVolume went is freed too', async () => {
   const spec = { store: 'silver', name: 'kept', bytes: 1n, access: undefined, labels: {} };
-  const ownLabels = { 'stowage.dev/cluster': it.engine.instance };
-  const kept = await it.engine.volumes.create({ ...spec, ownLabels }, aCall());
-  const its = it.engine.stores.view('silver').store?.uses;
+  const ownLabels = { 'stowage.dev/cluster': it.core.instance };
+  const kept = await it.core.volumes.create({ ...spec, ownLabels }, aCall());
+  const its = it.core.stores.view('silver').store?.uses;
   await its?.put(kept, { host: 'host-1', node: 'node-1' as NodeName, users: [] }, aCall());
   const controller = start();
   await eventually(() => controller.counts().done).toBe(2);
@@ -240,11 +240,11 @@ test('a volume that was kept when its PersistentVolume went is freed too', async
 describe('a volume that lived with a pod', () => {
   const ephemeral = async (name: string, host: string): Promise<Volume> => {
     const spec = { store: 'silver', name, bytes: 1n, access: undefined, labels: {} };
-    const made = await it.engine.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
+    const made = await it.core.volumes.create({ ...spec, ownLabels: { 'stowage.dev/ephemeral': 'true' } }, aCall());
     // As if that machine had made it.
-    await it.engine.stores.view('silver').store?.adoption?.claim(made, host, aCall());
+    await it.core.stores.view('silver').store?.adoption?.claim(made, host, aCall());
     await names();
-    expect(it.engine.records.volumes.byId(made.id)?.instance).toBe(host);
+    expect(it.core.records.volumes.byId(made.id)?.instance).toBe(host);
     return made;
   };
   const names = async (): Promise<readonly string[]> => (await it.volumes()).map(({ name }) => name);
@@ -261,7 +261,7 @@ describe('a volume that lived with a pod', () => {
   test('stays while its machine still says that it uses it, or when the node is only out of service', async () => {
     const used = await ephemeral('x', 'host-4');
     await ephemeral('z', 'host-2');
-    await it.engine.stores
+    await it.core.stores
       .view('silver')
       .store?.uses?.put(used, { host: 'host-4', node: 'node-4' as NodeName, users: [] }, aCall());
     knew({ 'host-4': 'node-4 its-uid', 'host-2': 'node-2 its-uid' });

@@ -1,8 +1,8 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import { claimLabels } from '#core/claim-labels.ts';
+import type { Core } from '#core/core.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import { stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Labels, SeenUse, StoreName, Volume, VolumeId } from '#core/model.ts';
@@ -17,7 +17,7 @@ import { createNodeHosts, isHost, type NodeHost } from './node-loss-hosts.ts';
 import { type ControllerParts, found } from './parts.ts';
 
 export interface NodeLossOptions extends Omit<ControllerParts, 'provisioners'> {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly agents: Agents;
   /** Where it is kept which machines are nodes. */
   readonly namespace: string;
@@ -51,7 +51,7 @@ interface Lost {
  * is taken back, so that others may have them. Nobody else does that. A node that is only silent still counts.
  */
 export function createNodeLoss(options: NodeLossOptions): Controller {
-  const { client, clock, caches, events, engine, agents } = options;
+  const { client, clock, caches, events, core, agents } = options;
   const hosts = createNodeHosts(client, options.namespace);
   /** The nodes whose machine is on record, by their uid. */
   const learned = new Map<string, string>();
@@ -80,11 +80,11 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   async function endEphemerals({ name, isOf, still }: Lost, its: readonly NodeHost[], scope: Scope): Promise<boolean> {
     const gone = new Set(hostsOf(its));
     let isOver = true;
-    await bounded(volumesWith(engine, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
+    await bounded(volumesWith(core, { [ephemeralLabel]: 'true' }), async ({ id, instance }) => {
       if (!gone.has(instance)) return;
       const volume = await resolved(id, scope);
       if (volume === undefined) return;
-      const uses = (await engine.uses.of(volume, scope)) ?? [];
+      const uses = (await core.uses.of(volume, scope)) ?? [];
       // Of a machine that the node only said to be.
       if (uses.some((use) => gone.has(use.host) && !isOf(use))) return;
       if (uses.some((use) => !use.stale || !gone.has(use.host)) || !(await still())) {
@@ -93,7 +93,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
       }
       for (const { host } of uses) await breakUse(volume, host, name, scope);
       scope.log.info('deleting a volume that lived with a pod of a node that is gone', { volume: id, node: name });
-      await engine.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
+      await core.deletions.delete(id, undefined, { ...scope, requestId: `node-loss:${id}` });
     });
     return isOver;
   }
@@ -136,10 +136,10 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     for (const { spec } of caches.volumes.all()) {
       if (spec.csi?.driver !== fileDriver.name) continue;
       const handle = spec.csi.volumeHandle;
-      const { id = handle as VolumeId, store = '' as StoreName } = engine.catalogue.recorded(handle) ?? {};
+      const { id = handle as VolumeId, store = '' as StoreName } = core.catalogue.recorded(handle) ?? {};
       own.set(id, { id, store });
     }
-    for (const volume of volumesWith(engine, { [claimLabels.cluster]: engine.instance })) own.set(volume.id, volume);
+    for (const volume of volumesWith(core, { [claimLabels.cluster]: core.instance })) own.set(volume.id, volume);
     return own.values();
   }
 
@@ -150,7 +150,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
     try {
       await bounded(handles(), async ({ id }) => {
         const volume = isBack ? undefined : await resolved(id, scope);
-        const uses = volume === undefined ? [] : ((await engine.uses.of(volume, scope)) ?? []).filter(isOf);
+        const uses = volume === undefined ? [] : ((await core.uses.of(volume, scope)) ?? []).filter(isOf);
         for (const { host } of uses) {
           if (!(await still())) isBack = true;
           if (isBack) return;
@@ -174,7 +174,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   /** Undefined: it is gone, and its store has answered. */
   async function resolved(id: VolumeId, scope: Scope): Promise<Volume | undefined> {
     try {
-      return await engine.catalogue.resolve(id, scope);
+      return await core.catalogue.resolve(id, scope);
     } catch (thrown) {
       if (stowageError(thrown).code === 'not-found') return undefined;
       throw thrown;
@@ -184,7 +184,7 @@ export function createNodeLoss(options: NodeLossOptions): Controller {
   async function breakUse({ id }: Pick<Volume, 'id'>, host: string, node: string, scope: Scope): Promise<void> {
     scope.log.info('breaking a record of use', { volume: id, host, node });
     try {
-      await engine.uses.release(id, host, { ...scope, requestId: `node-loss:${id}:${host}` });
+      await core.uses.release(id, host, { ...scope, requestId: `node-loss:${id}:${host}` });
     } catch (thrown) {
       if (stowageError(thrown).code !== 'not-found') throw thrown;
     }
@@ -213,7 +213,7 @@ async function bounded<T extends Pick<Volume, 'store'>>(
 }
 
 /** On stores that are shared, as far as it is known. */
-function* volumesWith({ stores, catalogue }: Engine, labels: Labels): Generator<Volume, void, undefined> {
+function* volumesWith({ stores, catalogue }: Core, labels: Labels): Generator<Volume, void, undefined> {
   const shared = stores.list().flatMap(({ placement, config }) => (isShared(placement) ? config.name : []));
   const query = { stores: shared, labels, contains: undefined, limit: inPage };
   for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {

@@ -102,7 +102,7 @@ describe('a volume of a node', () => {
     await written({ status: { phase: 'Released' } });
     await eventually(wellMade).toEqual([]);
     expect(await counted(one)).toEqual([0]);
-    await one.server.engine.deletions.restore(id, undefined, () => true, aCall());
+    await one.server.core.deletions.restore(id, undefined, () => true, aCall());
     expect(await counted(one)).toEqual([1]);
     const metadata = { name: 'restored', uid: 'uid-of-restored', annotations: made?.metadata.annotations };
     it.api.put(paths.volumes, { metadata, spec: made?.spec, status: { phase: 'Released' } } as Thing);
@@ -151,7 +151,7 @@ describe('a volume of a node', () => {
 
   test('is not taken for deleted because its node does not know the store', async () => {
     const [one] = await aVolume();
-    await one.server.engine.stores.remove('disks', aCall());
+    await one.server.core.stores.remove('disks', aCall());
     it.api.remove('/api/v1/namespaces/shop/persistentvolumeclaims', 'data');
     it.api.remove(paths.stores, 'disks');
     await written({ status: { phase: 'Released' } });

@@ -121,7 +121,7 @@ describe.skipIf(needs('ext4'))('an image that nobody claims', () => {
   });
   /** What is done before it is mounted. */
   const given = async (volume: Volume): Promise<void> =>
-    node.server.engine.stores.view('disks').store?.noteUse?.(volume, aCall());
+    node.server.core.stores.view('disks').store?.noteUse?.(volume, aCall());
 
   test.each(['filesystem', 'block'])(
     'goes where nobody was ever given it; otherwise it is reported (%s)',

@@ -12,10 +12,10 @@ const it = controlled();
 const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + ms });
 
 const make = (name: string, own: Record<string, string> = {}, labels = {}): Promise<Volume> =>
-  it.engine.volumes.create(
+  it.core.volumes.create(
     {
       ...{ store: 'silver', name, bytes: 1n, access: undefined, labels },
-      ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.engine.instance, ...own },
+      ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.core.instance, ...own },
     },
     aCall({ requestId: `uid-of-${name}` }),
   );
@@ -46,9 +46,9 @@ test('an empty volume that nobody claims goes; what somebody has, or had, stays'
   // A label of the claim, which says nothing of the volume.
   await make('labelled', {}, { 'kubernetes.io/retained': 'true' });
   const plain = { store: 'silver', name: 'plain', bytes: 1n, access: undefined, labels: {} };
-  await it.engine.volumes.create(plain, aCall());
+  await it.core.volumes.create(plain, aCall());
   const foreign = { 'stowage.dev/claim-uid': 'x', 'stowage.dev/cluster': 'another' };
-  await it.engine.volumes.create({ ...plain, name: 'foreign', ownLabels: foreign }, aCall());
+  await it.core.volumes.create({ ...plain, name: 'foreign', ownLabels: foreign }, aCall());
   expect(await looked()).toEqual(['by-name', 'claimed', 'foreign', 'handled', 'plain', 'retained', 'written']);
   expect(await it.notes('OrphanedVolumes')).toEqual([]);
 });
@@ -69,10 +69,10 @@ test('one of a store that was made after the controller began to lead goes, too'
   const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
   onTestFinished(() => other[Symbol.asyncDispose]());
   const uri = it.place('gold');
-  await other.engine.stores.add('gold', uri, aCall());
-  const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.engine.instance };
+  await other.core.stores.add('gold', uri, aCall());
+  const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.core.instance };
   const wanted = { store: 'gold', name: 'orphan', bytes: 1n, access: undefined, labels: {}, ownLabels };
-  await other.engine.volumes.create(wanted, aCall());
+  await other.core.volumes.create(wanted, aCall());
   const orphans = it.start(createOrphans, { clock: later() });
   it.start(createStoresController);
   await eventually(() => it.caches.stores.synced && it.caches.claims.synced && it.caches.volumes.synced).toBe(true);
@@ -124,5 +124,5 @@ test('one of a store that does not answer stays', async () => {
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'nfs://server/x' } });
   const controller = it.start(createOrphans, { clock: later() });
   await eventually(() => controller.counts().again).toBeGreaterThan(0);
-  expect(await it.engine.catalogue.resolve('silver..orphan', aCall())).toMatchObject({ name: 'orphan' });
+  expect(await it.core.catalogue.resolve('silver..orphan', aCall())).toMatchObject({ name: 'orphan' });
 });

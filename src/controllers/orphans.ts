@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { claimLabels } from '#core/claim-labels.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { isOnNode, placementOf } from '#core/placement.ts';
@@ -16,7 +16,7 @@ import { retainedLabel } from './provisioner.ts';
 import { storeReference } from './store-object.ts';
 
 export interface OrphansOptions extends Omit<ControllerParts, 'provisioners'> {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
 }
 
@@ -33,10 +33,10 @@ const shown = 5;
  * that has files had a PersistentVolume once, which somebody took away without us, or which a cluster that was restored from a backup
  * does not know: it is reported, and left alone.
  */
-export function createOrphans({ client, clock, caches, events, engine, kinds }: OrphansOptions): Controller {
+export function createOrphans({ client, clock, caches, events, core, kinds }: OrphansOptions): Controller {
   async function reconcile(store: string, scope: Scope): Promise<Done | Again> {
     const object = caches.stores.get(store);
-    const view = engine.stores.list().find(({ config }) => config.name === store);
+    const view = core.stores.list().find(({ config }) => config.name === store);
     if (object === undefined) return done;
     // The controller `node-volumes.ts` looks for orphans on nodes.
     if (isOnNode(placementOf(kinds, object.spec.uri)) || isOnNode(view?.placement)) return done;
@@ -58,10 +58,10 @@ export function createOrphans({ client, clock, caches, events, engine, kinds }: 
   }
 
   async function* volumesOf(store: string, scope: Scope): AsyncGenerator<Volume, void, undefined> {
-    const labels = { [claimLabels.cluster]: engine.instance };
+    const labels = { [claimLabels.cluster]: core.instance };
     for (let after: { readonly store: string; readonly name: string } | undefined; ; ) {
       const query = { stores: [store], labels, contains: undefined, after, limit: inPage };
-      const { volumes, unanswered } = await engine.catalogue.page(query, scope);
+      const { volumes, unanswered } = await core.catalogue.page(query, scope);
       // What it held when it last answered is nothing to destroy something for.
       if (unanswered.length > 0) return;
       yield* volumes;
@@ -100,7 +100,7 @@ export function createOrphans({ client, clock, caches, events, engine, kinds }: 
   /** Only what is empty for certain. */
   async function isRemoved({ id, name, store }: Volume, scope: Scope): Promise<boolean> {
     try {
-      await engine.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
+      await core.deletions.delete(id, undefined, { ...scope, requestId: `orphan:${id}` }, { discard: true });
       scope.log.info('an empty volume that nobody claims was deleted', { volume: `${store}/${name}` });
       return true;
     } catch (thrown) {

@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { claimLabels } from '#core/claim-labels.ts';
+import type { Core } from '#core/core.ts';
 import { driverFor, fileDriver } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { ownLabel } from '#core/labels.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
@@ -83,9 +83,9 @@ export const retainedLabel = ownLabel('retained');
 export type WhyNotOpen = (store: string) => StowageError | undefined;
 
 /** Of stores that can be worked on from here. */
-export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): Provisioner {
+export function createCoreProvisioner(core: Core, whyNotOpen: WhyNotOpen): Provisioner {
   const shared = (): readonly StoreView[] =>
-    engine.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
+    core.stores.list().filter(({ placement }) => driverFor(placement) === fileDriver);
   const call = (scope: Scope, requestId: string) => ({ ...scope, requestId });
 
   function storeFor(wanted: string | undefined): StoreView {
@@ -107,21 +107,21 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
     if (store !== undefined && !store.access.includes(want.access)) throw noSuchMode(config.name, want.access);
     const { name, bytes, access, labels } = want;
     const enforce = want.enforce ? { enforce: true } : {};
-    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, engine.instance) };
+    return { store: config.name, name, bytes, access, labels, ...enforce, ownLabels: labelsFor(want, core.instance) };
   }
 
   return {
     driver: fileDriver.name,
     create: async (want, scope) => {
       const wanted = { stores: names(), want: () => newVolume(want) };
-      const { volume, storeIdentity: identity } = await engine.provision(wanted, call(scope, want.claim.uid));
+      const { volume, storeIdentity: identity } = await core.provision(wanted, call(scope, want.claim.uid));
       return { volume, where: undefined, identity };
     },
     takeBack: async (uid, isHad, scope) => {
-      const volume = engine.catalogue.madeBy(uid, names());
+      const volume = core.catalogue.madeBy(uid, names());
       if (volume === undefined || volume.labels[retainedLabel] !== undefined) return;
       if (await isHad(volume, scope.signal)) return;
-      await unlessLeft(engine.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
+      await unlessLeft(core.deletions.delete(volume.id, undefined, call(scope, `back:${uid}`), { discard: true }));
     },
     delete: async (volume, scope) => {
       const { store } = heldBy(volume);
@@ -130,7 +130,7 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
         throw whyNotOpen(store) ?? gone(store);
       try {
         const handle = handleOf(volume);
-        await engine.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
+        await core.deletions.delete(handle, undefined, call(scope, `delete:${handle}`));
       } catch (thrown) {
         if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
         if (store !== undefined) refuseOtherPlace(volume, store, identityOf(store));
@@ -139,15 +139,15 @@ export function createCoreProvisioner(engine: Engine, whyNotOpen: WhyNotOpen): P
     retain: async (volume, scope) => {
       const handle = handleOf(volume);
       const own = { [retainedLabel]: 'true' };
-      await engine.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
+      await core.volumes.label(handle, {}, undefined, call(scope, `retain:${handle}`), own);
     },
     expand: async (held, bytes, scope) => {
       const handle = handleOf(held);
-      const before = await engine.catalogue.resolve(handle, scope);
+      const before = await core.catalogue.resolve(handle, scope);
       const isLarger = before.bytes !== undefined && before.bytes >= bytes;
       const volume = isLarger
         ? before
-        : await engine.volumes.expand(handle, bytes, undefined, call(scope, `expand:${handle}:${bytes}`));
+        : await core.volumes.expand(handle, bytes, undefined, call(scope, `expand:${handle}:${bytes}`));
       return { bytes: volume.bytes ?? bytes, onNodes: volume.enforce };
     },
   };

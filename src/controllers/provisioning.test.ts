@@ -20,15 +20,15 @@ const settled = async (): Promise<void> => {
 
 describe('a claim', () => {
   test('says on its PersistentVolume where its volume was made, whatever its store becomes meanwhile', async () => {
-    const identity = it.engine.stores.view('silver').store?.identity;
+    const identity = it.core.stores.view('silver').store?.identity;
     const gate = it.nfs.close('create', { deaf: true });
     it.api.put(paths.classes, aClass('fast'));
     it.start(createProvisioning);
     it.api.put(paths.claims, aClaim('cart'));
     await gate.reached;
     // It waits for what is under way, and shows nothing of the store from now on.
-    const removing = it.engine.stores.remove('silver', aCall());
-    await eventually(() => it.engine.stores.list().some(({ store }) => store?.identity === identity)).toBe(false);
+    const removing = it.core.stores.remove('silver', aCall());
+    await eventually(() => it.core.stores.list().some(({ store }) => store?.identity === identity)).toBe(false);
     gate.open();
     await removing;
     await eventually(async () => (await made()).map(({ metadata }) => metadata.annotations)).toMatchObject([
@@ -53,7 +53,7 @@ describe('a claim', () => {
         'stowage.dev/claim-namespace': 'shop',
         'stowage.dev/claim-name': 'cart',
         'stowage.dev/claim-uid': 'uid-of-cart',
-        'stowage.dev/cluster': it.engine.instance,
+        'stowage.dev/cluster': it.core.instance,
       },
     });
     expect(volume?.labels).not.toHaveProperty('stowage.dev/x');
@@ -63,7 +63,7 @@ describe('a claim', () => {
           name: 'pvc-uid-of-cart',
           annotations: {
             'pv.kubernetes.io/provisioned-by': 'file.stowage.dev',
-            'stowage.dev/store-identity': it.engine.stores.view('silver').store?.identity ?? 'none',
+            'stowage.dev/store-identity': it.core.stores.view('silver').store?.identity ?? 'none',
           },
           finalizers: ['stowage.dev/volume'],
         },
@@ -94,7 +94,7 @@ describe('a claim', () => {
       access: undefined,
       labels: { old: 'x' },
     };
-    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -104,7 +104,7 @@ describe('a claim', () => {
 
   test('whose volume has only a record, since a controller was killed while it made it, gets the rest of it', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
-    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     rmdirSync(join(it.silver, 'pvc-uid-of-cart'));
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
@@ -115,11 +115,11 @@ describe('a claim', () => {
 
   test('whose volume was deleted by another host before it had a PersistentVolume gets another', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
-    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
     onTestFinished(() => other[Symbol.asyncDispose]());
-    await other.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
-    await other.engine.deletions.delete(before.id, undefined, aCall(), { destroy: true });
+    await other.core.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    await other.core.deletions.delete(before.id, undefined, aCall(), { destroy: true });
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -130,9 +130,9 @@ describe('a claim', () => {
   });
 
   test('whose volume was made when its class named another store gets that one', async () => {
-    await it.engine.stores.add('gold', it.place('gold'), aCall());
+    await it.core.stores.add('gold', it.place('gold'), aCall());
     const spec = { store: 'gold', name: 'x', bytes: 1n << 30n, access: undefined, labels: {} };
-    const before = await it.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const before = await it.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -143,7 +143,7 @@ describe('a claim', () => {
   test('whose volume another controller made that we have not heard of gets that one', async () => {
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
     onTestFinished(() => other[Symbol.asyncDispose]());
-    await other.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    await other.core.stores.add('silver', `nfs://server${it.silver}`, aCall());
     const spec = {
       store: 'silver',
       name: 'pvc-uid-of-cart',
@@ -151,7 +151,7 @@ describe('a claim', () => {
       access: undefined,
       labels: { old: 'x' },
     };
-    const before = await other.engine.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
+    const before = await other.core.volumes.create(spec, aCall({ requestId: 'uid-of-cart' }));
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -160,7 +160,7 @@ describe('a claim', () => {
 
   test('whose name another volume has is told so', async () => {
     const spec = { store: 'silver', name: 'pvc-uid-of-cart', bytes: 1n << 30n, access: undefined, labels: {} };
-    await it.engine.volumes.create(spec, aCall());
+    await it.core.volumes.create(spec, aCall());
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
     it.start(createProvisioning);
@@ -322,14 +322,14 @@ describe('a claim', () => {
     const kind = createNfsStoreKind();
     const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    const { engine } = server;
+    const { core } = server;
     const { port } = own.server;
-    await engine.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`, aCall());
-    const file = createCoreProvisioner(engine, createWhyNotOpen(it.caches.stores, new Map([['nfs', kind]])));
+    await core.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`, aCall());
+    const file = createCoreProvisioner(core, createWhyNotOpen(it.caches.stores, new Map([['nfs', kind]])));
     await own.restart({ networks: ['192.0.2.0/24'] });
     it.api.put(paths.classes, aClass());
     it.api.put(paths.claims, aClaim('cart'));
-    it.start(createProvisioning, { engine, provisioners: new Map([[file.driver, file]]) });
+    it.start(createProvisioning, { core, provisioners: new Map([[file.driver, file]]) });
     await eventually(async () => (await it.notes('ProvisioningFailed')).join()).toContain(
       'the server of the store ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access',
     );
@@ -372,7 +372,7 @@ describe('a claim', () => {
 });
 
 test('claims of a store that is silent keep no others waiting', async () => {
-  await it.engine.stores.add('gold', it.place('gold'), aCall());
+  await it.core.stores.add('gold', it.place('gold'), aCall());
   it.nfs.close('create', { store: 'gold' });
   it.api.put(paths.classes, aClass());
   it.api.put(paths.classes, aClass('slow', { parameters: { store: 'gold' } }));

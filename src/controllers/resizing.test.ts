@@ -9,7 +9,7 @@ const mib = 1n << 20n;
 
 async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1Mi', handle = '' } = {}) {
   const spec = { store: 'silver', name: 'a', bytes: mib, enforce, access: undefined, labels: {} };
-  const { id } = await it.engine.volumes.create(spec, aCall());
+  const { id } = await it.core.volumes.create(spec, aCall());
   it.api.put(paths.volumes, {
     metadata: { name: 'pvc-1' },
     spec: {
@@ -91,9 +91,9 @@ test('a claim that has just got its volume, of which Kubernetes has yet to say t
 });
 
 test('that there is no room is told, and nothing changes', async () => {
-  await it.engine.stores.add('small', `${it.place('small')}?maxBytes=1M`, aCall());
+  await it.core.stores.add('small', `${it.place('small')}?maxBytes=1M`, aCall());
   await aPair({});
-  const { id } = await it.engine.volumes.create(
+  const { id } = await it.core.volumes.create(
     { store: 'small', name: 'b', bytes: mib, access: undefined, labels: {} },
     aCall(),
   );

@@ -29,9 +29,9 @@ describe('a Store object', () => {
     const controller = it.start(createStoresController);
     await controller.whenConfigured();
     await eventually(ready).toBe('True');
-    const { config } = it.engine.stores.view('gold');
+    const { config } = it.core.stores.view('gold');
     expect(config).toMatchObject({ origin: 'cluster', policy: { maxVolumes: 3 } });
-    await expect(it.engine.stores.remove('gold', aCall())).rejects.toMatchObject({
+    await expect(it.core.stores.remove('gold', aCall())).rejects.toMatchObject({
       ...{ code: 'denied', reason: 'store-from-cluster', action: 'Delete the object: kubectl delete store gold' },
     });
     const [object] = await it.list(storeObjects);
@@ -54,8 +54,8 @@ describe('a Store object', () => {
     it.start(createStoresController);
     await eventually(ready).toBe('True');
     it.api.remove(paths.stores, 'gold');
-    await eventually(() => it.engine.stores.list().map(({ config }) => config.name)).not.toContain('gold');
-    expect(it.engine.stores.list().map(({ config }) => config.name)).toContain('silver');
+    await eventually(() => it.core.stores.list().map(({ config }) => config.name)).not.toContain('gold');
+    expect(it.core.stores.list().map(({ config }) => config.name)).toContain('silver');
   });
 
   test('that no store can be says why, and keeps no others waiting', async () => {
@@ -85,7 +85,7 @@ describe('a Store object', () => {
     it.api.put(paths.stores, aStore('gold', { uri: it.place('gold'), options }));
     it.start(createStoresController);
     await eventually(conditions).toMatchObject({ Ready: { status: 'False', reason: 'Invalid', message } });
-    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('gold');
+    expect(it.core.stores.list().map(({ config }) => config.name)).not.toContain('gold');
   });
 
   test('whose server has nothing for it says why, and that it is well when it is', async () => {
@@ -154,7 +154,7 @@ describe('a Store object', () => {
     it.api.put(paths.stores, aStore('disk', { uri: 'local:///srv/data', storageClass: {} }));
     it.start(createStoresController);
     await eventually(() => conditions('disk')).toMatchObject({ Ready: { status: 'Unknown', reason: 'NoAgents' } });
-    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('disk');
+    expect(it.core.stores.list().map(({ config }) => config.name)).not.toContain('disk');
     expect(await classes()).toMatchObject([
       { provisioner: 'local.stowage.dev', volumeBindingMode: 'WaitForFirstConsumer' },
     ]);

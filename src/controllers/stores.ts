@@ -1,7 +1,7 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreConfig } from '#core/model.ts';
 import { opensInController, placementOf } from '#core/placement.ts';
@@ -26,7 +26,7 @@ export interface StoresController extends Controller {
 }
 
 export interface StoresOptions extends Omit<ControllerParts, 'provisioners'> {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   /** What agents say of stores that are their nodes' own. */
   readonly nodeStores: Pick<NodeStores, 'all' | 'on'>;
@@ -39,7 +39,7 @@ const illMs = 10_000;
 
 /** The core has the stores that Store objects say, and the objects say how they are. */
 export function createStoresController(options: StoresOptions): StoresController {
-  const { client, clock, caches, events, engine, kinds, nodeStores, mountsOf } = options;
+  const { client, clock, caches, events, core, kinds, nodeStores, mountsOf } = options;
   const first = Promise.withResolvers<void>();
   /** What the core was last told: whoever comes meanwhile waits for the same. */
   let told: { readonly text: string; readonly work: Promise<void> } | undefined;
@@ -66,7 +66,7 @@ export function createStoresController(options: StoresOptions): StoresController
     ({ invalid } = found);
     // The others are worked on by the agents of their nodes.
     const own = found.configs.filter(({ uri }) => opensHere(uri));
-    await engine.stores.configure(own, undefined, scope);
+    await core.stores.configure(own, undefined, scope);
     first.resolve();
   }
 
@@ -75,8 +75,8 @@ export function createStoresController(options: StoresOptions): StoresController
     const wrong = invalid.get(name);
     if (wrong !== undefined) return nothing(no('Invalid', wrong.message, wrong.action));
     if (!opensHere(object.spec.uri)) return seenOnNodes(name, nodeStores);
-    const check = await engine.stores.check(name, scope);
-    const { store, problem, pending } = engine.stores.view(name);
+    const check = await core.stores.check(name, scope);
+    const { store, problem, pending } = core.stores.view(name);
     const failed = check.steps.find(({ ok }) => !ok);
     const reachable = failed === undefined ? yes('Answers', '') : notReachable(failed);
     const closed = problem === undefined ? no('NotOpen', 'it is not open yet', '') : saying(problem);
@@ -85,7 +85,7 @@ export function createStoresController(options: StoresOptions): StoresController
       ready: store === undefined ? closed : failed === undefined ? open : reachable,
       reachable,
       capacity: sizesIn(check),
-      volumes: engine.catalogue.totals(name as StoreConfig['name']).volumes,
+      volumes: core.catalogue.totals(name as StoreConfig['name']).volumes,
     };
   }
 

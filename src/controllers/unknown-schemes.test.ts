@@ -54,7 +54,7 @@ describe('a Store object of an unknown kind', () => {
     expect(await it.list(storageClasses)).toMatchObject([
       { provisioner: 'file.stowage.dev', parameters: { store: 'odd' }, volumeBindingMode: 'Immediate' },
     ]);
-    expect(it.engine.stores.list().map(({ config }) => config.name)).not.toContain('odd');
+    expect(it.core.stores.list().map(({ config }) => config.name)).not.toContain('odd');
   });
 
   test('is a store of file.stowage.dev for a claim, and says that the object is invalid', async () => {
@@ -157,15 +157,15 @@ describe('looking for volumes that nobody claims', () => {
     const other = await startServer({ listen: 'none', kinds: [...it.parts.kinds.values()] });
     onTestFinished(() => other[Symbol.asyncDispose]());
     const uri = it.place('gold');
-    await other.engine.stores.add('gold', uri, aCall());
-    const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.engine.instance };
+    await other.core.stores.add('gold', uri, aCall());
+    const ownLabels = { 'stowage.dev/claim-uid': 'uid-of-orphan', 'stowage.dev/cluster': it.core.instance };
     const spec = { store: 'gold', name: 'orphan', bytes: 1n, access: undefined, labels: {}, ownLabels };
-    await other.engine.volumes.create(spec, aCall());
+    await other.core.volumes.create(spec, aCall());
     putUnknown('gold');
     const orphans = it.start(createOrphans, { clock: later() });
     await eventually(() => orphans.counts().again).toBeGreaterThan(0);
     expect(orphans.counts().done).toBe(0);
-    await it.engine.stores.add('gold', uri, aCall());
+    await it.core.stores.add('gold', uri, aCall());
     await eventually(() => readdirSync(new URL(uri).pathname)).not.toContain('orphan');
   });
 

@@ -26,8 +26,8 @@ async function started(options: CoreOptions = {}): Promise<TestCore> {
 }
 
 const add = (server: TestCore, name: string, at = name) =>
-  server.engine.stores.add(name, `local://${folder}/${at}`, aCall());
-const names = ({ engine }: TestCore): readonly string[] => engine.stores.list().map(({ config }) => config.name);
+  server.core.stores.add(name, `local://${folder}/${at}`, aCall());
+const names = ({ core }: TestCore): readonly string[] => core.stores.list().map(({ config }) => config.name);
 
 test('one that is being added keeps nobody from adding, removing and checking others', async () => {
   const server = await started();
@@ -35,8 +35,8 @@ test('one that is being added keeps nobody from adding, removing and checking ot
   const slow = add(server, 'a');
   await gate.reached;
   await add(server, 'b');
-  expect(await server.engine.stores.check('b', aCall())).toMatchObject({ ok: true });
-  await server.engine.stores.remove('b', aCall());
+  expect(await server.core.stores.check('b', aCall())).toMatchObject({ ok: true });
+  await server.core.stores.remove('b', aCall());
   await server.reload();
 
   expect(names(server)).toEqual(['local']);
@@ -86,8 +86,8 @@ test('the file has the last word on a name that is being added', async () => {
   gate.open();
   await reloading;
   await refused;
-  await server.engine.stores.retry(aCall());
-  expect(server.engine.stores.view('a')).toMatchObject({
+  await server.core.stores.retry(aCall());
+  expect(server.core.stores.view('a')).toMatchObject({
     config: { origin: 'file', uri: `local://${folder}/c` },
     problem: undefined,
   });
@@ -103,7 +103,7 @@ test('those that a reload changes are opened at once, not one after the other', 
   await vi.waitFor(() => expect(gate.waiting()).toBe(2), inTime);
   gate.open();
   await reloading;
-  expect(server.engine.stores.list()).toMatchObject([
+  expect(server.core.stores.list()).toMatchObject([
     { config: { uri: `local://${folder}/c` }, problem: undefined },
     { config: { uri: `local://${folder}/d` }, problem: undefined },
   ]);
@@ -115,7 +115,7 @@ test('a reload can give the directory of one to another', async () => {
   const server = await started({ config });
   await writeFile(config, `stores:\n  one: local://${folder}/b\n  two: local://${folder}/a\n`);
   await server.reload();
-  expect(server.engine.stores.list()).toMatchObject([
+  expect(server.core.stores.list()).toMatchObject([
     { config: { uri: `local://${folder}/b` }, problem: undefined },
     { config: { uri: `local://${folder}/a` }, problem: undefined },
   ]);
@@ -125,13 +125,13 @@ test('a reload can give the directory of one to another', async () => {
 async function draining(server: TestCore) {
   await add(server, 'a');
   const wanted = { store: 'a', name: 'x', bytes: undefined, access: undefined, labels: {} };
-  await server.engine.volumes.create(wanted, aCall());
+  await server.core.volumes.create(wanted, aCall());
   const gate = kind.close('label', { deaf: true, store: 'a' });
-  const labelled = server.engine.volumes.label('a..x', { l: '1' }, undefined, aCall());
+  const labelled = server.core.volumes.label('a..x', { l: '1' }, undefined, aCall());
   await gate.reached;
-  const removing = server.engine.stores.remove('a', aCall());
+  const removing = server.core.stores.remove('a', aCall());
   await vi.waitFor(
-    () => expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
+    () => expect(server.core.stores.view('a').problem).toMatchObject({ reason: 'store-closing' }),
     inTime,
   );
   return { gate, labelled, removing };
@@ -141,13 +141,13 @@ test('one that is being removed keeps its name, and nobody from adding, checking
   const server = await started();
   const { gate, labelled, removing } = await draining(server);
   await add(server, 'b');
-  expect(await server.engine.stores.check('b', aCall())).toMatchObject({ ok: true });
-  await server.engine.stores.remove('b', aCall());
+  expect(await server.core.stores.check('b', aCall())).toMatchObject({ ok: true });
+  await server.core.stores.remove('b', aCall());
   await server.reload();
-  await server.engine.stores.retry(aCall());
+  await server.core.stores.retry(aCall());
   await expect(add(server, 'a')).rejects.toMatchObject({ reason: 'store-exists' });
-  const again = expect(server.engine.stores.remove('a', aCall())).rejects.toMatchObject({ reason: 'store-unknown' });
-  expect(server.engine.stores.view('a').problem).toMatchObject({ reason: 'store-closing' });
+  const again = expect(server.core.stores.remove('a', aCall())).rejects.toMatchObject({ reason: 'store-unknown' });
+  expect(server.core.stores.view('a').problem).toMatchObject({ reason: 'store-closing' });
   gate.open();
   expect(await labelled).toMatchObject({ labels: { l: '1' } });
   await removing;
@@ -167,8 +167,8 @@ test('the file has the last word on a name that is being removed', async () => {
   const reloading = server.reload();
   gate.open();
   await Promise.all([reloading, removed]);
-  await server.engine.stores.retry(aCall());
-  expect(server.engine.stores.view('a')).toMatchObject({ config: { origin: 'file' }, problem: undefined });
+  await server.core.stores.retry(aCall());
+  expect(server.core.stores.view('a')).toMatchObject({ config: { origin: 'file' }, problem: undefined });
 });
 
 test('one that is checked and cannot be opened keeps nobody from adding others', async () => {
@@ -177,7 +177,7 @@ test('one that is checked and cannot be opened keeps nobody from adding others',
   const server = await started({ config });
   await mkdir(join(folder, 'late'));
   const gate = kind.close('open', { deaf: true, store: 'late' });
-  const check = server.engine.stores.check('late', aCall());
+  const check = server.core.stores.check('late', aCall());
   await gate.reached;
   await add(server, 'b');
   gate.open();
@@ -194,12 +194,12 @@ test('a reload that waits for a server keeps nobody from adding and removing oth
   const gate = kind.close('open', { deaf: true, store: 'one' });
   const reloading = server.reload();
   await gate.reached;
-  await server.engine.stores.remove('b', aCall());
+  await server.core.stores.remove('b', aCall());
   await add(server, 'd');
   gate.open();
   await reloading;
   expect(names(server).toSorted()).toEqual(['d', 'one']);
-  expect(server.engine.stores.view('d')).toMatchObject({
+  expect(server.core.stores.view('d')).toMatchObject({
     config: { origin: 'file', uri: `local://${folder}/c2` },
     problem: undefined,
   });

@@ -26,15 +26,12 @@ beforeEach(async () => {
   onTestFinished(() => server[Symbol.asyncDispose]());
 });
 
-const add = (query = ''): Promise<unknown> => server.engine.stores.add('keep', `local://${root}?${query}`, aCall());
+const add = (query = ''): Promise<unknown> => server.core.stores.add('keep', `local://${root}?${query}`, aCall());
 const create = (name: string): Promise<Volume> =>
-  server.engine.volumes.create(
-    { store: 'keep', name, bytes: undefined, access: undefined, labels: { l: '1' } },
-    aCall(),
-  );
-const remove = (ref: string): Promise<unknown> => server.engine.deletions.delete(ref, undefined, aCall());
+  server.core.volumes.create({ store: 'keep', name, bytes: undefined, access: undefined, labels: { l: '1' } }, aCall());
+const remove = (ref: string): Promise<unknown> => server.core.deletions.delete(ref, undefined, aCall());
 const trash = (): Promise<readonly { readonly volume: Volume; readonly expiresAt: number | undefined }[]> =>
-  server.engine.deletions.trashOf('keep', aCall());
+  server.core.deletions.trashOf('keep', aCall());
 
 describe('delete', () => {
   test('destroys the data and frees the name at once', async () => {
@@ -61,7 +58,7 @@ describe('delete', () => {
   test('an outdated revision is refused and nothing happens', async () => {
     await add();
     const { id } = await create('a');
-    await expect(server.engine.deletions.delete(id, 9, aCall())).rejects.toMatchObject({ code: 'stale' });
+    await expect(server.core.deletions.delete(id, 9, aCall())).rejects.toMatchObject({ code: 'stale' });
     expect(existsSync(join(root, 'a'))).toBe(true);
   });
 
@@ -71,7 +68,7 @@ describe('delete', () => {
       await add(`onDelete=${policy}`);
       const [nothing, something] = [await create('nothing'), await create('something')];
       await writeFile(join(root, 'something', 'file'), '');
-      const discard = ({ id }: Volume) => server.engine.deletions.delete(id, undefined, aCall(), { discard: true });
+      const discard = ({ id }: Volume) => server.core.deletions.delete(id, undefined, aCall(), { discard: true });
       expect(await discard(nothing)).toMatchObject({ outcome: 'deleted' });
       await expect(discard(something)).rejects.toMatchObject({
         ...{ code: 'conflict', reason: 'volume-not-empty' },
@@ -86,11 +83,11 @@ describe('delete', () => {
     await add('onDelete=retain');
     const { id, name } = await create('a');
     await writeFile(join(root, 'a', 'file'), '');
-    const { store, config } = server.engine.stores.view('keep');
+    const { store, config } = server.core.stores.view('keep');
     if (store === undefined) throw new Error('it is not open');
     const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
     const params = { id, name, deletedAt: 0, discard: true };
-    const again = () => server.engine.deletions.steps['volume.delete']?.(store, config, params, work);
+    const again = () => server.core.deletions.steps['volume.delete']?.(store, config, params, work);
     await expect(again()).rejects.toMatchObject({ reason: 'volume-not-empty' });
     expect(existsSync(join(root, 'a', 'file'))).toBe(true);
   });
@@ -111,10 +108,10 @@ describe('delete', () => {
       return { ...kind, open };
     };
     const unfinished = () =>
-      server.engine.operations
+      server.core.operations
         .page({ stores: ['keep'], limit: 100 })
         .items.filter(({ operation }) => operation.state === 'running');
-    const discard = (id: string) => server.engine.deletions.delete(id, undefined, aCall(), { discard: true });
+    const discard = (id: string) => server.core.deletions.delete(id, undefined, aCall(), { discard: true });
 
     beforeEach(async () => {
       beforeDelete = undefined;
@@ -133,9 +130,9 @@ describe('delete', () => {
         message: "volume 'keep/a' is not certain to be empty",
       });
       expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('precious');
-      expect(await server.engine.catalogue.resolve(volume.id, aCall())).toEqual(volume);
+      expect(await server.core.catalogue.resolve(volume.id, aCall())).toEqual(volume);
       expect(unfinished()).toEqual([]);
-      await server.engine.stores.view('keep').store?.housekeeping?.reclaim?.(aCall());
+      await server.core.stores.view('keep').store?.housekeeping?.reclaim?.(aCall());
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a', 'a.meta']);
       expect(await readdir(join(root, '.stowage', 'deleting'))).toEqual([]);
       await rm(join(root, 'a', 'file'));
@@ -147,8 +144,8 @@ describe('delete', () => {
     test('an image stays that somebody is given after it was found unused', async () => {
       await add('layout=image&onDelete=archive');
       const image = { store: 'keep', name: 'a', bytes: 16n << 20n, access: 'block', labels: {} } as const;
-      const volume = await server.engine.volumes.create(image, aCall());
-      beforeDelete = async () => server.engine.stores.view('keep').store?.noteUse?.(volume, aCall());
+      const volume = await server.core.volumes.create(image, aCall());
+      beforeDelete = async () => server.core.stores.view('keep').store?.noteUse?.(volume, aCall());
       await expect(discard(volume.id)).rejects.toMatchObject({ code: 'conflict', reason: 'volume-not-empty' });
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'a.img', 'a.meta']);
       expect(unfinished()).toEqual([]);
@@ -168,12 +165,12 @@ describe('delete', () => {
         await add('onDelete=retain');
         const { id, name } = await create('a');
         if (when === 'after') await rm(join(root, 'a'), { recursive: true });
-        const { store, config } = server.engine.stores.view('keep');
+        const { store, config } = server.core.stores.view('keep');
         if (store === undefined) throw new Error('the store is not open');
         const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
         const params = { id, name, deletedAt: 0, discard: true };
         for (const _ of ['first', 'second'])
-          await server.engine.deletions.steps['volume.delete']?.(store, config, params, work);
+          await server.core.deletions.steps['volume.delete']?.(store, config, params, work);
         expect(await readdir(root)).toEqual(['.stowage']);
       },
     );
@@ -182,9 +179,9 @@ describe('delete', () => {
   test('retain of a volume that was renamed, and adopting brings the same one back', async () => {
     await add('onDelete=retain');
     const { id } = await create('a');
-    await server.engine.volumes.rename(id, 'b', undefined, aCall());
+    await server.core.volumes.rename(id, 'b', undefined, aCall());
     await remove(id);
-    const { adopted } = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    const { adopted } = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
     expect(adopted).toEqual([{ name: 'b', id, how: 'data' }]);
   });
 
@@ -193,11 +190,11 @@ describe('delete', () => {
     const { id } = await create('a');
     await writeFile(join(root, 'a', 'file'), 'text');
     expect(await remove(id)).toEqual({ outcome: 'retained', expiresAt: undefined });
-    await expect(server.engine.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    const { adopted } = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    await expect(server.core.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    const { adopted } = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
     expect(adopted).toEqual([{ name: 'a', id, how: 'data' }]);
     expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
-    expect(await server.engine.catalogue.resolve('keep..a', aCall())).toMatchObject({ id, labels: { l: '1' } });
+    expect(await server.core.catalogue.resolve('keep..a', aCall())).toMatchObject({ id, labels: { l: '1' } });
   });
 });
 
@@ -206,7 +203,7 @@ async function passTime(ms: number): Promise<void> {
   const longestMs = 5 * 60_000;
   for (let left = ms; left > 0; left -= longestMs) {
     clock.advance(Math.min(left, longestMs));
-    await server.engine.deletions.expire(aCall());
+    await server.core.deletions.expire(aCall());
   }
 }
 
@@ -216,12 +213,12 @@ describe('the trash', () => {
     const { id } = await create('a');
     expect(await remove(id)).toEqual({ outcome: 'archived', expiresAt: clock.now() + 2 * hour });
     await passTime(2 * hour - 1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: clock.now() + 1 }]);
     await passTime(1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
-    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'not-found',
       reason: 'trash-unknown',
     });
@@ -230,14 +227,14 @@ describe('the trash', () => {
   test('is not emptied by a clock that goes ahead', async () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     clock.jump(30 * day);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     await passTime(2 * hour - 1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
     await passTime(1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
   });
 
@@ -246,10 +243,10 @@ describe('the trash', () => {
     await remove((await create('a')).id);
     clock.jump(-hour);
     await passTime(3 * hour - 1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
     await passTime(1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
   });
 
@@ -257,17 +254,17 @@ describe('the trash', () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
     await passTime(hour);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     await server.stop();
     clock.jump(30 * day);
     const kinds = [createLocalStoreKind(clock)];
     server = await startCore({ after: server, clock, kinds });
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     await passTime(hour - 1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toHaveLength(1);
     await passTime(1);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toEqual([]);
     await server.stop();
     await rm(server.folder, { recursive: true });
@@ -300,7 +297,7 @@ describe('the trash', () => {
     await passTime(hour - 1);
     clock.advance(1);
     const log = collectingLog();
-    await server.engine.deletions.expire(aCall({ log }));
+    await server.core.deletions.expire(aCall({ log }));
     expect(new Set((await trash()).map(({ volume }) => volume.id))).toEqual(stuck);
     expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });
@@ -310,7 +307,7 @@ describe('the trash', () => {
     const [first, second] = [await create('a'), await create('b')];
     await remove(first.id);
     const before = clock.now() + 2 * hour;
-    await server.engine.stores.remove('keep', aCall());
+    await server.core.stores.remove('keep', aCall());
     await add('onDelete=archive&retention=1h');
     await remove(second.id);
     expect((await trash()).map(({ volume, expiresAt }) => [volume.name, expiresAt]).toSorted()).toEqual([
@@ -318,7 +315,7 @@ describe('the trash', () => {
       ['b', clock.now() + hour],
     ]);
     await passTime(hour);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await trash()).toMatchObject([{ volume: { id: first.id } }]);
   });
 
@@ -328,10 +325,10 @@ describe('the trash', () => {
     await writeFile(join(root, 'a', 'file'), 'text');
     await remove(id);
     expect((await readdir(root)).sort()).toEqual(['.stowage']);
-    const back = await server.engine.deletions.restore(id, undefined, anywhere, aCall());
+    const back = await server.core.deletions.restore(id, undefined, anywhere, aCall());
     expect(back).toMatchObject({ id, name: 'a', labels: { l: '1' } });
     expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('text');
-    expect(await server.engine.deletions.restore(id, undefined, anywhere, aCall())).toEqual(back);
+    expect(await server.core.deletions.restore(id, undefined, anywhere, aCall())).toEqual(back);
     expect(await trash()).toEqual([]);
   });
 
@@ -339,7 +336,7 @@ describe('the trash', () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
-    const restore = (): Promise<Volume> => server.engine.deletions.restore(id, 'b', anywhere, aCall());
+    const restore = (): Promise<Volume> => server.core.deletions.restore(id, 'b', anywhere, aCall());
     const [one, two] = await Promise.all([restore(), restore()]);
     expect(one).toEqual(two);
   });
@@ -349,22 +346,22 @@ describe('the trash', () => {
     const { id } = await create('a');
     await remove(id);
     await create('a');
-    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'exists',
       action: 'Restore it under another name: stowage volume restore ID --name NEWNAME',
     });
-    expect(await server.engine.deletions.restore(id, 'b', anywhere, aCall())).toMatchObject({ id, name: 'b' });
+    expect(await server.core.deletions.restore(id, 'b', anywhere, aCall())).toMatchObject({ id, name: 'b' });
   });
 
   test('purge destroys for good, and of what the asker may see only', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
-    await expect(server.engine.deletions.purge(id, () => false, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await server.engine.deletions.purge(id, anywhere, aCall());
+    await expect(server.core.deletions.purge(id, () => false, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await server.core.deletions.purge(id, anywhere, aCall());
     expect(await trash()).toEqual([]);
-    await expect(server.engine.deletions.purge(id, anywhere, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await expect(server.engine.deletions.purge('../etc', anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.purge(id, anywhere, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await expect(server.core.deletions.purge('../etc', anywhere, aCall())).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no volume '../etc' in the trash",
     });
@@ -375,13 +372,13 @@ describe('the trash', () => {
     const { id } = await create('a');
     await remove(id);
     await mkdir(join(server.folder, 'other'));
-    await server.engine.stores.add('other', `local://${server.folder}/other`, aCall());
+    await server.core.stores.add('other', `local://${server.folder}/other`, aCall());
     const searched = trash();
-    const all = server.engine.deletions.trash(['keep', 'other'], aCall());
-    await server.engine.stores.remove('other', aCall());
+    const all = server.core.deletions.trash(['keep', 'other'], aCall());
+    await server.core.stores.remove('other', aCall());
     expect(await searched).toHaveLength(1);
     expect(await all).toMatchObject({ entries: [{ volume: { id } }], unanswered: [] });
-    await expect(server.engine.deletions.trashOf('other', aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.trashOf('other', aCall())).rejects.toMatchObject({
       reason: 'store-unknown',
     });
   });
@@ -403,7 +400,7 @@ describe('the trash', () => {
     await server.stop();
     await rm(root, { recursive: true });
     server = await startCore({ after: server });
-    await expect(server.engine.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, anywhere, aCall())).rejects.toMatchObject({
       code: 'unavailable',
       message: `the trash cannot be searched for '${id}': store 'keep' cannot be used now`,
       action: 'Try again when it is back: stowage store check keep',
@@ -420,30 +417,30 @@ describe('adopt', () => {
     await writeFile(join(root, 'films', 'one'), 'text');
     await mkdir(join(root, 'bad name'));
     await mkdir(join(root, 'x..y'));
-    const dry = await server.engine.adoptions.adopt('keep', { dryRun: true, data: true }, aCall());
+    const dry = await server.core.adoptions.adopt('keep', { dryRun: true, data: true }, aCall());
     expect(dry.adopted).toEqual([{ name: 'films', id: undefined, how: 'data' }]);
     expect(existsSync(join(root, 'films.meta'))).toBe(false);
-    const real = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    const real = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
     expect(real.adopted).toMatchObject([{ name: 'films', how: 'data' }]);
     expect(real.skipped.map((skipped) => skipped.name).sort()).toEqual(['bad name', 'x..y']);
     expect(await readFile(join(root, 'films', 'one'), 'utf8')).toBe('text');
-    const again = await server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
+    const again = await server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall());
     expect(again.adopted).toEqual([]);
   });
 
   test('rebuilds the catalogue of a machine that lost its records', async () => {
     await add();
     const { id } = await create('a');
-    await server.engine.stores.remove('keep', aCall());
+    await server.core.stores.remove('keep', aCall());
     await using other = await startCore();
-    await other.engine.stores.add('found', `local://${root}`, aCall());
+    await other.core.stores.add('found', `local://${root}`, aCall());
     // Another instance made it: it is not ours until we are told so.
-    await expect(other.engine.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    const { adopted } = await other.engine.adoptions.adopt('found', { dryRun: false, data: false }, aCall());
+    await expect(other.core.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    const { adopted } = await other.core.adoptions.adopt('found', { dryRun: false, data: false }, aCall());
     expect(adopted).toEqual([{ name: 'a', id, how: 'record' }]);
-    expect(await other.engine.catalogue.resolve('found..a', aCall())).toMatchObject({
+    expect(await other.core.catalogue.resolve('found..a', aCall())).toMatchObject({
       id,
-      instance: other.engine.instance,
+      instance: other.core.instance,
     });
   });
 
@@ -451,7 +448,7 @@ describe('adopt', () => {
     await add();
     for (const name of ['stray', 'bad name', 'lost+found']) await mkdir(join(root, name));
     await writeFile(join(root, 'readme.txt'), '');
-    const orphans = await server.engine.adoptions.orphans('keep', aCall());
+    const orphans = await server.core.adoptions.orphans('keep', aCall());
     expect(orphans).toMatchObject([
       { store: 'keep', kind: 'stranger', name: 'bad name' },
       { store: 'keep', kind: 'stranger', name: 'readme.txt', detail: 'it cannot be a volume: it is not a directory' },
@@ -462,7 +459,7 @@ describe('adopt', () => {
 
   test('a read-only store is refused', async () => {
     await add('readOnly=true');
-    await expect(server.engine.adoptions.adopt('keep', { dryRun: false, data: true }, aCall())).rejects.toMatchObject({
+    await expect(server.core.adoptions.adopt('keep', { dryRun: false, data: true }, aCall())).rejects.toMatchObject({
       code: 'denied',
       message: "store 'keep' is read-only",
     });

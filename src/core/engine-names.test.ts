@@ -25,16 +25,16 @@ beforeEach(async () => {
   onTestFinished(() => server[Symbol.asyncDispose]());
   for (const name of ['silver', 'gold']) {
     const folder = mkdtempSync(join(parent, `${name}-`));
-    await server.engine.stores.add(name, `local://${folder}`, aCall());
+    await server.core.stores.add(name, `local://${folder}`, aCall());
   }
 });
 
 const make = (store: string, name: string): Promise<Volume> =>
-  server.engine.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+  server.core.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
 const resolve = (name: string, plugin: PluginName = 'stowage-local'): Promise<Volume> =>
-  server.engine.engineNames.resolve(plugin, name, aCall());
+  server.core.engineNames.resolve(plugin, name, aCall());
 const listed = async (): Promise<readonly string[]> =>
-  (await server.engine.engineNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
+  (await server.core.engineNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
 
 describe('the names that engines know volumes by', () => {
   test('are looked up in the default store, then in the others, and with the store in front anywhere', async () => {
@@ -63,25 +63,25 @@ describe('the names that engines know volumes by', () => {
     expect(await resolve('a')).toEqual(first);
     expect(await resolve('local..a')).toEqual(later);
     expect(await listed()).toEqual(['a', 'local..a']);
-    await server.engine.deletions.delete(first.id, undefined, aCall());
+    await server.core.deletions.delete(first.id, undefined, aCall());
     expect(await resolve('a')).toEqual(later);
   });
 
   test('are forgotten with the volume, whoever destroyed it, once no container has them', async () => {
     const all = ['a', 'local..a', 'b', 'c'];
-    const known = () => all.filter((name) => server.engine.engineNames.known('stowage-local', name) !== undefined);
+    const known = () => all.filter((name) => server.core.engineNames.known('stowage-local', name) !== undefined);
     const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
     for (const name of all) await resolve(name);
-    await server.engine.deletions.delete(first.id, undefined, aCall());
-    server.engine.engineNames.forget(first.id);
+    await server.core.deletions.delete(first.id, undefined, aCall());
+    server.core.engineNames.forget(first.id);
     expect(known()).toEqual(['b', 'c']);
     docker.run('web', { c: 'stowage-local' }, false);
-    await server.engine.references.lookAll(aCall());
-    for (const { id } of [second, third]) server.engine.records.volumes.remove(id);
+    await server.core.references.lookAll(aCall());
+    for (const { id } of [second, third]) server.core.records.volumes.remove(id);
     expect(await listed()).toEqual([]);
     expect(known()).toEqual(['c']);
     docker.remove('web');
-    await server.engine.references.lookAll(aCall());
+    await server.core.references.lookAll(aCall());
     await listed();
     expect(known()).toEqual([]);
   });
@@ -89,7 +89,7 @@ describe('the names that engines know volumes by', () => {
   test('stay when the volume is renamed', async () => {
     const { id } = await make('local', 'a');
     await resolve('a');
-    const renamed = await server.engine.volumes.rename(id, 'b', undefined, aCall());
+    const renamed = await server.core.volumes.rename(id, 'b', undefined, aCall());
     expect(await resolve('a')).toEqual(renamed);
     expect(await listed()).toEqual(['a']);
   });
@@ -111,10 +111,10 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
   const answers = async (name: string): Promise<readonly (Volume | string)[]> =>
     await Promise.all(both.map((plugin) => resolve(name, plugin).catch((error: StowageError) => error.reason)));
   const listedBy = async (plugin: PluginName): Promise<readonly string[]> =>
-    (await server.engine.engineNames.list(plugin, aCall())).map(({ name }) => name).toSorted();
+    (await server.core.engineNames.list(plugin, aCall())).map(({ name }) => name).toSorted();
 
   beforeEach(async () => {
-    await server.engine.stores.add('far', 'nfs://server/far', aCall());
+    await server.core.stores.add('far', 'nfs://server/far', aCall());
   });
 
   test('mean what is in the default store', async () => {
@@ -142,7 +142,7 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
 
 describe('the store for a new volume', () => {
   const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
-    server.engine.engineNames.placeFor(plugin, name, store);
+    server.core.engineNames.placeFor(plugin, name, store);
 
   test('is the one that was named, the one in the name, or the default', () => {
     expect(placeFor('a')).toEqual({ store: 'local', name: 'a' });

@@ -82,8 +82,8 @@ const want = { store: 'local' as StoreName, bytes: undefined, enforce: false };
 const how = { readOnly: false, user: undefined };
 const target = (): string => join(folder, 'target');
 const publish = (key = 'key', store = 'local') =>
-  server.engine.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
-const unpublish = (key = 'key') => server.engine.ephemerals.unpublish(key, target(), aCall());
+  server.core.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
+const unpublish = (key = 'key') => server.core.ephemerals.unpublish(key, target(), aCall());
 /** It waits for calls that do not end, for as long as it would. */
 const stop = async (): Promise<void> => {
   const stopping = server.stop();
@@ -95,16 +95,16 @@ const stop = async (): Promise<void> => {
 };
 const volumes = async () => {
   const query = { stores: ['local'], labels: {}, contains: undefined, after: undefined, limit: 9 };
-  return (await server.engine.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
+  return (await server.core.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
 };
 
 describe('a volume that lives with its target', () => {
   test('is made with it, stays with it, and goes with it', async () => {
     for (let i = 0; i < 2; i++) await publish();
     expect(await volumes()).toEqual(['key']);
-    expect(server.engine.ephemerals.volume('key')).toMatchObject({ labels: { 'stowage.dev/ephemeral': 'true' } });
+    expect(server.core.ephemerals.volume('key')).toMatchObject({ labels: { 'stowage.dev/ephemeral': 'true' } });
     clock.skip(3_600_000);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await volumes()).toEqual(['key']);
     expect(await unpublish()).toBe(true);
     expect(await volumes()).toEqual([]);
@@ -115,27 +115,27 @@ describe('a volume that lives with its target', () => {
     mkdirSync(join(folder, 'real'));
     symlinkSync('real', join(folder, 'link'));
     const byLink = join(folder, 'link/target');
-    await server.engine.ephemerals.publish('key', want, byLink, how, aCall());
-    await runMaintenance(server.engine);
+    await server.core.ephemerals.publish('key', want, byLink, how, aCall());
+    await runMaintenance(server.core);
     clock.skip(3_600_000);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     // As a start of the machine would: whoever uses it comes back to what is in it.
     server.kept.mounts.remove(join(folder, 'real/target'));
-    await server.engine.mounts.reconcile(aCall());
-    await runMaintenance(server.engine);
+    await server.core.mounts.reconcile(aCall());
+    await runMaintenance(server.core);
     expect(await volumes()).toEqual(['key']);
-    expect(await server.engine.ephemerals.unpublish('key', byLink, aCall())).toBe(true);
+    expect(await server.core.ephemerals.unpublish('key', byLink, aCall())).toBe(true);
     expect(await volumes()).toEqual([]);
   });
 
   test.each(['retain', 'archive'])('goes also on a store with onDelete=%s', async (onDelete) => {
     const place = mkdtempSync(join(folder, 'place-'));
-    await server.engine.stores.add('keeps', `local://${place}?onDelete=${onDelete}`, aCall());
+    await server.core.stores.add('keeps', `local://${place}?onDelete=${onDelete}`, aCall());
     await publish('key', 'keeps');
     expect(readdirSync(place)).toContain('key');
     await unpublish();
     expect(readdirSync(place)).toEqual(['.stowage']);
-    expect(await server.engine.deletions.trash(['keeps'], aCall())).toMatchObject({ entries: [] });
+    expect(await server.core.deletions.trash(['keeps'], aCall())).toMatchObject({ entries: [] });
   });
 
   test('is unpublished while its store is silent, and destroyed when it answers', async () => {
@@ -145,7 +145,7 @@ describe('a volume that lives with its target', () => {
     await gate.reached;
     clock.skip(3_000);
     expect(await done).toBe(true);
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await server.core.mounts.list(aCall())).toEqual([]);
     gate.open();
     await expect.poll(volumes).toEqual([]);
   });
@@ -160,25 +160,25 @@ describe('a volume that lives with its target', () => {
     await stop();
     gate.open();
     await start(server);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(await volumes()).toEqual([]);
-    expect(server.engine.ephemerals.volume('key')).toBeUndefined();
+    expect(server.core.ephemerals.volume('key')).toBeUndefined();
   });
 });
 
 test('what nobody comes for after it was made, is destroyed in a while and no sooner', async () => {
   // Killed between making and mounting it.
   const nowhere = join(folder, 'missing', 'target');
-  await expect(server.engine.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
+  await expect(server.core.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
   expect(await volumes()).toEqual(['key']);
   await server.stop();
   await start(server);
-  await runMaintenance(server.engine);
+  await runMaintenance(server.core);
   clock.skip(500_000);
-  await runMaintenance(server.engine);
+  await runMaintenance(server.core);
   expect(await volumes()).toEqual(['key']);
   clock.skip(101_000);
-  await runMaintenance(server.engine);
+  await runMaintenance(server.core);
   expect(await volumes()).toEqual([]);
 });
 
@@ -200,9 +200,9 @@ describe('a volume whose making was not answered', () => {
 
   test('is destroyed in a while, if nobody comes for it', async () => {
     await begin();
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     clock.skip(601_000);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(made()).toEqual([]);
   });
 
@@ -217,7 +217,7 @@ describe('a volume whose making was not answered', () => {
     gate.open();
     expect(made()).toEqual(['key.meta']);
     await start(server);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(made()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
@@ -228,10 +228,10 @@ describe('a volume whose making was not answered', () => {
     await expect(publish('other')).rejects.toThrow('no answer');
     for (const key of ['key', 'other']) await unpublish(key);
     asked = [];
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(asked).toHaveLength(1);
     isDeaf = false;
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(made()).toEqual([]);
   });
 
@@ -240,7 +240,7 @@ describe('a volume whose making was not answered', () => {
     isDeaf = true;
     await expect(publish('other')).rejects.toThrow('no answer');
     isDeaf = false;
-    using _held = await server.engine.operations.lock(['ephemeral key'], aCall().signal);
+    using _held = await server.core.operations.lock(['ephemeral key'], aCall().signal);
     const gone = unpublish();
     await vi.waitFor(async () => {
       clock.skip(3_000);
@@ -250,12 +250,12 @@ describe('a volume whose making was not answered', () => {
     await unpublish('other');
     isDeaf = false;
     const [first, second] = [new AbortController(), new AbortController()];
-    const cutOff = server.engine.ephemerals.settle(aCall({ signal: first.signal }));
+    const cutOff = server.core.ephemerals.settle(aCall({ signal: first.signal }));
     await new Promise(setImmediate);
     first.abort();
     await cutOff;
     expect(made()).toContain('other.meta');
-    const settling = server.engine.ephemerals.settle(aCall({ signal: second.signal }));
+    const settling = server.core.ephemerals.settle(aCall({ signal: second.signal }));
     await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
     second.abort();
     await settling;
@@ -263,16 +263,16 @@ describe('a volume whose making was not answered', () => {
 
   test('is destroyed when its store comes back that was taken away', async () => {
     const place = mkdtempSync(join(folder, 'store-'));
-    const { stores } = server.engine;
+    const { stores } = server.core;
     await stores.add('second', `local://${place}`, aCall());
     isDeaf = true;
     await expect(publish('key', 'second')).rejects.toThrow('no answer');
     await stores.remove('second', aCall());
     isDeaf = false;
     expect(await unpublish()).toBe(true);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     await stores.add('second', `local://${place}`, aCall());
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(readdirSync(place)).not.toContain('key.meta');
     expect(await unpublish()).toBe(false);
   });
@@ -284,18 +284,18 @@ describe('a volume whose making was not answered', () => {
     for (const make of owed) await make();
     expect(made()).toEqual(['key.meta']);
     clock.skip(30_000);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(made()).toEqual([]);
     expect(await unpublish()).toBe(false);
   });
 
   test('is not taken for another one of its name', async () => {
     const other = { ...want, name: 'key', access: undefined, labels: {} };
-    await server.engine.volumes.create(other, aCall());
+    await server.core.volumes.create(other, aCall());
     await expect(publish()).rejects.toThrow();
     expect(await unpublish()).toBe(true);
     clock.skip(30_000);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(made()).toEqual(['key.meta']);
     expect(await unpublish()).toBe(false);
   });
@@ -305,10 +305,10 @@ describe('who may have such volumes', () => {
   /** Volumes that were made are told by what is there, whether or not they can be mounted. */
   const tried = async (kindOf: (uri: string) => string) => {
     const place = mkdtempSync(join(folder, 'store-'));
-    await server.engine.stores.add('second', kindOf(place), aCall());
+    await server.core.stores.add('second', kindOf(place), aCall());
     const nowhere = join(folder, 'missing', 'target');
     const request = { ...want, store: 'second' as StoreName };
-    const failure = await server.engine.ephemerals.publish('key', request, nowhere, how, aCall()).catch(stowageError);
+    const failure = await server.core.ephemerals.publish('key', request, nowhere, how, aCall()).catch(stowageError);
     return { failure, isMade: readdirSync(place).includes('key.meta') };
   };
   const refused = {
@@ -339,11 +339,11 @@ describe('who may have such volumes', () => {
     const nowhere = join(folder, 'missing', 'target');
     const request = { ...want, store: 'second' as StoreName };
     const reasonOf = async (key: string) =>
-      stowageError(await server.engine.ephemerals.publish(key, request, nowhere, how, aCall()).catch(stowageError))
+      stowageError(await server.core.ephemerals.publish(key, request, nowhere, how, aCall()).catch(stowageError))
         .reason;
     const configure = async (query: string) => {
       const config = parseStoreConfig('second', `local://${place}${query}`, 'file', kinds);
-      await server.engine.stores.configure([config], undefined, aCall());
+      await server.core.stores.configure([config], undefined, aCall());
     };
     await configure('');
     const unmounted = await reasonOf('key');

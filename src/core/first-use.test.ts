@@ -20,15 +20,15 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     onTestFinished(() => server[Symbol.asyncDispose]());
     const place = mkdtempSync(join(tmpdir(), 'stowage-images-'));
     onTestFinished(() => rmSync(place, { recursive: true, force: true }));
-    await server.engine.stores.add('images', `local://${place}?layout=image&filesystem=ext4`, aCall());
+    await server.core.stores.add('images', `local://${place}?layout=image&filesystem=ext4`, aCall());
   });
 
   const at = (): string => `${server.folder}-m`;
   const create = (access: Access): Promise<Volume> =>
-    server.engine.volumes.create({ store: 'images', name: 'a', bytes: 1n << 24n, access, labels: {} }, aCall());
+    server.core.volumes.create({ store: 'images', name: 'a', bytes: 1n << 24n, access, labels: {} }, aCall());
   const mount = (readOnly = false, call = aCall()): Promise<LiveMount> =>
-    server.engine.mounts.publish('images..a', at(), { readOnly, user: undefined }, call);
-  const isEmpty = async (): Promise<boolean> => (await server.engine.volumes.usage('images..a', aCall())).empty;
+    server.core.mounts.publish('images..a', at(), { readOnly, user: undefined }, call);
+  const isEmpty = async (): Promise<boolean> => (await server.core.volumes.usage('images..a', aCall())).empty;
 
   test.each<[Access, boolean]>([
     ['filesystem', false],
@@ -39,7 +39,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     expect(await isEmpty()).toBe(true);
     await mount(readOnly);
     expect(await isEmpty()).toBe(false);
-    await server.engine.mounts.unpublish(at(), id, aCall());
+    await server.core.mounts.unpublish(at(), id, aCall());
     expect(await isEmpty()).toBe(false);
   });
 
@@ -48,10 +48,10 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     const gate = kind.close('noteUse');
     const mounted = mount();
     await gate.reached;
-    expect(await server.engine.mounts.staged(id, aCall())).toBe(false);
+    expect(await server.core.mounts.staged(id, aCall())).toBe(false);
     gate.open();
     expect(await mounted).toMatchObject({ mounted: true });
-    await server.engine.mounts.unpublish(at(), id, aCall());
+    await server.core.mounts.unpublish(at(), id, aCall());
   });
 
   test('is not mounted where that cannot be put on record', async () => {
@@ -62,7 +62,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     await gate.reached;
     ending.abort();
     await expect(mounted).rejects.toThrow();
-    expect(await server.engine.mounts.staged(id, aCall())).toBe(false);
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await server.core.mounts.staged(id, aCall())).toBe(false);
+    expect(await server.core.mounts.list(aCall())).toEqual([]);
   });
 });

@@ -27,27 +27,27 @@ describe('what engines have mounted', () => {
     server = await startCore({ engines: [docker], clock, log });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    volume = await server.engine.volumes.create(wanted, aCall());
-    await server.engine.engineNames.resolve(plugin, 'photos', aCall());
+    volume = await server.core.volumes.create(wanted, aCall());
+    await server.core.engineNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       docker.isDown = false;
       for (const name of ['web', 'db']) docker.remove(name);
       restart();
-      await server.engine.holds.settle(aCall());
+      await server.core.holds.settle(aCall());
       clock.advance(600_000);
-      await server.engine.holds.settle(aCall());
+      await server.core.holds.settle(aCall());
     });
   });
 
-  const hold = (id: string): Promise<string> => server.engine.holds.hold(volume, plugin, id, aCall());
-  const letGo = (id: string): Promise<void> => server.engine.holds.letGo(volume.id, plugin, id, aCall());
-  const path = (): string | undefined => server.engine.holds.pathOf(volume.id);
-  const remove = () => server.engine.deletions.delete(volume.id, undefined, aCall());
+  const hold = (id: string): Promise<string> => server.core.holds.hold(volume, plugin, id, aCall());
+  const letGo = (id: string): Promise<void> => server.core.holds.letGo(volume.id, plugin, id, aCall());
+  const path = (): string | undefined => server.core.holds.pathOf(volume.id);
+  const remove = () => server.core.deletions.delete(volume.id, undefined, aCall());
   const restart = (): void => {
     clock.advance(1);
     docker.restart();
   };
-  const settle = () => server.engine.holds.settle(aCall());
+  const settle = () => server.core.holds.settle(aCall());
   /** Docker lets go of the volume before it says so. */
   const ends = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
@@ -92,16 +92,16 @@ describe('what engines have mounted', () => {
 
   test('is dropped though another volume in front of it is stuck', async () => {
     const wanted = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
-    const films = await server.engine.volumes.create(wanted, aCall());
+    const films = await server.core.volumes.create(wanted, aCall());
     await hold('1');
-    await server.engine.holds.hold(films, plugin, '2', aCall());
+    await server.core.holds.hold(films, plugin, '2', aCall());
     restart();
     await settle();
     clock.advance(600_000);
-    using _stuck = await server.engine.operations.lock([holdKey(volume.id)], aCall().signal);
+    using _stuck = await server.core.operations.lock([holdKey(volume.id)], aCall().signal);
     const ending = new AbortController();
-    const settling = server.engine.holds.settle(aCall({ signal: ending.signal }));
-    await expect.poll(() => server.engine.holds.pathOf(films.id)).toBeUndefined();
+    const settling = server.core.holds.settle(aCall({ signal: ending.signal }));
+    await expect.poll(() => server.core.holds.pathOf(films.id)).toBeUndefined();
     ending.abort();
     await settling;
     expect(path()).toBeDefined();
@@ -117,10 +117,10 @@ describe('what engines have mounted', () => {
       using _program = server.kept.mounts.use(at);
       await settle();
     }
-    expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.holds.isHeld(volume.id, at)).toBe(true);
     await settle();
     expect(path()).toBeUndefined();
-    expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.holds.isHeld(volume.id, at)).toBe(false);
   });
 
   test('for a container that its engine does not list after a minute is told of, once', async () => {
@@ -146,10 +146,10 @@ describe('what engines have mounted', () => {
   test('cannot be unmounted by others, unless they insist', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
-    await expect(server.engine.mounts.unpublish(at, volume.id, aCall())).rejects.toMatchObject({
+    await expect(server.core.mounts.unpublish(at, volume.id, aCall())).rejects.toMatchObject({
       reason: 'mount-held',
     });
-    await server.engine.mounts.unpublish(at, volume.id, aCall(), { force: true });
+    await server.core.mounts.unpublish(at, volume.id, aCall(), { force: true });
     await settle();
     expect(path()).toBeUndefined();
   });
@@ -160,17 +160,17 @@ describe('what engines have mounted', () => {
     const about = { engines: [docker], folder: folder.path };
     const first = await startCore(about);
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    const kept = await first.engine.volumes.create(wanted, aCall());
+    const kept = await first.core.volumes.create(wanted, aCall());
     docker.run('web', { photos: plugin });
-    const at = await first.engine.holds.hold(kept, plugin, '1', aCall());
+    const at = await first.core.holds.hold(kept, plugin, '1', aCall());
     expect(await first.stop()).toEqual([expect.stringContaining('containers use it')]);
     await first[Symbol.asyncDispose]();
     expect(existsSync(at)).toBe(true);
     await using again = await startCore({ ...about, after: first });
-    expect(again.engine.holds.pathOf(kept.id)).toBe(at);
-    await again.engine.holds.letGo(kept.id, plugin, '1', aCall());
+    expect(again.core.holds.pathOf(kept.id)).toBe(at);
+    await again.core.holds.letGo(kept.id, plugin, '1', aCall());
     docker.remove('web');
-    await expect.poll(() => again.engine.mounts.list(aCall())).toEqual([]);
+    await expect.poll(() => again.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('is dropped when no container names the volume, its engine says so, and either side was started since', async () => {
@@ -223,7 +223,7 @@ describe('what engines have mounted', () => {
   });
 
   test('of an engine that nobody told us of is never dropped', async () => {
-    await server.engine.holds.hold(volume, plugin, podmanHold, aCall());
+    await server.core.holds.hold(volume, plugin, podmanHold, aCall());
     await settle();
     clock.advance(600_000);
     await settle();
@@ -238,8 +238,8 @@ describe('what engines have mounted', () => {
     docker.remove('web');
     restart();
     await remove();
-    expect(server.engine.records.volumes.byId(volume.id)).toBeUndefined();
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
+    expect(server.core.records.volumes.byId(volume.id)).toBeUndefined();
+    expect(await server.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('that an engine asks for again after it was killed is not certain to be wanted twice', async () => {
@@ -260,13 +260,13 @@ describe('what engines have mounted', () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     await hold('2');
-    server.engine.records.volumes.remove(volume.id);
+    server.core.records.volumes.remove(volume.id);
     for (const name of ['photos', 'photos.meta']) await rm(join(server.storeFolder, name), { recursive: true });
     // Engines ask for it before they let go of it.
-    await expect(server.engine.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+    await expect(server.core.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.engine.engineNames.known(plugin, 'photos')).toBe(volume.id);
+    expect(server.core.engineNames.known(plugin, 'photos')).toBe(volume.id);
     await letGo('1');
     await settle();
     expect(path()).toBeDefined();
@@ -274,10 +274,10 @@ describe('what engines have mounted', () => {
     await settle();
     expect(path()).toBeUndefined();
     // Nothing needs the name any more.
-    await expect(server.engine.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+    await expect(server.core.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.engine.engineNames.known(plugin, 'photos')).toBeUndefined();
+    expect(server.core.engineNames.known(plugin, 'photos')).toBeUndefined();
   });
 
   test('a volume that a stopped container names is not deleted, and the message names it', async () => {
@@ -300,7 +300,7 @@ describe('what engines have mounted', () => {
       message: expect.stringContaining('whether containers of docker use it is not known: '),
     };
     await expect(remove()).rejects.toMatchObject(unknown);
-    await expect(server.engine.volumes.rename(volume.id, 'films', undefined, aCall())).rejects.toMatchObject(unknown);
+    await expect(server.core.volumes.rename(volume.id, 'films', undefined, aCall())).rejects.toMatchObject(unknown);
     docker.isDown = false;
     await remove();
   });
@@ -309,7 +309,7 @@ describe('what engines have mounted', () => {
     const { signal } = aCall();
     const note = (): Promise<string | undefined> =>
       Promise.race([
-        server.engine.asks.note(volume.id, signal),
+        server.core.asks.note(volume.id, signal),
         new Promise<undefined>((done) => setImmediate(() => done(undefined))),
       ]);
     // The engine is told of it.
@@ -341,7 +341,7 @@ describe('what engines have mounted', () => {
 
   test('a mount that fails leaves no hold behind', async () => {
     const gone = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
-    await expect(server.engine.holds.hold(gone, plugin, '1', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    expect(server.engine.holds.isHeld(gone.id, join(server.folder, 'published', gone.id))).toBe(false);
+    await expect(server.core.holds.hold(gone, plugin, '1', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(server.core.holds.isHeld(gone.id, join(server.folder, 'published', gone.id))).toBe(false);
   });
 });

@@ -29,7 +29,7 @@ async function started(options: ServerOptions = {}): Promise<TestServer> {
 }
 
 const add = (server: TestServer, name: string, query = '') =>
-  server.engine.stores.add(name, `local://${folder}/${name}${query}`, aCall());
+  server.core.stores.add(name, `local://${folder}/${name}${query}`, aCall());
 
 /** With store `a`, on which one call does not end before the gate opens. */
 async function busyServer() {
@@ -89,7 +89,7 @@ describe('a call on a disk that does not answer', () => {
     const server = await started();
     await add(server, 'a');
     const gate = kind.close('check', { deaf: true });
-    const check = server.engine.stores.check('a', aCall());
+    const check = server.core.stores.check('a', aCall());
     await gate.reached;
     clock.advance(15_000);
     expect(await check).toMatchObject({ ok: false, steps: [{ step: 'answer', detail: 'no answer within 15 s' }] });
@@ -137,10 +137,10 @@ describe('opening a store whose disk does not answer', () => {
     clock.advance(500);
     const server = await starting;
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
-    expect(server.engine.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
+    expect(server.core.stores.view('b').problem).toMatchObject({ code: 'unavailable', reason: 'store-opening' });
     // One attempt, however often it is tried again.
     let tended = false;
-    void runMaintenance(server.engine).then(() => {
+    void runMaintenance(server.core).then(() => {
       tended = true;
     });
     await vi.waitFor(() => {
@@ -169,14 +169,14 @@ describe('an opening that nobody waits for any more', () => {
     const server = await starting;
     await at('b');
     await server.running.reload();
-    expect(server.engine.stores.view('a')).toMatchObject({
+    expect(server.core.stores.view('a')).toMatchObject({
       config: { uri: `local://${folder}/b` },
       problem: { reason: 'store-opening' },
     });
     gate.open();
     await vi.waitFor(async () => {
-      await runMaintenance(server.engine);
-      expect(server.engine.stores.view('a').problem).toBeUndefined();
+      await runMaintenance(server.core);
+      expect(server.core.stores.view('a').problem).toBeUndefined();
     });
     expect((await server.admin.post('/v1/volumes', { name: 'precious' })).status).toBe(201);
     expect(await names(server)).toEqual(['precious']);
@@ -237,7 +237,7 @@ describe('an opening that nobody waits for any more', () => {
     const next = await starting;
     expect((await next.admin.delete('/v1/stores/a')).status).toBe(204);
     gate.open();
-    await vi.waitFor(() => add(next, 'a').then(() => next.engine.stores.remove('a', aCall())));
+    await vi.waitFor(() => add(next, 'a').then(() => next.core.stores.remove('a', aCall())));
     expect(await names(next)).toEqual([]);
     await next.stop();
   });
@@ -298,17 +298,17 @@ describe('what one store lacks does not keep others from theirs', () => {
   test('the identity of a place that could not be taken up is not that of the place before', async () => {
     const server = await started();
     await add(server, 'a');
-    await server.engine.stores.remove('a', aCall());
+    await server.core.stores.remove('a', aCall());
     const sweep = kind.close('housekeeping.sweep');
     const failing = new AbortController();
-    const other = server.engine.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
+    const other = server.core.stores.add('a', `local://${folder}/b`, aCall({ signal: failing.signal }));
     const refused = expect(other).rejects.toThrow();
     await sweep.reached;
     failing.abort(new Error('no more'));
     await refused;
     sweep.open();
-    await vi.waitFor(() => server.engine.stores.add('a', `local://${folder}/b`, aCall()));
-    expect(server.engine.stores.view('a').problem).toBeUndefined();
+    await vi.waitFor(() => server.core.stores.add('a', `local://${folder}/b`, aCall()));
+    expect(server.core.stores.view('a').problem).toBeUndefined();
   });
 });
 
@@ -316,7 +316,7 @@ describe('closing a store', () => {
   test('that is in use is refused after a while, and it stays as it was', async () => {
     const { server, gate, labelled } = await busyServer();
     const removed = server.admin.delete('/v1/stores/a');
-    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
     expect(await removed).toMatchObject({ status: 409, body: { code: 'busy', reason: 'store-busy' } });
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'y' })).status).toBe(201);
@@ -352,7 +352,7 @@ describe('closing a store on a disk that does not answer', () => {
     const server = await started({ kinds: [never] });
     await add(server, 'a');
     const removed = server.admin.delete('/v1/stores/a');
-    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(5_000);
     expect((await removed).status).toBe(204);
     await add(server, 'b');
@@ -368,10 +368,10 @@ describe('closing a store on a disk that does not answer', () => {
       expect(freeing.waiting()).toBe(1);
     });
     const removed = server.admin.delete('/v1/stores/a');
-    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
     expect((await removed).status).toBe(409);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     await vi.waitFor(() => {
       clock.advance(250);
       expect(freeing.waiting()).toBe(2);
@@ -384,7 +384,7 @@ describe('closing a store on a disk that does not answer', () => {
 
 describe('a change of configuration', () => {
   const configs = (server: TestServer, uri: string) => {
-    const { config } = server.engine.stores.view('a');
+    const { config } = server.core.stores.view('a');
     const url = new URL(uri);
     const onDelete = url.searchParams.get('onDelete') === 'retain' ? 'retain' : 'delete';
     const mode = url.searchParams.get('mode');
@@ -401,14 +401,14 @@ describe('a change of configuration', () => {
 
   test('that a store in use cannot follow waits, is shown, and is made later', async () => {
     const { server, gate, labelled } = await busyServer();
-    const before = server.engine.stores.view('a').store;
-    await server.engine.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
-    expect(server.engine.stores.view('a')).toMatchObject({ pending: undefined, store: before });
+    const before = server.core.stores.view('a').store;
+    await server.core.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());
+    expect(server.core.stores.view('a')).toMatchObject({ pending: undefined, store: before });
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ onDelete: 'retain', pending: null });
 
     const uri = `local://${folder}/a?mode=0700`;
-    const reloaded = server.engine.stores.configure(configs(server, uri), undefined, aCall());
-    await vi.waitFor(() => expect(server.engine.stores.view('a').store).toBeUndefined());
+    const reloaded = server.core.stores.configure(configs(server, uri), undefined, aCall());
+    await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
     clock.advance(30_000);
     await reloaded;
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({
@@ -417,7 +417,7 @@ describe('a change of configuration', () => {
     });
     gate.open();
     await labelled;
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect((await server.admin.get('/v1/stores/a')).body).toMatchObject({ uri, pending: null, state: 'open' });
   });
 });

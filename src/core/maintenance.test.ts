@@ -47,15 +47,15 @@ test('renews records of use on time while a hundred dead mounts are repaired, 20
 
 test("an engine's records of use are renewed on time while the repair of its mounts does not end", async () => {
   await using server = await startCore();
-  const { engine } = server;
+  const { core } = server;
   const clock = createFakeClock();
   const renewed: number[] = [];
-  Object.assign(engine.mounts, {
+  Object.assign(core.mounts, {
     repair: () => new Promise(() => undefined),
     renewUses: async () => void renewed.push(clock.elapsed() / 1_000),
   });
   await using maintenance = new AsyncDisposableStack();
-  maintenance.use(startMaintenance(engine.maintenance, clock, scope));
+  maintenance.use(startMaintenance(core.maintenance, clock, scope));
   await pass(clock, 120);
   expect(renewed).toEqual([30, 60, 90, 120]);
   // The repair never ends: the wait for it is over when its time is.

@@ -20,22 +20,22 @@ describe('mounts', () => {
   });
 
   const create = (name: string): Promise<Volume> =>
-    server.engine.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
+    server.core.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
   // Not inside the state folder, where mounting is refused.
   const at = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
-    server.engine.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
+    server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
 
   test('an unmount while the mount is on its way waits for it, and takes it away', async () => {
     const { id } = await create('a');
     const gate = kind.close('source');
     const mounted = mount('a', at('m'));
     await gate.reached;
-    const unmounted = server.engine.mounts.unpublish(at('m'), id, aCall());
+    const unmounted = server.core.mounts.unpublish(at('m'), id, aCall());
     gate.open();
     await Promise.all([mounted, unmounted]);
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
-    expect(await server.engine.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
+    expect(await server.core.mounts.list(aCall())).toEqual([]);
+    expect(await server.core.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
   });
 
   describe('by way of a link', () => {
@@ -52,9 +52,9 @@ describe('mounts', () => {
     test('a mount is taken away, and what is not there is success', async () => {
       const { id } = await create('a');
       expect(await mount('a', byLink())).toMatchObject({ target: join(at('real'), 'm') });
-      for (let i = 0; i < 2; i++) await server.engine.mounts.unpublish(byLink(), id, aCall());
-      expect(await server.engine.mounts.list(aCall())).toEqual([]);
-      await server.engine.mounts.unpublish(`${at('missing')}/../m`, id, aCall());
+      for (let i = 0; i < 2; i++) await server.core.mounts.unpublish(byLink(), id, aCall());
+      expect(await server.core.mounts.list(aCall())).toEqual([]);
+      await server.core.mounts.unpublish(`${at('missing')}/../m`, id, aCall());
     });
   });
 
@@ -62,14 +62,14 @@ describe('mounts', () => {
     const { id } = await create('a');
     await mount('a', at('m1'));
     const gate = kind.close('expand');
-    const grown = server.engine.volumes.expand(id, 50n, undefined, aCall());
+    const grown = server.core.volumes.expand(id, 50n, undefined, aCall());
     await gate.reached;
     const second = mount('a', at('m2'));
     await new Promise((resolve) => setImmediate(resolve));
     gate.open();
     expect(await grown).toMatchObject({ bytes: 50n });
     expect(await second).toMatchObject({ mounted: true });
-    expect(await server.engine.mounts.of(id, aCall())).toHaveLength(2);
+    expect(await server.core.mounts.of(id, aCall())).toHaveLength(2);
   });
 
   test('the same mount again is fine, another one at the same place is not', async () => {
@@ -87,13 +87,13 @@ describe('mounts', () => {
   test('a store with mounted volumes is neither removed nor changed', async () => {
     const path = join(server.folder, 'keep');
     await mkdir(path);
-    await server.engine.stores.add('keep', `local://${path}`, aCall());
-    await server.engine.volumes.create(
+    await server.core.stores.add('keep', `local://${path}`, aCall());
+    await server.core.volumes.create(
       { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} },
       aCall(),
     );
     await mount('keep..a', at('m'));
-    await expect(server.engine.stores.remove('keep', aCall())).rejects.toMatchObject({
+    await expect(server.core.stores.remove('keep', aCall())).rejects.toMatchObject({
       code: 'in-use',
       message: "store 'keep' has mounted volumes: keep/a",
     });
@@ -107,9 +107,9 @@ describe('mounts', () => {
       await mount('a', at(name));
       server.kept.mounts.remove(at(name));
       await mount('a', at(name));
-      await server.engine.mounts.unpublish(at(name), undefined, aCall());
+      await server.core.mounts.unpublish(at(name), undefined, aCall());
       // Nothing is on record of it any more.
-      await server.engine.mounts.unpublish(at(name), undefined, aCall());
+      await server.core.mounts.unpublish(at(name), undefined, aCall());
     }
     await expect(readdir(at('m'))).rejects.toMatchObject({ code: 'ENOENT' });
     expect(await readdir(at('theirs'))).toEqual([]);

@@ -19,12 +19,9 @@ beforeEach(async () => {
 });
 
 const create = (name: string, call: Partial<Call> = {}): Promise<Volume> =>
-  server.engine.volumes.create(
-    { store: undefined, name, bytes: undefined, access: undefined, labels: {} },
-    aCall(call),
-  );
+  server.core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall(call));
 
-const newest = (): Operation | undefined => server.engine.operations.page({ limit: 1 }).items[0]?.operation;
+const newest = (): Operation | undefined => server.core.operations.page({ limit: 1 }).items[0]?.operation;
 
 test('an operation is on record before its work begins', async () => {
   const gate = kind.close('create');
@@ -33,15 +30,15 @@ test('an operation is on record before its work begins', async () => {
   await gate.reached;
   expect(told).toHaveLength(1);
   expect(newest()).toMatchObject({ id: told[0]?.id, kind: 'volume.create', subject: 'local/a', state: 'running' });
-  expect(server.engine.operations.running).toBe(1);
+  expect(server.core.operations.running).toBe(1);
   gate.open();
   await made;
   expect(newest()).toMatchObject({ state: 'done', endedAt: clock.now(), error: undefined });
-  expect(server.engine.operations.running).toBe(0);
+  expect(server.core.operations.running).toBe(0);
 });
 
 test('an end that cannot be written down is written later; until then it runs, and its volume is locked', async () => {
-  const { records } = server.engine;
+  const { records } = server.core;
   const full = new Error('database or disk is full');
   const writing = vi.spyOn(records, 'transaction').mockImplementation(() => {
     throw full;
@@ -57,7 +54,7 @@ test('an end that cannot be written down is written later; until then it runs, a
   clock.advance(1_000);
   expect(await made).toMatchObject({ name: 'a' });
   expect(newest()).toMatchObject({ state: 'done', error: undefined });
-  expect(await server.engine.catalogue.resolve('a', aCall())).toMatchObject({ name: 'a' });
+  expect(await server.core.catalogue.resolve('a', aCall())).toMatchObject({ name: 'a' });
 });
 
 describe('cancel', () => {
@@ -66,7 +63,7 @@ describe('cancel', () => {
     const made = create('a');
     await gate.reached;
     const operation = newest();
-    expect(operation && server.engine.operations.cancel(operation.id)).toBe(true);
+    expect(operation && server.core.operations.cancel(operation.id)).toBe(true);
     await expect(made).rejects.toMatchObject({ code: 'canceled', message: 'the operation was cancelled' });
     expect(newest()).toMatchObject({ state: 'canceled', error: { code: 'canceled' } });
     expect(await readdir(server.storeFolder)).toEqual(['.stowage']);
@@ -77,7 +74,7 @@ describe('cancel', () => {
   test('of something that has ended changes nothing', async () => {
     await create('a');
     const operation = newest();
-    expect(operation && server.engine.operations.cancel(operation.id)).toBe(false);
+    expect(operation && server.core.operations.cancel(operation.id)).toBe(false);
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
@@ -89,7 +86,7 @@ describe('cancel', () => {
     const second = create('a', { signal: mine.signal });
     mine.abort();
     await expect(second).rejects.toThrow();
-    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(1);
+    expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(1);
     gate.open();
     await first;
   });
@@ -100,7 +97,7 @@ describe('drain', () => {
     const gate = kind.close('create');
     const made = create('a');
     await gate.reached;
-    const drained = server.engine.operations.drain(10_000);
+    const drained = server.core.operations.drain(10_000);
     gate.open();
     await drained;
     expect(await made).toMatchObject({ name: 'a' });
@@ -108,13 +105,13 @@ describe('drain', () => {
   });
 
   test('begins nothing new', async () => {
-    await server.engine.operations.drain(0);
+    await server.core.operations.drain(0);
     await expect(create('a')).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
       message: 'Stowage is stopping and begins nothing new',
     });
-    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(0);
+    expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(0);
   });
 
   test('who waits in line when it begins is refused, not left waiting', async () => {
@@ -122,7 +119,7 @@ describe('drain', () => {
     const first = create('a');
     await gate.reached;
     const second = create('a');
-    const drained = server.engine.operations.drain(10_000);
+    const drained = server.core.operations.drain(10_000);
     gate.open();
     await expect(second).rejects.toMatchObject({ reason: 'stopping' });
     await first;
@@ -133,7 +130,7 @@ describe('drain', () => {
     const gate = kind.close('create');
     const made = create('late');
     await gate.reached;
-    const drained = server.engine.operations.drain(10_000);
+    const drained = server.core.operations.drain(10_000);
     // Attached before it happens, or it would be an unhandled rejection.
     const refused = expect(made).rejects.toMatchObject({
       code: 'unavailable',
@@ -147,8 +144,8 @@ describe('drain', () => {
     await server.stop();
     gate.open();
     await using next = await startCore({ after: server });
-    expect(await next.engine.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
-    expect(next.engine.operations.page({ limit: 1 }).items[0]?.operation).toMatchObject({
+    expect(await next.core.catalogue.resolve('late', aCall())).toMatchObject({ name: 'late' });
+    expect(next.core.operations.page({ limit: 1 }).items[0]?.operation).toMatchObject({
       subject: 'local/late',
       state: 'done',
     });
@@ -160,5 +157,5 @@ test('ended operations are kept in a bounded number', async () => {
   for (let i = 0; i < many.length; i += 100) {
     await Promise.all(many.slice(i, i + 100).map((n) => create(`v${n}`)));
   }
-  expect(server.engine.operations.page({ limit: 5000 }).items.length).toBeLessThan(1101);
+  expect(server.core.operations.page({ limit: 5000 }).items.length).toBeLessThan(1101);
 });

@@ -30,14 +30,14 @@ async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
 /** A store with one volume in it. */
 const begin = (setup: Setup = 'onDelete=delete'): Promise<Volume> =>
   live(async (server) => {
-    await server.engine.stores.add('keep', `local://${root}?${setup}`, aCall());
+    await server.core.stores.add('keep', `local://${root}?${setup}`, aCall());
     const volume = await create(server, 'a');
     await writeFile(join(root, 'a', 'file'), 'text');
     return volume;
   });
 
 const create = (server: TestCore, name: string): Promise<Volume> =>
-  server.engine.volumes.create(
+  server.core.volumes.create(
     { store: 'keep', name, bytes: 10n, access: undefined, labels: { l: '1' } },
     aCall({ requestId: `make-${name}` }),
   );
@@ -61,11 +61,11 @@ async function forgetting(work: (server: TestCore) => Promise<unknown>): Promise
 
 const found = async (server: TestCore): Promise<readonly Volume[]> => {
   const query = { stores: ['keep'], labels: {}, contains: undefined, after: undefined, limit: 100 };
-  return (await server.engine.catalogue.page(query, aCall())).volumes;
+  return (await server.core.catalogue.page(query, aCall())).volumes;
 };
 const visible = async (): Promise<string[]> => (await readdir(root)).filter((name) => !name.startsWith('.')).sort();
 const stateOf = (server: TestCore, id: Operation['id']): string | undefined =>
-  server.engine.operations.get(id)?.operation.state;
+  server.core.operations.get(id)?.operation.state;
 
 describe.each([
   ['before the store did anything', false],
@@ -74,7 +74,7 @@ describe.each([
   test('create: the volume is there once, and repeating the request finds it', async () => {
     await begin();
     const spec = { name: 'b', bytes: 10n, access: 'filesystem', labels: { l: '1' }, requestId: 'make-b' } as const;
-    const { instance } = await live(async (server) => server.engine);
+    const { instance } = await live(async (server) => server.core);
     const id = newVolumeId();
     if (done) await forgetting((server) => create(server, 'b'));
     const intent = leaveIntent(
@@ -92,7 +92,7 @@ describe.each([
 
   test('expand', async () => {
     const volume = await begin();
-    if (done) await forgetting((server) => server.engine.volumes.expand(volume.id, 50n, undefined, aCall()));
+    if (done) await forgetting((server) => server.core.volumes.expand(volume.id, 50n, undefined, aCall()));
     const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '50' });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
@@ -102,7 +102,7 @@ describe.each([
 
   test('rename', async () => {
     const volume = await begin();
-    if (done) await forgetting((server) => server.engine.volumes.rename(volume.id, 'z', undefined, aCall()));
+    if (done) await forgetting((server) => server.core.volumes.rename(volume.id, 'z', undefined, aCall()));
     const intent = leaveIntent('volume.rename', { id: volume.id, name: 'a', to: 'z' });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
@@ -114,7 +114,7 @@ describe.each([
 
   test('label', async () => {
     const volume = await begin();
-    if (done) await forgetting((server) => server.engine.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
+    if (done) await forgetting((server) => server.core.volumes.label(volume.id, { x: '2' }, undefined, aCall()));
     const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { l: '1', x: '2' } });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
@@ -128,12 +128,12 @@ describe.each([
     ['onDelete=archive', [], 1],
   ])('delete with %s', async (setup, left, inTrash) => {
     const volume = await begin(setup);
-    if (done) await forgetting((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await forgetting((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toEqual([]);
-      expect(await server.engine.deletions.trashOf('keep', aCall())).toHaveLength(inTrash);
+      expect(await server.core.deletions.trashOf('keep', aCall())).toHaveLength(inTrash);
     });
     expect(await visible()).toEqual(left);
   });
@@ -143,35 +143,35 @@ describe.each([
     ['because somebody asked for it', { deletedAt: 1 }],
   ])('purge %s: what was restored and deleted again since stays in the trash', async (_why, params) => {
     const volume = await begin('onDelete=archive');
-    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
+    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a', ...params });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await server.engine.deletions.trashOf('keep', aCall())).toMatchObject([{ volume: { id: volume.id } }]);
+      expect(await server.core.deletions.trashOf('keep', aCall())).toMatchObject([{ volume: { id: volume.id } }]);
     });
   });
 
   test('restore', async () => {
     const volume = await begin('onDelete=archive');
-    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
-    if (done) await forgetting((server) => server.engine.deletions.restore(volume.id, 'z', () => true, aCall()));
+    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await forgetting((server) => server.core.deletions.restore(volume.id, 'z', () => true, aCall()));
     const intent = leaveIntent('volume.restore', { id: volume.id, name: 'a', to: 'z' });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
       expect(await found(server)).toMatchObject([{ id: volume.id, name: 'z' }]);
-      expect(await server.engine.deletions.trashOf('keep', aCall())).toEqual([]);
+      expect(await server.core.deletions.trashOf('keep', aCall())).toEqual([]);
     });
     expect(await readFile(join(root, 'z', 'file'), 'utf8')).toBe('text');
   });
 
   test('purge', async () => {
     const volume = await begin('onDelete=archive');
-    await live((server) => server.engine.deletions.delete(volume.id, undefined, aCall()));
-    if (done) await forgetting((server) => server.engine.deletions.purge(volume.id, () => true, aCall()));
+    await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
+    if (done) await forgetting((server) => server.core.deletions.purge(volume.id, () => true, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a' });
     await live(async (server) => {
       expect(stateOf(server, intent)).toBe('done');
-      expect(await server.engine.deletions.trashOf('keep', aCall())).toEqual([]);
+      expect(await server.core.deletions.trashOf('keep', aCall())).toEqual([]);
     });
     expect(await visible()).toEqual([]);
   });
@@ -180,7 +180,7 @@ describe.each([
     await begin();
     await mkdir(join(root, 'films'));
     const how = { dryRun: false, data: true };
-    if (done) await forgetting((server) => server.engine.adoptions.adopt('keep', how, aCall()));
+    if (done) await forgetting((server) => server.core.adoptions.adopt('keep', how, aCall()));
     const intent = leaveIntent('store.adopt', how);
     await live(async (server) => {
       // It can take hours, so the store is opened meanwhile.
@@ -195,11 +195,11 @@ test('an intent that can no longer be carried out ends as failed, and the store 
   const volume = await begin();
   const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '1' });
   await live(async (server) => {
-    expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+    expect(server.core.operations.get(intent)?.operation).toMatchObject({
       state: 'failed',
       error: { code: 'out-of-range' },
     });
-    expect(server.engine.stores.view('keep').problem).toBeUndefined();
+    expect(server.core.stores.view('keep').problem).toBeUndefined();
     expect(await found(server)).toMatchObject([{ bytes: 10n }]);
   });
 });
@@ -219,9 +219,9 @@ test('while its store is down an intent waits, and is done as soon as the store 
   await rename(root, join(folder, 'aside'));
   await live(async (server) => {
     expect(stateOf(server, intent)).toBe('running');
-    expect(server.engine.stores.view('keep').problem).toMatchObject({ code: 'unavailable' });
+    expect(server.core.stores.view('keep').problem).toMatchObject({ code: 'unavailable' });
     await rename(join(folder, 'aside'), root);
-    await runMaintenance(server.engine);
+    await runMaintenance(server.core);
     expect(stateOf(server, intent)).toBe('done');
     expect(await found(server)).toMatchObject([{ labels: { late: 'yes' } }]);
   });
@@ -232,8 +232,8 @@ test('removing a store gives up what was interrupted on it', async () => {
   const intent = leaveIntent('volume.delete', { id: newVolumeId(), name: 'b', deletedAt: 1 });
   await rm(root, { recursive: true });
   await live(async (server) => {
-    await server.engine.stores.remove('keep', aCall());
-    expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+    await server.core.stores.remove('keep', aCall());
+    expect(server.core.operations.get(intent)?.operation).toMatchObject({
       state: 'canceled',
       error: { reason: 'store-removed', message: "store 'keep' was removed before this was done" },
     });
@@ -248,14 +248,14 @@ describe('a directory that is not the store it was', () => {
     await rename(root, join(folder, 'disk'));
     await mkdir(root);
     await live(async (server) => {
-      expect(server.engine.stores.view('keep').problem).toMatchObject(problem);
+      expect(server.core.stores.view('keep').problem).toMatchObject(problem);
       expect(await readdir(root)).toEqual([]);
       await expect(create(server, 'b')).rejects.toMatchObject(problem);
       expect(await found(server)).toMatchObject([{ id: volume.id }]);
       await rm(root, { recursive: true });
       await rename(join(folder, 'disk'), root);
-      await runMaintenance(server.engine);
-      expect(await server.engine.volumes.inspect('keep..a', aCall())).toMatchObject({ condition: 'ok' });
+      await runMaintenance(server.core);
+      expect(await server.core.volumes.inspect('keep..a', aCall())).toMatchObject({ condition: 'ok' });
     });
   });
 
@@ -266,10 +266,10 @@ describe('a directory that is not the store it was', () => {
     await mkdir(join(root, 'other'), { recursive: true });
     await live(async (server) => {
       const how = { dryRun: true, data: true };
-      await expect(server.engine.adoptions.adopt('keep', how, aCall())).rejects.toMatchObject(problem);
-      await server.engine.adoptions.adopt('keep', { ...how, dryRun: false }, aCall());
+      await expect(server.core.adoptions.adopt('keep', how, aCall())).rejects.toMatchObject(problem);
+      await server.core.adoptions.adopt('keep', { ...how, dryRun: false }, aCall());
       expect(await found(server)).toMatchObject([{ name: 'other' }]);
-      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+      expect(server.core.operations.get(intent)?.operation).toMatchObject({
         state: 'failed',
         error: { reason: 'store-moved' },
       });
@@ -281,10 +281,10 @@ describe('a directory that is not the store it was', () => {
   test('a store that was removed can be added again, whatever lies there', async () => {
     await begin();
     await live(async (server) => {
-      await server.engine.stores.remove('keep', aCall());
+      await server.core.stores.remove('keep', aCall());
       await rm(root, { recursive: true });
       await mkdir(root);
-      await server.engine.stores.add('keep', `local://${root}`, aCall());
+      await server.core.stores.add('keep', `local://${root}`, aCall());
       expect(await found(server)).toEqual([]);
     });
   });

@@ -22,49 +22,49 @@ test('what containers name is said on the store, whether they run or not, and ta
   const docker = createFakeEngine();
   const podman = createFakeEngine('podman');
   await using server = await startCore({ kinds, engines: [docker, podman] });
-  const { engine } = server;
-  await engine.stores.add('silver', 'nfs://nowhere/export', aCall());
+  const { core } = server;
+  await core.stores.add('silver', 'nfs://nowhere/export', aCall());
   const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
-  const volume = await engine.volumes.create(wanted, aCall());
+  const volume = await core.volumes.create(wanted, aCall());
   const said = async (): Promise<readonly string[]> =>
-    ((await engine.uses.of(volume, aCall())) as readonly SeenUse[]).flatMap(({ users }) =>
+    ((await core.uses.of(volume, aCall())) as readonly SeenUse[]).flatMap(({ users }) =>
       users.map(({ kind, name }) => `${kind} ${name}`),
     );
   docker.run('web', { photos: 'stowage' });
   await vi.waitFor(async () => expect(await said()).toEqual(['container web']), inTime);
   podman.run('db', { 'silver..photos': 'stowage' }, false);
   await vi.waitFor(async () => expect(await said()).toEqual(['container web', 'container db']), inTime);
-  await expect(engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+  await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
     message: expect.stringMatching(/container web .*container db /),
   });
   docker.remove('web');
   podman.remove('db');
   await vi.waitFor(async () => expect(await said()).toEqual([]), inTime);
-  await engine.deletions.delete(volume.id, undefined, aCall());
+  await core.deletions.delete(volume.id, undefined, aCall());
 });
 
 test('a plugin of ours that an engine knows by another name has its containers counted', async () => {
   const docker = createFakeEngine();
   await using server = await startCore({ engines: [docker] });
-  const { engine } = server;
+  const { core } = server;
   const create = (name: string) =>
-    engine.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+    core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
   const [asked, unasked] = [await create('photos'), await create('films')];
   // By its engine name, whatever the volume is called by now; or by the volume's own.
-  await engine.engineNames.resolve('stowage-local', 'local..photos', aCall());
+  await core.engineNames.resolve('stowage-local', 'local..photos', aCall());
   docker.run('web', { 'local..photos': undefined, other: undefined });
   docker.run('db', { films: undefined }, false);
   for (const [volume, name] of [
     [asked, 'web'],
     [unasked, 'db'],
   ] as const)
-    await expect(engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+    await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
       ...{ code: 'in-use', message: expect.stringContaining(`it is used by container ${name} on`) },
     });
-  expect(engine.references.isLive(asked.id)).toBe(true);
+  expect(core.references.isLive(asked.id)).toBe(true);
   docker.remove('web');
   docker.remove('db');
-  for (const { id } of [asked, unasked]) await engine.deletions.delete(id, undefined, aCall());
+  for (const { id } of [asked, unasked]) await core.deletions.delete(id, undefined, aCall());
 });
 
 test('names that a silent store would have to be asked for do not make the engine look silent', async () => {

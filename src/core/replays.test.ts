@@ -33,7 +33,7 @@ beforeEach(async () => {
 const start = (): Promise<TestCore> => startCore({ folder, records, kinds: [kind], clock });
 
 const create = (server: TestCore, name: string): Promise<Volume> =>
-  server.engine.volumes.create(
+  server.core.volumes.create(
     { store: 'keep', name, bytes: 10n, access: undefined, labels: {} },
     aCall({ requestId: name }),
   );
@@ -41,7 +41,7 @@ const create = (server: TestCore, name: string): Promise<Volume> =>
 /** A store with the volumes a and b. */
 async function begin(): Promise<Volume> {
   await using server = await start();
-  await server.engine.stores.add('keep', `local://${join(folder, 'keep')}?onDelete=delete`, aCall());
+  await server.core.stores.add('keep', `local://${join(folder, 'keep')}?onDelete=delete`, aCall());
   await create(server, 'b');
   return await create(server, 'a');
 }
@@ -58,7 +58,7 @@ const error = (code: StowageError['code']): StowageError =>
   relayed(`refused as ${code}`, { code, reason: 'test', action: 'Wait.' });
 
 const operationOf = (server: TestCore, id: Operation['id']): Operation | undefined =>
-  server.engine.operations.get(id)?.operation;
+  server.core.operations.get(id)?.operation;
 
 const labelled = (volume: Volume): Operation['id'] =>
   leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
@@ -72,7 +72,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
       const refused = kind.fail('label', error(code));
       await using server = await start();
       expect(operationOf(server, intent)).toMatchObject({ state: 'running', error: { message: `refused as ${code}` } });
-      expect(server.engine.stores.view('keep').problem).toBeUndefined();
+      expect(server.core.stores.view('keep').problem).toBeUndefined();
       clock.advance(1_000);
       await vi.waitFor(() => expect(refused.refused()).toBe(2), inTime);
       expect(operationOf(server, intent)).toMatchObject({ state: 'running' });
@@ -82,7 +82,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
         () => expect(operationOf(server, intent)).toMatchObject({ state: 'done', error: undefined }),
         inTime,
       );
-      const { volume: now } = await server.engine.volumes.inspect('keep..a', aCall());
+      const { volume: now } = await server.core.volumes.inspect('keep..a', aCall());
       expect(now.labels).toEqual({ late: 'yes' });
     },
   );
@@ -108,7 +108,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     labelled(await begin());
     kind.fail('label', error('unavailable'));
     await using server = await start();
-    expect(await server.engine.volumes.expand('keep..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
+    expect(await server.core.volumes.expand('keep..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
     await create(server, 'c');
   });
 
@@ -116,7 +116,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     const intent = labelled(await begin());
     kind.fail('label', error('unavailable'));
     await using server = await start();
-    const expanding = server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    const expanding = server.core.volumes.expand('keep..a', 20n, undefined, aCall());
     const failures: StowageError[] = [];
     for (const request of [expanding, create(server, 'a')]) void refusal(request).then((it) => failures.push(it));
     // The requests begin to wait at a moment that is not seen from here.
@@ -135,7 +135,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
-    const expanding = server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    const expanding = server.core.volumes.expand('keep..a', 20n, undefined, aCall());
     refused.stop();
     clock.advance(1_000);
     expect(await expanding).toMatchObject({ bytes: 20n, labels: { late: 'yes' } });
@@ -162,31 +162,31 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     clock.advance(1_000);
     const failed = { state: 'failed', error: { message: 'refused as conflict' } };
     await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject(failed), inTime);
-    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
   test('can be cancelled', async () => {
     const intent = labelled(await begin());
     kind.fail('label', error('unavailable'));
     await using server = await start();
-    expect(server.engine.operations.cancel(intent)).toBe(true);
+    expect(server.core.operations.cancel(intent)).toBe(true);
     await vi.waitFor(() => expect(operationOf(server, intent)).toMatchObject({ state: 'canceled' }), inTime);
-    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
   test('ends with its store, and is not retried on another one of that name', async () => {
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
-    await server.engine.stores.remove('keep', aCall());
+    await server.core.stores.remove('keep', aCall());
     const canceled = { state: 'canceled', error: { reason: 'store-removed' } };
     expect(operationOf(server, intent)).toMatchObject(canceled);
-    await server.engine.stores.add('keep', `local://${join(folder, 'keep')}`, aCall());
+    await server.core.stores.add('keep', `local://${join(folder, 'keep')}`, aCall());
     await create(server, 'a-second');
     const before = refused.refused();
     clock.advance(60_000);
-    await server.engine.adoptions.adopt('keep', { dryRun: false, data: false }, aCall());
-    await server.engine.volumes.expand('keep..a', 20n, undefined, aCall());
+    await server.core.adoptions.adopt('keep', { dryRun: false, data: false }, aCall());
+    await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
     expect(refused.refused()).toBe(before);
     expect(operationOf(server, intent)).toMatchObject(canceled);
   });

@@ -30,52 +30,52 @@ beforeEach(async () => {
     const server = await startCore({ kinds: [createLocalStoreKind(), createNfsStoreKind(clock)] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const uri = `nfs://${nfs.host}/export?port=${nfs.port}&mountport=${nfs.port}`;
-    await server.engine.stores.add('silver', uri, aCall());
+    await server.core.stores.add('silver', uri, aCall());
     return server;
   };
   [one, other] = [await start(), await start()];
 });
 
-const create = ({ engine }: TestCore, name: string, key?: string): Promise<Volume> =>
-  engine.volumes.create(
+const create = ({ core }: TestCore, name: string, key?: string): Promise<Volume> =>
+  core.volumes.create(
     { store: 'silver', name, bytes: 1n, access: undefined, labels: {} },
     { ...aCall(), ...(key === undefined ? {} : { requestId: key }) },
   );
-const list = async ({ engine }: TestCore): Promise<readonly Volume[]> => {
+const list = async ({ core }: TestCore): Promise<readonly Volume[]> => {
   const query = { stores: ['silver'], labels: {}, contains: undefined, after: undefined, limit: 100 };
-  return (await engine.catalogue.page(query, aCall())).volumes;
+  return (await core.catalogue.page(query, aCall())).volumes;
 };
 
 describe('two hosts on one store', () => {
   test('see at once what the other makes, changes, renames and deletes', async () => {
     const made = await create(one, 'a');
     expect(await list(other)).toEqual([made]);
-    const labelled = await other.engine.volumes.label(made.id, { team: 'red' }, undefined, aCall());
+    const labelled = await other.core.volumes.label(made.id, { team: 'red' }, undefined, aCall());
     expect(await list(one)).toEqual([labelled]);
-    const renamed = await one.engine.volumes.rename(made.id, 'b', undefined, aCall());
-    expect(await other.engine.catalogue.resolve(made.id, aCall())).toEqual(renamed);
-    await expect(other.engine.catalogue.resolve('silver..a', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    await other.engine.deletions.delete(made.id, undefined, aCall());
-    await expect(one.engine.catalogue.resolve(made.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    const renamed = await one.core.volumes.rename(made.id, 'b', undefined, aCall());
+    expect(await other.core.catalogue.resolve(made.id, aCall())).toEqual(renamed);
+    await expect(other.core.catalogue.resolve('silver..a', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await other.core.deletions.delete(made.id, undefined, aCall());
+    await expect(one.core.catalogue.resolve(made.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
     expect(await list(one)).toEqual([]);
   });
 
   test('a volume that another host renamed is deleted, not just forgotten', async () => {
     const { id } = await create(one, 'a');
     await list(other);
-    await one.engine.volumes.rename(id, 'b', undefined, aCall());
-    await other.engine.deletions.delete(id, undefined, aCall());
+    await one.core.volumes.rename(id, 'b', undefined, aCall());
+    await other.core.deletions.delete(id, undefined, aCall());
     expect(await readdir(folder)).toEqual(['.stowage']);
   });
 
   test('a name that was deleted and given away elsewhere stands for the new volume', async () => {
     const first = await create(one, 'a');
     await list(other);
-    await one.engine.deletions.delete(first.id, undefined, aCall());
+    await one.core.deletions.delete(first.id, undefined, aCall());
     const second = await create(one, 'a');
-    expect((await other.engine.catalogue.resolve('silver..a', aCall())).id).toBe(second.id);
+    expect((await other.core.catalogue.resolve('silver..a', aCall())).id).toBe(second.id);
     expect(await list(other)).toEqual([second]);
-    await expect(other.engine.deletions.delete(first.id, undefined, aCall())).rejects.toMatchObject({
+    await expect(other.core.deletions.delete(first.id, undefined, aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
     expect(await list(one)).toEqual([second]);
@@ -95,18 +95,15 @@ describe('two hosts on one store', () => {
 
   test('a volume that another host uses is neither deleted nor renamed, also when that host is silent', async () => {
     const made = await create(one, 'a');
-    await other.engine.stores.use('silver', async (store) => {
+    await other.core.stores.use('silver', async (store) => {
       const use = { host: 'host-2', node: 'far' as never, users: [{ kind: 'container', name: 'db' }] } as const;
       await store.uses?.put(made, use, aCall());
     });
     const refusal = { code: 'in-use', message: expect.stringContaining('host far (host-2, container db)') };
-    await expect(one.engine.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);
-    await expect(one.engine.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject(refusal);
-    await one.engine.stores.use(
-      'silver',
-      (store) => store.uses?.remove(made.id, 'host-2', aCall()) ?? Promise.resolve(),
-    );
-    await one.engine.deletions.delete(made.id, undefined, aCall());
+    await expect(one.core.deletions.delete(made.id, undefined, aCall())).rejects.toMatchObject(refusal);
+    await expect(one.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject(refusal);
+    await one.core.stores.use('silver', (store) => store.uses?.remove(made.id, 'host-2', aCall()) ?? Promise.resolve());
+    await one.core.deletions.delete(made.id, undefined, aCall());
     expect(await list(other)).toEqual([]);
   });
 });
@@ -116,14 +113,14 @@ test.skipIf(needs('mount'))(
   async () => {
     const made = await create(one, 'a');
     const use = { host: 'elsewhere', node: 'elsewhere' as NodeName, users: [] };
-    const { uses } = one.engine.stores.view('silver').store ?? {};
+    const { uses } = one.core.stores.view('silver').store ?? {};
     await uses?.takeWriter(made, use.host, aCall());
     await uses?.put(made, use, aCall());
     const target = `${one.folder}-m`;
     const how = { readOnly: false, user: undefined, sole: true };
-    await expect(one.engine.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
+    await expect(one.core.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
       reason: 'volume-written-elsewhere',
     });
-    expect((await other.engine.uses.of(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
+    expect((await other.core.uses.of(made, aCall()))?.map(({ host }) => host)).toEqual(['elsewhere']);
   },
 );

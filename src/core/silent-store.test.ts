@@ -23,7 +23,7 @@ async function started(options: ServerOptions = {}): Promise<Started> {
   const server = await startServer({ kinds: [createLocalStoreKind(), kind], ...options });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const { port } = own.server;
-  await server.engine.stores.add(
+  await server.core.stores.add(
     'silver',
     `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=500ms&retries=0`,
     aCall(),
@@ -133,7 +133,7 @@ test('one that answers and denies every request is shown with that problem, and 
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const { port } = own.server;
-  await server.engine.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}`, aCall());
+  await server.core.stores.add('silver', `nfs://127.0.0.1/export?port=${port}&mountport=${port}`, aCall());
   const action = 'Have it exported to this host.';
   const error = new StowageError('it says no', { code: 'denied', reason: 'nfs-credential-denied', action });
   const verbs = (['changedByOthers.marks', 'names'] as const).map((verb) => kind.fail(verb, error));

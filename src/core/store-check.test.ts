@@ -35,9 +35,9 @@ test('few checks from other networks run at once; the others wait in line, as lo
   const { begun, kind, config } = controlled();
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
-  await server.engine.stores.configure([config], undefined, aCall());
+  await server.core.stores.configure([config], undefined, aCall());
   const check = (from: string, signal = new AbortController().signal) =>
-    server.engine.stores.check('silver', { signal, log: silentLog() }, from);
+    server.core.stores.check('silver', { signal, log: silentLog() }, from);
   const froms = (): readonly unknown[] => begun.map(({ from }) => from);
   const leaving = new AbortController();
   const all = ['a', 'b', 'c'].map((from) => check(from));

@@ -22,7 +22,7 @@ let folder: string;
 /** The directory of the store. */
 let root: string;
 let config: string;
-let core: TestCore;
+let server: TestCore;
 
 const configure = (policy = ''): Promise<void> =>
   writeFile(config, `stores:\n  plain: minimal://${root}${policy}\n  local: local://${folder}/local\n`);
@@ -34,51 +34,51 @@ beforeEach(async () => {
   for (const name of ['plain', 'local']) await mkdir(join(folder, name));
   await configure();
   const first = await startCore({ config, kinds: [createLocalStoreKind(), kind] });
-  core = first;
+  server = first;
   onTestFinished(async () => {
-    await core.stop();
+    await server.stop();
     await first[Symbol.asyncDispose]();
   });
 });
 
 const restart = async (): Promise<void> => {
-  await core.stop();
-  core = await startCore({ after: core, config, kinds: [createLocalStoreKind(), kind] });
+  await server.stop();
+  server = await startCore({ after: server, config, kinds: [createLocalStoreKind(), kind] });
 };
 const create = (name: string, bytes?: bigint): Promise<Volume> =>
-  core.engine.volumes.create({ store: 'plain', name, bytes, access: undefined, labels: {} }, aCall());
+  server.core.volumes.create({ store: 'plain', name, bytes, access: undefined, labels: {} }, aCall());
 const volumes = async (): Promise<readonly string[]> => {
   const query = { stores: ['plain'], labels: {}, contains: undefined, after: undefined, limit: 100 };
-  return (await core.engine.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
+  return (await server.core.catalogue.page(query, aCall())).volumes.map(({ name }) => name);
 };
 /** The kinds of all operations on record. */
 const operations = (): readonly string[] =>
-  core.engine.operations.page({ limit: 100 }).items.map(({ operation }) => operation.kind);
-const view = () => core.engine.stores.view('plain');
+  server.core.operations.page({ limit: 100 }).items.map(({ operation }) => operation.kind);
+const view = () => server.core.stores.view('plain');
 
 describe('a store with the required members only', () => {
   test('creates, labels, mounts, inspects, checks and deletes volumes', async () => {
     const made = await create('a', 10n);
-    const labelled = await core.engine.volumes.label(made.id, { team: 'b' }, undefined, aCall());
-    expect(await core.engine.volumes.inspect(made.id, aCall())).toEqual({ volume: labelled, condition: 'ok' });
-    const target = `${core.folder}-target`;
-    await core.engine.mounts.publish(made.id, target, { readOnly: false, user: undefined, group: 2000 }, aCall());
-    await core.engine.mounts.unpublish(target, made.id, aCall());
-    expect(await core.engine.stores.check('plain', aCall())).toMatchObject({ ok: true });
-    expect(await core.engine.deletions.delete(made.id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
+    const labelled = await server.core.volumes.label(made.id, { team: 'b' }, undefined, aCall());
+    expect(await server.core.volumes.inspect(made.id, aCall())).toEqual({ volume: labelled, condition: 'ok' });
+    const target = `${server.folder}-target`;
+    await server.core.mounts.publish(made.id, target, { readOnly: false, user: undefined, group: 2000 }, aCall());
+    await server.core.mounts.unpublish(target, made.id, aCall());
+    expect(await server.core.stores.check('plain', aCall())).toMatchObject({ ok: true });
+    expect(await server.core.deletions.delete(made.id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
     expect(await volumes()).toEqual([]);
     expect(minimal.volumesAt(root).size).toBe(0);
-    await runMaintenance(core.engine);
+    await runMaintenance(server.core);
   });
 
   test('has no identity that core could remember', async () => {
-    const made = await core.engine.volumes.createKnown(
+    const made = await server.core.volumes.createKnown(
       { store: 'plain', name: 'a', bytes: undefined, access: undefined, labels: {} },
       aCall(),
     );
     expect(made.storeIdentity).toBeUndefined();
-    await core.stop();
-    const records = core.kept.records.open();
+    await server.stop();
+    const records = server.kept.records.open();
     expect(records.settings.get('identity of local')).toMatch(/./);
     expect(records.settings.get('identity of plain')).toBe('');
     records.close();
@@ -89,7 +89,7 @@ describe('a store with the required members only', () => {
   test('is not compared with the places of other stores', async () => {
     const apart = keepApart({ ...minimal, placement: 'anywhere' }, async ({ name }) => ({ on: [name], root }));
     const { policy, ...given } = view().config;
-    const context = { instance: 'i', node: core.engine.node };
+    const context = { instance: 'i', node: server.core.node };
     for (const name of ['one', 'two'].map(storeName)) {
       const opened = await apart.open({ ...given, policy, name }, policy, context, aCall());
       onTestFinished(() => opened.close());
@@ -99,7 +99,7 @@ describe('a store with the required members only', () => {
 
   test('gives the names of its volumes by listing them', async () => {
     const [a, b] = [await create('a'), await create('b')];
-    core.engine.records.volumes.remove(a.id);
+    server.core.records.volumes.remove(a.id);
     minimal.volumesAt(root).delete(b.name);
     await restart();
     expect(await volumes()).toEqual(['a']);
@@ -109,7 +109,7 @@ describe('a store with the required members only', () => {
     const made = await create('a');
     minimal.volumesAt(root).delete(made.name);
     expect(await volumes()).toEqual(['a']);
-    expect(await core.engine.answers.silent([view().config.name], aCall())).toEqual(new Set());
+    expect(await server.core.answers.silent([view().config.name], aCall())).toEqual(new Set());
   });
 
   test('cannot hold a volume to its size, which is a label', async () => {
@@ -119,52 +119,52 @@ describe('a store with the required members only', () => {
       ...{ code: 'unsupported', reason: 'enforcement-unsupported' },
       message: "store 'plain' cannot hold a volume to its size",
     };
-    await expect(core.engine.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
-    await expect(core.engine.volumes.enforce(id, true, undefined, aCall())).rejects.toMatchObject(unsupported);
+    await expect(server.core.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
+    await expect(server.core.volumes.enforce(id, true, undefined, aCall())).rejects.toMatchObject(unsupported);
     expect(operations()).toEqual(['volume.create']);
   });
 
   test('refuses to enlarge a volume before an operation is recorded, unless it has that size already', async () => {
     const made = await create('a', 10n);
-    await expect(core.engine.volumes.expand(made.id, 20n, undefined, aCall())).rejects.toMatchObject({
+    await expect(server.core.volumes.expand(made.id, 20n, undefined, aCall())).rejects.toMatchObject({
       ...{ code: 'unsupported', reason: 'expand-unsupported' },
       message: "store 'plain' cannot enlarge volumes",
     });
-    expect(await core.engine.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
-    const target = `${core.folder}-target`;
-    await core.engine.mounts.publish(made.id, target, { readOnly: false, user: undefined }, aCall());
-    expect(await core.engine.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
-    await core.engine.mounts.unpublish(target, made.id, aCall());
+    expect(await server.core.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
+    const target = `${server.folder}-target`;
+    await server.core.mounts.publish(made.id, target, { readOnly: false, user: undefined }, aCall());
+    expect(await server.core.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
+    await server.core.mounts.unpublish(target, made.id, aCall());
     expect(operations().filter((one) => one === 'volume.expand')).toEqual([]);
   });
 
   test('refuses to rename a volume before an operation is recorded, unless it has that name already', async () => {
     const made = await create('a');
-    await expect(core.engine.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject({
+    await expect(server.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject({
       ...{ code: 'unsupported', reason: 'rename-unsupported' },
       message: "store 'plain' cannot rename volumes",
     });
-    expect(await core.engine.volumes.rename(made.id, 'a', undefined, aCall())).toEqual(made);
+    expect(await server.core.volumes.rename(made.id, 'a', undefined, aCall())).toEqual(made);
     expect(operations()).toEqual(['volume.create']);
   });
 
   test('does not know how much a volume holds, neither for CSI nor for Docker', async () => {
     const made = await create('a');
-    await expect(core.engine.volumes.usage(made.id, aCall())).rejects.toMatchObject({
+    await expect(server.core.volumes.usage(made.id, aCall())).rejects.toMatchObject({
       ...{ code: 'unsupported', reason: 'usage-unsupported' },
       message: "store 'plain' does not know how much its volumes hold",
     });
     const log = collectingLog();
-    const counting = createCounting({ volumes: core.engine.volumes, clock: systemClock(), log });
+    const counting = createCounting({ volumes: server.core.volumes, clock: systemClock(), log });
     expect(await counting.of(made)).toBeUndefined();
-    using used = createUsed(core.engine, systemClock(), log);
+    using used = createUsed(server.core, systemClock(), log);
     expect(await used.of(made)).toBeUndefined();
     expect(log.lines).toEqual([]);
   });
 
   test('decides by itself whether a volume is deleted that must be empty', async () => {
     const { id } = await create('a');
-    await expect(core.engine.deletions.delete(id, undefined, aCall(), { discard: true })).rejects.toMatchObject({
+    await expect(server.core.deletions.delete(id, undefined, aCall(), { discard: true })).rejects.toMatchObject({
       ...{ code: 'conflict', reason: 'volume-not-empty' },
     });
     expect(operations()).toEqual(['volume.delete', 'volume.create']);
@@ -173,28 +173,28 @@ describe('a store with the required members only', () => {
 
   test('has an unknown amount of free space', async () => {
     const log = collectingLog();
-    const rooms = await core.engine.answers.rooms(['local', 'plain'].map(storeName), aCall({ log }));
+    const rooms = await server.core.answers.rooms(['local', 'plain'].map(storeName), aCall({ log }));
     expect([...rooms.keys()]).toEqual(['local']);
     expect(log.lines).toEqual([]);
   });
 
   test('is left out where trash is listed, searched and expired', async () => {
     const { id } = await create('a');
-    const { trash, trashOf, restore, purge } = core.engine.deletions;
+    const { trash, trashOf, restore, purge } = server.core.deletions;
     expect(await trashOf('plain', aCall())).toEqual([]);
     expect(await trash(['plain', 'local'], aCall())).toEqual({ entries: [], unanswered: [] });
     const unknown = { code: 'not-found', reason: 'trash-unknown' };
-    await core.engine.deletions.delete(id, undefined, aCall());
+    await server.core.deletions.delete(id, undefined, aCall());
     await expect(restore(id, undefined, () => true, aCall())).rejects.toMatchObject(unknown);
     await expect(purge(id, () => true, aCall())).rejects.toMatchObject(unknown);
     const log = collectingLog();
-    await runMaintenance(core.engine, aCall({ log }));
+    await runMaintenance(server.core, aCall({ log }));
     expect(log.lines.filter((line) => line.includes('trash'))).toEqual([]);
   });
 
   test('refuses to adopt before an operation is recorded', async () => {
     for (const dryRun of [true, false]) {
-      const adopting = core.engine.adoptions.adopt('plain', { dryRun, data: true }, aCall());
+      const adopting = server.core.adoptions.adopt('plain', { dryRun, data: true }, aCall());
       await expect(adopting).rejects.toMatchObject({
         ...{ code: 'unsupported', reason: 'adoption-unsupported' },
         message: "store 'plain' cannot adopt volumes",
@@ -205,16 +205,16 @@ describe('a store with the required members only', () => {
 
   test('has no orphans, no sweep, and no space to free', async () => {
     const { id } = await create('a');
-    expect(await core.engine.adoptions.orphans('plain', aCall())).toEqual([]);
-    await core.engine.deletions.delete(id, undefined, aCall());
+    expect(await server.core.adoptions.orphans('plain', aCall())).toEqual([]);
+    await server.core.deletions.delete(id, undefined, aCall());
     await restart();
     expect(view().problem).toBeUndefined();
   });
 
   test('has no records of who uses its volumes', async () => {
     const made = await create('a');
-    expect(await core.engine.uses.of(made, aCall())).toBeUndefined();
-    await expect(core.engine.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
+    expect(await server.core.uses.of(made, aCall())).toBeUndefined();
+    await expect(server.core.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
       ...{ code: 'unsupported', reason: 'uses-unsupported' },
       message: "store 'plain' has no records of who uses its volumes: no other host can",
     });
@@ -228,12 +228,12 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
   };
 
   test('is refused when the store is added', async () => {
-    const adding = core.engine.stores.add('other', `minimal://${root}?onDelete=${onDelete}`, aCall());
+    const adding = server.core.stores.add('other', `minimal://${root}?onDelete=${onDelete}`, aCall());
     await expect(adding).rejects.toMatchObject({
       ...{ code: 'invalid', reason: 'store-policy-unsupported' },
       message: `store 'other' does not support onDelete=${onDelete}`,
     });
-    expect(core.engine.stores.list().map(({ config: { name } }) => name as string)).toEqual(['plain', 'local']);
+    expect(server.core.stores.list().map(({ config: { name } }) => name as string)).toEqual(['plain', 'local']);
   });
 
   test('keeps the store closed at a start, until the policy is changed', async () => {
@@ -242,7 +242,7 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
     await restart();
     expect(view()).toMatchObject({ store: undefined, problem: unsupported });
     await configure();
-    await core.reload();
+    await server.reload();
     expect(view()).toMatchObject({ store: { name: 'plain' }, problem: undefined });
     expect(await volumes()).toEqual(['a']);
   });
@@ -251,31 +251,31 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
     const { id } = await create('a');
     const { store } = view();
     await configure(`?onDelete=${onDelete}`);
-    await core.reload();
+    await server.reload();
     const why = `its options changed, which waits: ${unsupported.message}`;
     expect(view()).toMatchObject({ config: { policy: { onDelete: 'delete' } }, problem: undefined, pending: why });
-    await core.engine.stores.retry(aCall());
+    await server.core.stores.retry(aCall());
     expect(view().pending).toBe(why);
     expect(view().store).toBe(store);
-    expect(await core.engine.deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
+    expect(await server.core.deletions.delete(id, undefined, aCall())).toMatchObject({ outcome: 'deleted' });
     await configure();
-    await core.reload();
+    await server.reload();
     expect(view().pending).toBeUndefined();
   });
 
   test('is refused by the deletion itself when the policy changed while the store was being opened', async () => {
     const { id } = await create('a');
     await writeFile(config, `stores:\n  local: local://${folder}/local\n`);
-    await core.reload();
+    await server.reload();
     const gate = kind.close('open', { store: 'plain' });
     await configure();
-    await core.reload();
+    await server.reload();
     expect(view().problem).toMatchObject({ reason: 'store-opening' });
     await configure(`?onDelete=${onDelete}`);
-    await core.reload();
+    await server.reload();
     gate.open();
     await vi.waitFor(() => expect(view().store).toBeDefined(), inTime);
-    await expect(core.engine.deletions.delete(id, undefined, aCall())).rejects.toMatchObject(unsupported);
+    await expect(server.core.deletions.delete(id, undefined, aCall())).rejects.toMatchObject(unsupported);
     expect(await volumes()).toEqual(['a']);
     expect(minimal.volumesAt(root).size).toBe(1);
   });

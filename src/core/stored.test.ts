@@ -47,20 +47,20 @@ beforeEach(async () => {
   });
 });
 
-async function live<T>(work: (core: TestCore) => Promise<T>): Promise<T> {
+async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(exported))];
-  await using core = await startCore({ folder, kinds, records });
-  return await work(core);
+  await using server = await startCore({ folder, kinds, records });
+  return await work(server);
 }
 
-const create = ({ engine }: TestCore, store: string, name: string, requestId = `make ${name}`): Promise<Volume> => {
+const create = ({ core }: TestCore, store: string, name: string, requestId = `make ${name}`): Promise<Volume> => {
   const want = { store, name, bytes: 2n ** 30n, access: undefined, labels: { team: 'a' } };
-  return engine.volumes.create(want, aCall({ requestId }));
+  return core.volumes.create(want, aCall({ requestId }));
 };
 
-async function addStores({ engine }: TestCore): Promise<void> {
-  await engine.stores.add('keep', `local://${root}?onDelete=archive`, aCall());
-  await engine.stores.add('silver', 'nfs://nas/export?squash=none', aCall());
+async function addStores({ core }: TestCore): Promise<void> {
+  await core.stores.add('keep', `local://${root}?onDelete=archive`, aCall());
+  await core.stores.add('silver', 'nfs://nas/export?squash=none', aCall());
 }
 
 /** Another host records that it uses a volume. */
@@ -77,21 +77,21 @@ async function useElsewhere(volume: Volume): Promise<void> {
 const how = { readOnly: false, user: undefined };
 
 /** Runs every kind of operation, with all its variants. */
-async function useAll(core: TestCore): Promise<Volume> {
-  const { volumes, deletions, mounts, uses, adoptions, ephemerals } = core.engine;
-  await addStores(core);
-  const { id } = await create(core, 'silver', 'a');
+async function useAll(server: TestCore): Promise<Volume> {
+  const { volumes, deletions, mounts, uses, adoptions, ephemerals } = server.core;
+  await addStores(server);
+  const { id } = await create(server, 'silver', 'a');
   await volumes.enforce(id, true, undefined, aCall());
   await volumes.expand(id, 2n ** 31n, undefined, aCall());
   await volumes.rename(id, 'b', undefined, aCall());
   await volumes.label(id, { more: 'x' }, undefined, aCall());
-  await useElsewhere(await core.engine.catalogue.resolve(id, aCall()));
+  await useElsewhere(await server.core.catalogue.resolve(id, aCall()));
   await uses.release(id, 'other', aCall());
   await mounts.publish(id, target('b'), how, aCall());
   await mounts.unpublish(target('b'), id, aCall());
   await deletions.delete(id, undefined, aCall(), { discard: true });
 
-  const kept = await create(core, 'keep', 'c');
+  const kept = await create(server, 'keep', 'c');
   await deletions.delete(kept.id, undefined, aCall());
   await deletions.restore(kept.id, 'd', () => true, aCall());
   await deletions.delete(kept.id, undefined, aCall());
@@ -124,8 +124,8 @@ const eventTypes = [
 ];
 
 /** Ids, paths and times are replaced by fixed text. */
-function readStored(core: TestCore): Stored {
-  const opened = core.kept.records.open();
+function readStored(server: TestCore): Stored {
+  const opened = server.kept.records.open();
   const ids: string[] = [];
   const identity = opened.settings.get('identity of keep') ?? '';
   const plain = (text: string): string =>
@@ -133,7 +133,7 @@ function readStored(core: TestCore): Stored {
       .replaceAll(folder, '<folder>')
       .replaceAll(exported, '<export>')
       .replaceAll(targets, '<targets>')
-      .replaceAll(core.engine.instance, '<instance>')
+      .replaceAll(server.core.instance, '<instance>')
       .replaceAll(identity, '<identity>')
       .replaceAll(/sv1-[0-9a-f-]{36}/g, (id) => {
         if (!ids.includes(id)) ids.push(id);
@@ -153,12 +153,12 @@ function readStored(core: TestCore): Stored {
 
 test('the use cases write the same intents and settings as 0.1, and publish the same events', async () => {
   const types = new Set<string>();
-  await live(async (core) => {
-    using _ = core.engine.events.subscribe(({ type }) => types.add(type));
-    await useAll(core);
-    expect(readStored(core)).toEqual(await stored());
-    await core.engine.ephemerals.unpublish('key', target('f'), aCall());
-    await core.engine.stores.remove('silver', aCall());
+  await live(async (server) => {
+    using _ = server.core.events.subscribe(({ type }) => types.add(type));
+    await useAll(server);
+    expect(readStored(server)).toEqual(await stored());
+    await server.core.ephemerals.unpublish('key', target('f'), aCall());
+    await server.core.stores.remove('silver', aCall());
   });
   // Whether a short operation reports progress depends on how long it takes.
   types.delete('operation.progress');
@@ -170,7 +170,7 @@ describe('an operation that 0.1 left unfinished', () => {
 
   /** Writes the n-th intent, as a crash would leave it. */
   async function leave(n: number): Promise<Operation> {
-    const { instance } = await live(async ({ engine }) => engine);
+    const { instance } = await live(async ({ core }) => core);
     const text = JSON.stringify((await stored()).operations[n])
       .replaceAll('<volume 1>', id)
       .replaceAll('<instance>', instance)
@@ -185,10 +185,10 @@ describe('an operation that 0.1 left unfinished', () => {
 
   /** Starts again, and expects the operation to be done. */
   async function takenUp(operation: Operation): Promise<Volume | undefined> {
-    return await live(async ({ engine }) => {
-      const { state, kind } = engine.operations.get(operation.id)?.operation ?? expect.fail();
+    return await live(async ({ core }) => {
+      const { state, kind } = core.operations.get(operation.id)?.operation ?? expect.fail();
       expect([kind, state]).toEqual([operation.kind, 'done']);
-      return engine.records.volumes.byId(id);
+      return core.records.volumes.byId(id);
     });
   }
 
@@ -214,7 +214,7 @@ describe('an operation that 0.1 left unfinished', () => {
     expect(await finish('volume.label')).toMatchObject({ labels: { more: 'x', team: 'a' } });
 
     await useElsewhere(made ?? expect.fail());
-    const whoUses = () => live(({ engine }) => engine.uses.of(made ?? expect.fail(), aCall()));
+    const whoUses = () => live(({ core }) => core.uses.of(made ?? expect.fail(), aCall()));
     expect(await whoUses()).toMatchObject([{ host: 'other' }]);
     await finish('volume.release');
     expect(await whoUses()).toEqual([]);
@@ -234,11 +234,11 @@ describe('an operation that 0.1 left unfinished', () => {
     await live(addStores);
     const text = JSON.stringify(settings['ephemeral.volumes']).replaceAll('<targets>', targets);
     records.open().settings.set('ephemeral.volumes', text);
-    await live(async (core) => {
-      await create(core, 'keep', 'key', 'ephemeral:key');
-      expect(core.engine.ephemerals.volume('key')).toMatchObject({ store: 'keep', name: 'key' });
-      expect(await core.engine.ephemerals.unpublish('key', target('f'), aCall())).toBe(true);
-      expect(core.engine.ephemerals.volume('key')).toBeUndefined();
+    await live(async (server) => {
+      await create(server, 'keep', 'key', 'ephemeral:key');
+      expect(server.core.ephemerals.volume('key')).toMatchObject({ store: 'keep', name: 'key' });
+      expect(await server.core.ephemerals.unpublish('key', target('f'), aCall())).toBe(true);
+      expect(server.core.ephemerals.volume('key')).toBeUndefined();
     });
   });
 });

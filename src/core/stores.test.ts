@@ -24,13 +24,13 @@ async function place(name: string): Promise<string> {
   return path;
 }
 const add = async (name: string, query = ''): Promise<unknown> =>
-  server.engine.stores.add(name, `local://${await place(name)}${query}`, aCall());
+  server.core.stores.add(name, `local://${await place(name)}${query}`, aCall());
 const create = (store: string | undefined, name: string): Promise<Volume> =>
-  server.engine.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
-const names = (): string[] => server.engine.stores.list().map((view) => view.config.name);
+  server.core.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
+const names = (): string[] => server.core.stores.list().map((view) => view.config.name);
 const inFile = (name: string, uri: string): StoreConfig =>
   parseStoreConfig(name, uri, 'file', new Map([['local', kind]]));
-const resolve = (ref: string): Promise<Volume> => server.engine.catalogue.resolve(ref, aCall());
+const resolve = (ref: string): Promise<Volume> => server.core.catalogue.resolve(ref, aCall());
 
 describe('add and remove', () => {
   test('a store that was added is there after a restart, with its volumes', async () => {
@@ -38,8 +38,8 @@ describe('add and remove', () => {
     const { id } = await create('keep', 'a');
     await server.stop();
     await using next = await startCore({ after: server });
-    expect(next.engine.stores.view('keep')).toMatchObject({ problem: undefined, config: { origin: 'api' } });
-    expect(await next.engine.catalogue.resolve('keep..a', aCall())).toMatchObject({ id });
+    expect(next.core.stores.view('keep')).toMatchObject({ problem: undefined, config: { origin: 'api' } });
+    expect(await next.core.catalogue.resolve('keep..a', aCall())).toMatchObject({ id });
   });
 
   test('the same again is fine, the same name for something else is not', async () => {
@@ -54,7 +54,7 @@ describe('add and remove', () => {
 
   test('a directory that is not there is refused, and nothing is kept of it', async () => {
     const uri = `local://${server.folder}/nowhere`;
-    await expect(server.engine.stores.add('x', uri, aCall())).rejects.toMatchObject({
+    await expect(server.core.stores.add('x', uri, aCall())).rejects.toMatchObject({
       code: 'invalid',
       reason: 'store-root-missing',
     });
@@ -62,7 +62,7 @@ describe('add and remove', () => {
   });
 
   test('a directory that another store has is refused', async () => {
-    await expect(server.engine.stores.add('x', `local://${server.storeFolder}`, aCall())).rejects.toMatchObject({
+    await expect(server.core.stores.add('x', `local://${server.storeFolder}`, aCall())).rejects.toMatchObject({
       code: 'conflict',
       reason: 'store-locked',
     });
@@ -71,7 +71,7 @@ describe('add and remove', () => {
   test('many at once, of one name and one directory, give one store', async () => {
     const path = await place('keep');
     const adding = Array.from({ length: 10 }, (_, i) =>
-      server.engine.stores.add(i % 2 === 0 ? 'one' : 'two', `local://${path}`, aCall()),
+      server.core.stores.add(i % 2 === 0 ? 'one' : 'two', `local://${path}`, aCall()),
     );
     const results = await Promise.allSettled(adding);
     expect(results.filter((result) => result.status === 'fulfilled')).toHaveLength(5);
@@ -81,7 +81,7 @@ describe('add and remove', () => {
   test('removing forgets the store and leaves what lies on it', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
-    await server.engine.stores.remove('keep', aCall());
+    await server.core.stores.remove('keep', aCall());
     expect(names()).toEqual(['local']);
     await expect(resolve(id)).rejects.toMatchObject({ code: 'not-found' });
     await add('keep');
@@ -93,8 +93,8 @@ describe('add and remove', () => {
     const gate = kind.close('create');
     const made = create('keep', 'a');
     await gate.reached;
-    const removed = server.engine.stores.remove('keep', aCall());
-    await vi.waitFor(() => expect(server.engine.stores.view('keep').store).toBeUndefined(), inTime);
+    const removed = server.core.stores.remove('keep', aCall());
+    await vi.waitFor(() => expect(server.core.stores.view('keep').store).toBeUndefined(), inTime);
     await expect(create('keep', 'b')).rejects.toMatchObject({
       code: 'unavailable',
       message: "store 'keep' cannot be used: store 'keep' is being closed",
@@ -106,11 +106,11 @@ describe('add and remove', () => {
   });
 
   test('the built-in store and those of the file cannot be removed here', async () => {
-    await expect(server.engine.stores.remove('local', aCall())).rejects.toMatchObject({
+    await expect(server.core.stores.remove('local', aCall())).rejects.toMatchObject({
       code: 'denied',
       message: "store 'local' is built in",
     });
-    await expect(server.engine.stores.remove('nope', aCall())).rejects.toMatchObject({
+    await expect(server.core.stores.remove('nope', aCall())).rejects.toMatchObject({
       code: 'not-found',
       message: "there is no store 'nope'",
       action: 'See which there are: stowage store list. The administrator adds one with: stowage store add NAME URI',
@@ -134,46 +134,46 @@ describe('add and remove', () => {
     ['local:///', 'the root of the whole system cannot be a store'],
     ['local:///x/../..', 'the root of the whole system cannot be a store'],
   ])('%s is refused: %s', async (uri, message) => {
-    await expect(server.engine.stores.add('x', uri, aCall())).rejects.toMatchObject({ code: 'invalid', message });
+    await expect(server.core.stores.add('x', uri, aCall())).rejects.toMatchObject({ code: 'invalid', message });
     expect(names()).toEqual(['local']);
   });
 });
 
 describe('the default store', () => {
   test('is the first, unless one is preferred, unless one was chosen; a choice outlives a restart', async () => {
-    expect(server.engine.stores.defaultName).toBe('local');
+    expect(server.core.stores.defaultName).toBe('local');
     await add('keep');
-    server.engine.stores.setDefault('keep');
+    server.core.stores.setDefault('keep');
     expect(await create(undefined, 'a')).toMatchObject({ store: 'keep' });
-    expect(server.engine.stores.list().map((view) => [view.config.name, view.default])).toEqual([
+    expect(server.core.stores.list().map((view) => [view.config.name, view.default])).toEqual([
       ['local', false],
       ['keep', true],
     ]);
     await server.stop();
     await using next = await startCore({ after: server });
-    expect(next.engine.stores.defaultName).toBe('keep');
-    await next.engine.stores.remove('keep', aCall());
-    expect(next.engine.stores.defaultName).toBe('local');
+    expect(next.core.stores.defaultName).toBe('keep');
+    await next.core.stores.remove('keep', aCall());
+    expect(next.core.stores.defaultName).toBe('local');
   });
 });
 
 describe('configure', () => {
   const configure = (...configs: StoreConfig[]): Promise<void> =>
-    server.engine.stores.configure(configs, configs[0]?.name, aCall());
+    server.core.stores.configure(configs, configs[0]?.name, aCall());
 
   test('adds, removes and changes, and does not touch what is the same', async () => {
     const [a, b] = [await place('a'), await place('b')];
     await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}`));
     expect(names()).toEqual(['a', 'b']);
-    const open = server.engine.stores.view('a').store;
+    const open = server.core.stores.view('a').store;
     await create('b', 'x');
     await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}?onDelete=archive`));
-    expect(server.engine.stores.view('a').store).toBe(open);
-    expect(server.engine.stores.view('b').config.policy.onDelete).toBe('archive');
+    expect(server.core.stores.view('a').store).toBe(open);
+    expect(server.core.stores.view('b').config.policy.onDelete).toBe('archive');
     expect(await resolve('b..x')).toMatchObject({ name: 'x' });
     await configure(inFile('b', `local://${b}?onDelete=archive`));
     expect(names()).toEqual(['b']);
-    expect(server.engine.stores.defaultName).toBe('b');
+    expect(server.core.stores.defaultName).toBe('b');
   });
 
   test('a store added by hand stays', async () => {
@@ -184,8 +184,8 @@ describe('configure', () => {
 
   test('a store that was removed by hand while the file was read does not come back', async () => {
     await add('keep');
-    const { config } = server.engine.stores.view('keep');
-    await server.engine.stores.remove('keep', aCall());
+    const { config } = server.core.stores.view('keep');
+    await server.core.stores.remove('keep', aCall());
     await configure(inFile('a', `local://${await place('a')}`), config);
     expect(names()).toEqual(['a']);
   });
@@ -195,7 +195,7 @@ describe('configure', () => {
     await configure(inFile('a', `local://${a}`));
     await create('a', 'x');
     await configure(inFile('a', `local://${a}?layout=image`));
-    expect(server.engine.stores.view('a').config.uri).toBe(`local://${a}`);
+    expect(server.core.stores.view('a').config.uri).toBe(`local://${a}`);
     expect(await create('a', 'y')).toMatchObject({ name: 'y' });
     await configure(inFile('a', `local://${server.folder}/nowhere`));
     expect(await resolve('a..x')).toMatchObject({ name: 'x' });
@@ -204,7 +204,7 @@ describe('configure', () => {
   test('one that cannot be opened stays listed with its problem, and is tried again', async () => {
     const path = join(server.folder, 'later');
     await configure(inFile('later', `local://${path}`));
-    expect(server.engine.stores.view('later').problem).toMatchObject({ reason: 'store-root-missing' });
+    expect(server.core.stores.view('later').problem).toMatchObject({ reason: 'store-root-missing' });
     await expect(create('later', 'x')).rejects.toMatchObject({
       code: 'unavailable',
       message: `store 'later' cannot be used: the store's directory ${path} does not exist`,
@@ -249,7 +249,7 @@ describe('finding volumes', () => {
       message: "'x' is in several stores: one/x, two/x",
       action: 'Say which one, as store/name; to Docker and Podman, as store..name, also to make another of that name.',
     });
-    expect(await server.engine.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
+    expect(await server.core.catalogue.resolve('x', aCall(), (store) => store === 'one')).toEqual(here);
     const preferred = await create('local', 'x');
     expect(await resolve('x')).toEqual(preferred);
     expect(await resolve('one..x')).toEqual(here);
@@ -261,7 +261,7 @@ describe('finding volumes', () => {
     const { id } = await create('two', 'x');
     const outside = { code: 'not-found', reason: 'volume-unknown', action: 'See what there is: stowage volume list' };
     for (const ref of [id, newVolumeId(), 'two..x', 'two..nobody', 'nope..x', 'x']) {
-      const found = server.engine.catalogue.resolve(ref, aCall(), (store) => store === 'one');
+      const found = server.core.catalogue.resolve(ref, aCall(), (store) => store === 'one');
       await expect(found, ref).rejects.toMatchObject(outside);
     }
   });
@@ -280,20 +280,20 @@ describe('finding volumes', () => {
     await using next = await startCore({ after: server });
     const unknown = newVolumeId();
     for (const ref of [unknown, 'nobody', 'keep..nobody']) {
-      await expect(next.engine.catalogue.resolve(ref, aCall())).rejects.toMatchObject({
+      await expect(next.core.catalogue.resolve(ref, aCall())).rejects.toMatchObject({
         code: 'unavailable',
         reason: 'volume-lookup-incomplete',
         action: 'Try again when it is back: stowage store check keep',
       });
     }
-    await expect(next.engine.catalogue.resolve('local..nobody', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await expect(next.core.catalogue.resolve('local..nobody', aCall())).rejects.toMatchObject({ code: 'not-found' });
     // Known, but not to be worked on.
-    await expect(next.engine.volumes.inspect(id, aCall())).rejects.toMatchObject({ code: 'unavailable' });
-    await expect(next.engine.deletions.delete(id, undefined, aCall())).rejects.toMatchObject({ code: 'unavailable' });
+    await expect(next.core.volumes.inspect(id, aCall())).rejects.toMatchObject({ code: 'unavailable' });
+    await expect(next.core.deletions.delete(id, undefined, aCall())).rejects.toMatchObject({ code: 'unavailable' });
     await rename(join(server.folder, 'aside'), join(server.folder, 'keep'));
-    expect(await next.engine.stores.check('keep', aCall())).toMatchObject({ ok: true });
-    await expect(next.engine.catalogue.resolve(unknown, aCall())).rejects.toMatchObject({ code: 'not-found' });
-    expect(await next.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
+    expect(await next.core.stores.check('keep', aCall())).toMatchObject({ ok: true });
+    await expect(next.core.catalogue.resolve(unknown, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await next.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
   });
 
   test('directories that appear in and vanish from a read-only store are seen at once', async () => {
@@ -302,7 +302,7 @@ describe('finding volumes', () => {
     await add('media', '?readOnly=true');
     const page = async (): Promise<string[]> => {
       const query = { stores: undefined, labels: {}, contains: undefined, after: undefined, limit: 10 };
-      return (await server.engine.catalogue.page(query, aCall())).volumes.map((volume) => volume.name);
+      return (await server.core.catalogue.page(query, aCall())).volumes.map((volume) => volume.name);
     };
     expect(await page()).toEqual(['films']);
     await mkdir(join(path, 'songs'));
@@ -312,7 +312,7 @@ describe('finding volumes', () => {
     await mkdir(join(path, 'books'));
     expect(await resolve('books')).toMatchObject({ store: 'media' });
     await rm(join(path, 'songs'), { recursive: true });
-    await expect(server.engine.volumes.inspect(songs.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
+    await expect(server.core.volumes.inspect(songs.id, aCall())).rejects.toMatchObject({ code: 'not-found' });
     expect(await page()).toEqual(['books', 'films']);
     await expect(resolve(songs.id)).rejects.toMatchObject({ code: 'not-found' });
     await expect(create('media', 'x')).rejects.toMatchObject({
@@ -320,7 +320,7 @@ describe('finding volumes', () => {
       message: "store 'media' is read-only",
       action: 'Use another store, or ask the administrator to change the store.',
     });
-    await expect(server.engine.deletions.delete('films', undefined, aCall())).rejects.toMatchObject({ code: 'denied' });
+    await expect(server.core.deletions.delete('films', undefined, aCall())).rejects.toMatchObject({ code: 'denied' });
   });
 
   test('a read-only store that is down does not keep the others from being listed', async () => {
@@ -329,7 +329,7 @@ describe('finding volumes', () => {
     await create('local', 'a');
     await rm(path, { recursive: true });
     const query = { stores: undefined, labels: {}, contains: undefined, after: undefined, limit: 10 };
-    const { volumes, unanswered } = await server.engine.catalogue.page(query, aCall());
+    const { volumes, unanswered } = await server.core.catalogue.page(query, aCall());
     expect({ names: volumes.map((volume) => volume.name), unanswered }).toEqual({
       names: ['a'],
       unanswered: ['media'],
@@ -338,9 +338,9 @@ describe('finding volumes', () => {
 
   test('a read-only view of the directory of another store takes no volume away from it', async () => {
     const { id } = await create('local', 'a');
-    await server.engine.stores.add('view', `local://${server.storeFolder}?readOnly=true`, aCall());
+    await server.core.stores.add('view', `local://${server.storeFolder}?readOnly=true`, aCall());
     expect(await resolve(id)).toMatchObject({ store: 'local' });
-    expect(await server.engine.volumes.label(id, { x: '1' }, undefined, aCall())).toMatchObject({ store: 'local' });
+    expect(await server.core.volumes.label(id, { x: '1' }, undefined, aCall())).toMatchObject({ store: 'local' });
   });
 });
 
@@ -352,9 +352,9 @@ test('a record that cannot be read keeps neither its store closed nor the others
   await mkdir(join(server.storeFolder, 'worse'));
   await writeFile(join(server.storeFolder, 'worse.meta'), '{"version":');
   await using next = await startCore({ after: server });
-  expect(next.engine.stores.view('local').problem).toBeUndefined();
-  expect(await next.engine.catalogue.resolve('good', aCall())).toMatchObject({ id });
-  const orphans = await next.engine.adoptions.orphans('local', aCall());
+  expect(next.core.stores.view('local').problem).toBeUndefined();
+  expect(await next.core.catalogue.resolve('good', aCall())).toMatchObject({ id });
+  const orphans = await next.core.adoptions.orphans('local', aCall());
   expect(orphans.map((orphan) => [orphan.kind, orphan.name]).sort()).toEqual([
     ['unreadable-record', 'bad'],
     ['unreadable-record', 'worse'],
@@ -364,8 +364,8 @@ test('a record that cannot be read keeps neither its store closed nor the others
 test('check says what is wrong with a store that cannot be opened', async () => {
   const path = join(server.folder, 'gone');
   const log = collectingLog();
-  await server.engine.stores.configure([inFile('gone', `local://${path}`)], undefined, aCall({ log }));
-  expect(await server.engine.stores.check('gone', aCall())).toEqual({
+  await server.core.stores.configure([inFile('gone', `local://${path}`)], undefined, aCall({ log }));
+  expect(await server.core.stores.check('gone', aCall())).toEqual({
     ok: false,
     steps: [
       {

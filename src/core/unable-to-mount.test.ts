@@ -17,17 +17,17 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
-import { createEngine, type Engine } from './engine.ts';
+import { type Core, createCore } from './core.ts';
 import type { NodeName } from './model.ts';
 
 /** As run by an ordinary user. */
-function unprivileged(): { readonly engine: Engine; readonly folder: (name: string) => string } {
+function unprivileged(): { readonly core: Core; readonly folder: (name: string) => string } {
   const parent = mkdtempSync(join(tmpdir(), 'stowage-unable-'));
   const folder = (name: string): string => mkdtempSync(join(parent, name));
   const clock = systemClock();
   const mounter = createUnableMounter({ why: 'no right to', action: 'Run it as root.' }, async () => []);
   const kinds = [createLocalStoreKind(), createNfsStoreKind(clock, connectToDisk(folder('exported')))];
-  const engine = createEngine({
+  const core = createCore({
     records: openRecords(':memory:'),
     kinds: new Map(kinds.map((kind) => [kind.scheme, kind])),
     mounter,
@@ -59,20 +59,20 @@ function unprivileged(): { readonly engine: Engine; readonly folder: (name: stri
     ...{ instance: 'i', epoch: 'e', boot: undefined, node: 'n' as NodeName, clock, log: silentLog() },
   });
   onTestFinished(async () => {
-    await engine.close();
+    await core.close();
     rmSync(parent, { recursive: true });
   });
-  return { engine, folder };
+  return { core, folder };
 }
 
 test('what nobody can mount is told before what this process lacks', async () => {
-  const { engine, folder } = unprivileged();
-  await engine.stores.add('silver', 'nfs://nowhere/export?sourceport=700', aCall());
-  await engine.stores.add('here', `local://${folder('here')}`, aCall());
+  const { core, folder } = unprivileged();
+  await core.stores.add('silver', 'nfs://nowhere/export?sourceport=700', aCall());
+  await core.stores.add('here', `local://${folder('here')}`, aCall());
   const mounted = async (store: string): Promise<unknown> => {
     const want = { store, name: 'v', bytes: undefined, access: undefined, labels: {} };
-    const { id } = await engine.volumes.create(want, aCall());
-    return await engine.mounts.publish(id, folder('target'), { readOnly: false, user: undefined }, aCall());
+    const { id } = await core.volumes.create(want, aCall());
+    return await core.mounts.publish(id, folder('target'), { readOnly: false, user: undefined }, aCall());
   };
   await expect(mounted('silver')).rejects.toMatchObject({ code: 'unsupported', reason: 'source-port-taken' });
   await expect(mounted('here')).rejects.toMatchObject({ code: 'unsupported', reason: 'mount-unable' });

@@ -27,27 +27,26 @@ async function start(): Promise<TestServer> {
   const server = await startServer({ folder: at('state'), listen: 'none' });
   onTestFinished(() => server[Symbol.asyncDispose]());
   // A start waits half a second for stores. On a busy machine they may take longer, and interrupted operations wait for them.
-  const isOpening = (): boolean =>
-    server.engine.stores.list().some(({ problem }) => problem?.reason === 'store-opening');
+  const isOpening = (): boolean => server.core.stores.list().some(({ problem }) => problem?.reason === 'store-opening');
   await expect.poll(isOpening, { timeout: 30_000 }).toBe(false);
   return server;
 }
 
 async function create(server: TestServer, access: 'block' | 'filesystem' = 'block', name = 'a'): Promise<Volume> {
-  if (!server.engine.stores.list().some(({ config }) => config.name === 'images'))
-    await server.engine.stores.add('images', `local://${at('images')}?layout=image&onDelete=delete`, aCall());
-  return await server.engine.volumes.create(
+  if (!server.core.stores.list().some(({ config }) => config.name === 'images'))
+    await server.core.stores.add('images', `local://${at('images')}?layout=image&onDelete=delete`, aCall());
+  return await server.core.volumes.create(
     { store: 'images', name, bytes: 64n << 20n, access, labels: {} },
     aCall({ requestId: `make-${name}` }),
   );
 }
 
 const mount = (server: TestServer, { id }: Volume, target = at('m'), readOnly = false): Promise<LiveMount> =>
-  server.engine.mounts.publish(id, target, { readOnly, user: undefined, claimTarget: true }, aCall());
+  server.core.mounts.publish(id, target, { readOnly, user: undefined, claimTarget: true }, aCall());
 const unmount = (server: TestServer, { id }: Volume, target = at('m')): Promise<void> =>
-  server.engine.mounts.unpublish(target, id, aCall());
-const listed = async ({ engine }: TestServer): Promise<readonly [string, boolean][]> =>
-  (await engine.mounts.list(aCall())).map(({ target, mounted }) => [target, mounted]);
+  server.core.mounts.unpublish(target, id, aCall());
+const listed = async ({ core }: TestServer): Promise<readonly [string, boolean][]> =>
+  (await core.mounts.list(aCall())).map(({ target, mounted }) => [target, mounted]);
 
 /** As a kubelet binds a device that is not ours to take away, until it is disposed of. */
 function bound(): Disposable {
@@ -155,7 +154,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     await mount(server, volume);
     {
       using _elsewhere = bound();
-      for (let n = 0; n < 2; n++) await server.engine.mounts.unpublish(at('m'), volume.id, aCall(), { force: true });
+      for (let n = 0; n < 2; n++) await server.core.mounts.unpublish(at('m'), volume.id, aCall(), { force: true });
       expect([await listed(server), ground.loops().length]).toEqual([[], 1]);
     }
     await server.stop();
@@ -170,7 +169,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     const open = openSync(ground.loops()[0] ?? '', 'r');
     await expect(unmount(server, volume)).rejects.toMatchObject({ code: 'in-use' });
     closeSync(open);
-    await server.engine.volumes.rename(volume.id, 'c', undefined, aCall());
+    await server.core.volumes.rename(volume.id, 'c', undefined, aCall());
     const next = await create(server);
     await mount(server, next, at('n'));
     await unmount(server, volume);
@@ -226,7 +225,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
         if (ground.mounts().includes(place)) execFileSync('umount', [place]);
       const intent = leaveIntent('volume.unmount', params);
       server = await start();
-      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+      expect(server.core.operations.get(intent)?.operation).toMatchObject({
         state: 'failed',
         error: { code: 'in-use' },
       });
@@ -243,7 +242,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     const server = await start();
     const volume = await create(server);
     const device = attachImage(image());
-    await expect(server.engine.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
       code: 'in-use',
       message: expect.stringContaining(`it is used by path ${device} on`),
     });
@@ -259,7 +258,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
       attachImage(image());
       const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
       server = await start();
-      expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+      expect(server.core.operations.get(intent)?.operation.state).toBe('done');
       expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
     },
   );
@@ -273,8 +272,8 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     server = await start();
     renameSync(at('aside'), at('images'));
     attachImage(image());
-    await runMaintenance(server.engine);
-    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+    await runMaintenance(server.core);
+    expect(server.core.operations.get(intent)?.operation.state).toBe('done');
     expect([ground.loops(), existsSync(image())]).toEqual([[], false]);
   });
 
@@ -294,7 +293,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
       }
       const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
       server = await start();
-      expect(server.engine.operations.get(intent)?.operation).toMatchObject({
+      expect(server.core.operations.get(intent)?.operation).toMatchObject({
         state: 'failed',
         error: { code: 'in-use' },
       });
@@ -309,6 +308,6 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     await server.stop();
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 7 });
     server = await start();
-    expect(server.engine.operations.get(intent)?.operation.state).toBe('done');
+    expect(server.core.operations.get(intent)?.operation.state).toBe('done');
   });
 });

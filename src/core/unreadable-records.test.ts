@@ -64,9 +64,9 @@ async function own(): Promise<string> {
 }
 
 const create = (name: string): Promise<Volume> =>
-  server.engine.volumes.create({ store: 'store', name, bytes: undefined, access: undefined, labels: {} }, aCall());
-const resolve = (ref: string): Promise<Volume> => server.engine.catalogue.resolve(ref, aCall());
-const remove = (id: string): Promise<unknown> => server.engine.deletions.delete(id, undefined, aCall());
+  server.core.volumes.create({ store: 'store', name, bytes: undefined, access: undefined, labels: {} }, aCall());
+const resolve = (ref: string): Promise<Volume> => server.core.catalogue.resolve(ref, aCall());
+const remove = (id: string): Promise<unknown> => server.core.deletions.delete(id, undefined, aCall());
 
 /** As a program to come would write it. */
 async function makeNewer(name: string): Promise<void> {
@@ -88,7 +88,7 @@ async function startAnew(uri: string): Promise<void> {
 async function started(uri: string): Promise<TestCore> {
   const next = await startCore({ kinds: kinds() });
   onTestFinished(() => next[Symbol.asyncDispose]());
-  await next.engine.stores.add('store', uri, aCall());
+  await next.core.stores.add('store', uri, aCall());
   return next;
 }
 

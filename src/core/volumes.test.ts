@@ -22,7 +22,7 @@ const want = (name: string, more: Partial<NewVolume> = {}): NewVolume => ({
 });
 
 const create = (name: string, more: Partial<NewVolume> = {}): Promise<Volume> =>
-  server.engine.volumes.create(want(name, more), aCall());
+  server.core.volumes.create(want(name, more), aCall());
 
 /** The error a promise ends with. */
 const failure = (promise: Promise<unknown>): Promise<unknown> =>
@@ -41,7 +41,7 @@ beforeEach(async () => {
 
 describe('create', () => {
   test('makes the directory, records the volume and tells the readers of events', async () => {
-    const before = server.engine.events.last;
+    const before = server.core.events.last;
     const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
     expect(volume).toMatchObject({
       name: 'photos',
@@ -51,8 +51,8 @@ describe('create', () => {
       revision: 1,
     });
     expect(existsSync(join(server.storeFolder, 'photos'))).toBe(true);
-    expect(server.engine.records.volumes.byId(volume.id)).toEqual(volume);
-    expect(server.engine.events.since(before)?.map((event) => event.type)).toEqual([
+    expect(server.core.records.volumes.byId(volume.id)).toEqual(volume);
+    expect(server.core.events.since(before)?.map((event) => event.type)).toEqual([
       'operation.started',
       'volume.created',
       'operation.ended',
@@ -61,17 +61,17 @@ describe('create', () => {
 
   test('the same request twice gives the same volume, without a second operation', async () => {
     const call = aCall();
-    const first = await server.engine.volumes.create(want('a', { bytes: 5n }), call);
-    const operations = server.engine.operations.page({ limit: 10 }).items.length;
-    expect(await server.engine.volumes.create(want('a', { bytes: 5n }), call)).toEqual(first);
-    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(operations);
+    const first = await server.core.volumes.create(want('a', { bytes: 5n }), call);
+    const operations = server.core.operations.page({ limit: 10 }).items.length;
+    expect(await server.core.volumes.create(want('a', { bytes: 5n }), call)).toEqual(first);
+    expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(operations);
   });
 
   test('the same request again, after somebody renamed the volume, finds it and makes no second one', async () => {
     const call = aCall();
-    const first = await server.engine.volumes.create(want('a'), call);
-    const renamed = await server.engine.volumes.rename(first.id, 'b', undefined, aCall());
-    expect(await server.engine.volumes.create(want('a'), call)).toEqual(renamed);
+    const first = await server.core.volumes.create(want('a'), call);
+    const renamed = await server.core.volumes.rename(first.id, 'b', undefined, aCall());
+    expect(await server.core.volumes.create(want('a'), call)).toEqual(renamed);
     expect(existsSync(join(server.storeFolder, 'a'))).toBe(false);
     // It is that request's, and nobody else's.
     expect((await create('a')).id).not.toBe(first.id);
@@ -79,8 +79,8 @@ describe('create', () => {
 
   test('the same request id with other parameters is refused', async () => {
     const call = aCall();
-    await server.engine.volumes.create(want('a', { bytes: 5n }), call);
-    await expect(server.engine.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
+    await server.core.volumes.create(want('a', { bytes: 5n }), call);
+    await expect(server.core.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
       code: 'exists',
       reason: 'request-differs',
       message: "volume 'local/a' was made by the same request with other parameters",
@@ -122,17 +122,17 @@ describe('create', () => {
     await writeFile(join(server.storeFolder, 'mine', 'file'), 'text');
     await expect(create('mine')).rejects.toMatchObject({ code: 'exists' });
     expect(await readdir(server.storeFolder)).toEqual(['.stowage', 'mine']);
-    expect(server.engine.operations.page({ limit: 1 }).items[0]?.operation.state).toBe('failed');
+    expect(server.core.operations.page({ limit: 1 }).items[0]?.operation.state).toBe('failed');
   });
 });
 
 describe('changes', () => {
   test('expand enlarges, repeats quietly, and never shrinks', async () => {
     const { id } = await create('a', { bytes: 10n });
-    const larger = await server.engine.volumes.expand(id, 20n, undefined, aCall());
+    const larger = await server.core.volumes.expand(id, 20n, undefined, aCall());
     expect(larger).toMatchObject({ bytes: 20n, revision: 2 });
-    expect(await server.engine.volumes.expand(id, 20n, undefined, aCall())).toEqual(larger);
-    await expect(server.engine.volumes.expand(id, 19n, undefined, aCall())).rejects.toMatchObject({
+    expect(await server.core.volumes.expand(id, 20n, undefined, aCall())).toEqual(larger);
+    await expect(server.core.volumes.expand(id, 19n, undefined, aCall())).rejects.toMatchObject({
       code: 'out-of-range',
       message: "volume 'local/a' has 20B and cannot shrink to 19B",
     });
@@ -140,25 +140,25 @@ describe('changes', () => {
 
   test('rename moves the directory and keeps the id', async () => {
     const { id } = await create('a');
-    const renamed = await server.engine.volumes.rename('a', 'b', undefined, aCall());
+    const renamed = await server.core.volumes.rename('a', 'b', undefined, aCall());
     expect(renamed).toMatchObject({ id, name: 'b' });
     expect((await readdir(server.storeFolder)).sort()).toEqual(['.stowage', 'b', 'b.meta']);
-    await expect(server.engine.catalogue.resolve('a', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    expect(await server.engine.volumes.rename(id, 'b', undefined, aCall())).toEqual(renamed);
+    await expect(server.core.catalogue.resolve('a', aCall())).rejects.toMatchObject({ code: 'not-found' });
+    expect(await server.core.volumes.rename(id, 'b', undefined, aCall())).toEqual(renamed);
   });
 
   test('rename onto a name that is taken is refused', async () => {
     await create('a');
     await create('b');
-    await expect(server.engine.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
+    await expect(server.core.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
   });
 
   test('labels are merged, null removes one, and the grammar holds', async () => {
     const { id } = await create('a', { labels: { keep: '1', drop: '2' } });
-    const changed = await server.engine.volumes.label(id, { drop: null, add: '3' }, undefined, aCall());
+    const changed = await server.core.volumes.label(id, { drop: null, add: '3' }, undefined, aCall());
     expect(changed.labels).toEqual({ add: '3', keep: '1' });
     for (const labels of [{ 'a b': '' }, { 'stowage.dev/x': '' }, { a: '\n' }, { a: 'x'.repeat(257) }]) {
-      await expect(server.engine.volumes.label(id, labels, undefined, aCall())).rejects.toMatchObject({
+      await expect(server.core.volumes.label(id, labels, undefined, aCall())).rejects.toMatchObject({
         reason: 'label-invalid',
       });
     }
@@ -166,27 +166,27 @@ describe('changes', () => {
 
   test('a revision that is not the present one is stale', async () => {
     const { id } = await create('a');
-    await expect(server.engine.volumes.label(id, { a: '1' }, 7, aCall())).rejects.toMatchObject({
+    await expect(server.core.volumes.label(id, { a: '1' }, 7, aCall())).rejects.toMatchObject({
       code: 'stale',
       message: "volume 'local/a' is at revision 1, not 7",
     });
-    expect(await server.engine.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
+    expect(await server.core.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
   });
 
   test('inspect tells that the data are gone', async () => {
     const { id } = await create('a');
-    expect(await server.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
+    expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
     await rm(join(server.storeFolder, 'a'), { recursive: true });
-    expect(await server.engine.volumes.inspect(id, aCall())).toMatchObject({ condition: 'missing' });
+    expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'missing' });
   });
 
   test("usage is the volume's own", async () => {
     await create('a');
     await create('b');
     await writeFile(join(server.storeFolder, 'a', 'file'), Buffer.alloc(1 << 20));
-    const usage = await server.engine.volumes.usage('a', aCall());
+    const usage = await server.core.volumes.usage('a', aCall());
     expect(Number(usage.bytes)).toBeGreaterThanOrEqual(1 << 20);
-    expect(Number((await server.engine.volumes.usage('b', aCall())).bytes)).toBeLessThan(1 << 20);
+    expect(Number((await server.core.volumes.usage('b', aCall())).bytes)).toBeLessThan(1 << 20);
   });
 });
 
@@ -194,11 +194,11 @@ describe('several at once on one volume', () => {
   test('follow each other in the order they came', async () => {
     const { id } = await create('a', { bytes: 1n });
     const gate = kind.close('label');
-    const first = server.engine.volumes.label(id, { step: 'first' }, undefined, aCall());
+    const first = server.core.volumes.label(id, { step: 'first' }, undefined, aCall());
     await gate.reached;
-    const second = server.engine.volumes.expand(id, 50n, undefined, aCall());
-    const third = server.engine.deletions.delete(id, undefined, aCall());
-    expect(server.engine.operations.running).toBe(1);
+    const second = server.core.volumes.expand(id, 50n, undefined, aCall());
+    const third = server.core.deletions.delete(id, undefined, aCall());
+    expect(server.core.operations.running).toBe(1);
     gate.open();
     expect(await first).toMatchObject({ revision: 2 });
     expect(await second).toMatchObject({ revision: 3, labels: { step: 'first' }, bytes: 50n });
@@ -208,17 +208,17 @@ describe('several at once on one volume', () => {
   test('who waited for a rename does not run beside who uses the new name', async () => {
     const { id } = await create('a', { bytes: 1n });
     const renaming = kind.close('rename');
-    const renamed = server.engine.volumes.rename(id, 'c', undefined, aCall());
+    const renamed = server.core.volumes.rename(id, 'c', undefined, aCall());
     await renaming.reached;
     // Resolved while it is still called a.
-    const waiting = server.engine.volumes.expand('a', 50n, undefined, aCall());
+    const waiting = server.core.volumes.expand('a', 50n, undefined, aCall());
     const expanding = kind.close('expand');
     renaming.open();
     await renamed;
     await expanding.reached;
-    const other = server.engine.volumes.label('c', { x: '1' }, undefined, aCall());
+    const other = server.core.volumes.label('c', { x: '1' }, undefined, aCall());
     await new Promise((resolve) => setImmediate(resolve));
-    expect(server.engine.operations.running).toBe(1);
+    expect(server.core.operations.running).toBe(1);
     expanding.open();
     expect(await waiting).toMatchObject({ name: 'c', bytes: 50n });
     expect(await other).toMatchObject({ labels: { x: '1' }, bytes: 50n });
@@ -227,8 +227,8 @@ describe('several at once on one volume', () => {
   test('two renames to the same name both find it done', async () => {
     const { id } = await create('a');
     const both = await Promise.all([
-      server.engine.volumes.rename(id, 'b', undefined, aCall()),
-      server.engine.volumes.rename(id, 'b', undefined, aCall()),
+      server.core.volumes.rename(id, 'b', undefined, aCall()),
+      server.core.volumes.rename(id, 'b', undefined, aCall()),
     ]);
     expect(both.map((volume) => volume.name)).toEqual(['b', 'b']);
   });
@@ -246,7 +246,7 @@ describe('limits of a store', () => {
   const add = async (query: string): Promise<void> => {
     const path = join(server.folder, 'limited');
     await mkdir(path);
-    await server.engine.stores.add('limited', `local://${path}?${query}`, aCall());
+    await server.core.stores.add('limited', `local://${path}?${query}`, aCall());
   };
   const limited = (name: string, bytes?: bigint): Promise<Volume> => create(name, { store: 'limited', bytes });
 
@@ -262,7 +262,7 @@ describe('limits of a store', () => {
         message: "store 'limited' is full: it may hold 10 volumes",
       });
     }
-    await server.engine.deletions.delete('limited..v0', undefined, aCall());
+    await server.core.deletions.delete('limited..v0', undefined, aCall());
     await limited('again');
     await expect(limited('more')).rejects.toMatchObject({ code: 'exhausted' });
   });
@@ -273,17 +273,17 @@ describe('limits of a store', () => {
       for (let i = 0; i < 25; i++) await limited(`m${maker}-${i}`);
     });
     await Promise.all(makers);
-    expect(server.engine.records.volumes.totals('limited' as never).volumes).toBe(200);
+    expect(server.core.records.volumes.totals('limited' as never).volumes).toBe(200);
   });
 
   test('50 creations and expansions at once never exceed the bytes', async () => {
     await add('maxBytes=1000');
     await limited('base', 100n);
     const grow = Array.from({ length: 25 }, (_, i) =>
-      server.engine.volumes.expand('limited..base', BigInt(101 + i * 40), undefined, aCall()),
+      server.core.volumes.expand('limited..base', BigInt(101 + i * 40), undefined, aCall()),
     );
     const results = await Promise.allSettled([...grow, ...Array.from({ length: 25 }, (_, i) => limited(`v${i}`, 90n))]);
-    const { bytes } = server.engine.records.volumes.totals('limited' as never);
+    const { bytes } = server.core.records.volumes.totals('limited' as never);
     expect(bytes).toBeLessThanOrEqual(1000n);
     expect(bytes).toBeGreaterThan(900n);
     for (const result of results) {
@@ -296,15 +296,15 @@ describe('limits of a store', () => {
     await limited('a', 10n);
     await limited('b', 10n);
     const gate = kind.close('expand');
-    const first = server.engine.volumes.expand('limited..a', 80n, undefined, aCall());
+    const first = server.core.volumes.expand('limited..a', 80n, undefined, aCall());
     await gate.reached;
-    expect(await failure(server.engine.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
+    expect(await failure(server.core.volumes.expand('limited..b', 80n, undefined, aCall()))).toMatchObject({
       code: 'exhausted',
       message: "store 'limited' has no room for 70B: of 100B in all, 10B are left",
     });
     gate.open();
     expect(await first).toMatchObject({ bytes: 80n });
-    expect(await server.engine.volumes.expand('limited..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
+    expect(await server.core.volumes.expand('limited..b', 20n, undefined, aCall())).toMatchObject({ bytes: 20n });
   });
 
   test('a volume without a size gets the default one', async () => {
@@ -315,14 +315,14 @@ describe('limits of a store', () => {
   test('restoring from the trash counts, and what failed to be made does not', async () => {
     await add('maxVolumes=1&onDelete=archive');
     const { id } = await limited('a');
-    await server.engine.deletions.delete(id, undefined, aCall());
+    await server.core.deletions.delete(id, undefined, aCall());
     await mkdir(join(server.folder, 'limited', 'taken'));
     await expect(limited('taken')).rejects.toMatchObject({ code: 'exists' });
     await limited('b');
-    await expect(server.engine.deletions.restore(id, undefined, () => true, aCall())).rejects.toMatchObject({
+    await expect(server.core.deletions.restore(id, undefined, () => true, aCall())).rejects.toMatchObject({
       code: 'exhausted',
     });
-    await server.engine.deletions.delete('limited..b', undefined, aCall());
-    expect(await server.engine.deletions.restore(id, undefined, () => true, aCall())).toMatchObject({ id, name: 'a' });
+    await server.core.deletions.delete('limited..b', undefined, aCall());
+    expect(await server.core.deletions.restore(id, undefined, () => true, aCall())).toMatchObject({ id, name: 'a' });
   });
 });

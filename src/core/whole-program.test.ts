@@ -32,25 +32,25 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     server = await startServer({ listen: 'none', engines: [docker], clock });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
-    volume = await server.engine.volumes.create(wanted, aCall());
-    await server.engine.engineNames.resolve(plugin, 'photos', aCall());
+    volume = await server.core.volumes.create(wanted, aCall());
+    await server.core.engineNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       for (const name of ['web', 'db']) docker.remove(name);
       restart();
-      await server.engine.holds.settle(aCall());
+      await server.core.holds.settle(aCall());
       clock.advance(600_000);
-      await server.engine.holds.settle(aCall());
+      await server.core.holds.settle(aCall());
     });
   });
 
-  const hold = (id: string): Promise<string> => server.engine.holds.hold(volume, plugin, id, aCall());
-  const letGo = (id: string): Promise<void> => server.engine.holds.letGo(volume.id, plugin, id, aCall());
-  const path = (): string | undefined => server.engine.holds.pathOf(volume.id);
+  const hold = (id: string): Promise<string> => server.core.holds.hold(volume, plugin, id, aCall());
+  const letGo = (id: string): Promise<void> => server.core.holds.letGo(volume.id, plugin, id, aCall());
+  const path = (): string | undefined => server.core.holds.pathOf(volume.id);
   const restart = (): void => {
     clock.advance(1);
     docker.restart();
   };
-  const settle = () => server.engine.holds.settle(aCall());
+  const settle = () => server.core.holds.settle(aCall());
   /** Unmounting gives a process that still has something open a moment, by this clock. */
   const settledInTime = async (): Promise<void> => {
     let isOver = false;
@@ -75,7 +75,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     expect(await hold('2')).toBe(at);
     await writeFile(join(at, 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
-    expect(await server.engine.mounts.list(aCall())).toHaveLength(1);
+    expect(await server.core.mounts.list(aCall())).toHaveLength(1);
     await letGo('2');
     await letGo('never');
     expect(path()).toBe(at);
@@ -98,10 +98,10 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     } finally {
       process.chdir(before);
     }
-    expect(server.engine.holds.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.holds.isHeld(volume.id, at)).toBe(true);
     // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
     await expect.poll(() => settledInTime().then(path)).toBeUndefined();
-    expect(server.engine.holds.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.holds.isHeld(volume.id, at)).toBe(false);
   });
 });
 
@@ -117,11 +117,11 @@ describe.skipIf(needs('mount'))('mounts', () => {
   });
 
   const create = (name: string): Promise<Volume> =>
-    server.engine.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
+    server.core.volumes.create({ store: undefined, name, bytes: 10n, access: undefined, labels: {} }, aCall());
   // Not inside the state folder, where mounting is refused.
   const at = (name: string): string => `${server.folder}-${name}`;
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
-    server.engine.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
+    server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
 
   test('a volume that is mounted can be neither deleted nor renamed, and the message says where it is', async () => {
     const { id } = await create('a');
@@ -129,8 +129,8 @@ describe.skipIf(needs('mount'))('mounts', () => {
     await writeFile(join(at('m'), 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'a', 'file'), 'utf8')).toBe('text');
     for (const attempt of [
-      () => server.engine.deletions.delete(id, undefined, aCall()),
-      () => server.engine.volumes.rename(id, 'b', undefined, aCall()),
+      () => server.core.deletions.delete(id, undefined, aCall()),
+      () => server.core.volumes.rename(id, 'b', undefined, aCall()),
     ]) {
       await expect(attempt()).rejects.toMatchObject({
         code: 'in-use',
@@ -138,9 +138,9 @@ describe.skipIf(needs('mount'))('mounts', () => {
         action: 'Unmount it there first: stowage unmount PATH',
       });
     }
-    await server.engine.mounts.unpublish(at('m'), id, aCall());
-    expect(await server.engine.mounts.list(aCall())).toEqual([]);
-    await server.engine.deletions.delete(id, undefined, aCall());
+    await server.core.mounts.unpublish(at('m'), id, aCall());
+    expect(await server.core.mounts.list(aCall())).toEqual([]);
+    await server.core.deletions.delete(id, undefined, aCall());
   });
 
   describe('by way of a link', () => {
@@ -159,8 +159,8 @@ describe.skipIf(needs('mount'))('mounts', () => {
       const { target } = await mount('a', byLink());
       execFileSync('umount', [target]);
       await using _silent = await mountFuse(ownSource(id, '1'), target, { readOnly: false });
-      await server.engine.mounts.unpublish(byLink(), id, aCall());
-      expect(await server.engine.mounts.list(aCall())).toEqual([]);
+      await server.core.mounts.unpublish(byLink(), id, aCall());
+      expect(await server.core.mounts.list(aCall())).toEqual([]);
       expect(await readFile('/proc/self/mountinfo', 'utf8')).not.toContain(` ${target} `);
     });
   });
@@ -170,18 +170,18 @@ describe.skipIf(needs('mount'))('mounts', () => {
     const { body } = await own.admin.post('/v1/volumes', { name: 'a' });
     const target = `${own.folder}-m`;
     expect((await own.admin.post(`/v1/volumes/${body.id}/mount`, { target })).status).toBe(200);
-    own.engine.records.volumes.forgetStore('local' as Volume['store']);
+    own.core.records.volumes.forgetStore('local' as Volume['store']);
     const scoped = await own.as('admin', 'local');
     expect((await scoped.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(403);
-    expect(await own.engine.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
+    expect(await own.core.mounts.list(aCall())).toMatchObject([{ mounted: true }]);
     expect((await own.admin.post(`/v1/volumes/${body.id}/unmount`, { target })).status).toBe(204);
-    expect(await own.engine.mounts.list(aCall())).toEqual([]);
+    expect(await own.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('a volume that is renamed while a mount waits is mounted under its new name', async () => {
     const { id } = await create('a');
     const gate = kind.close('rename');
-    const renamed = server.engine.volumes.rename(id, 'b', undefined, aCall());
+    const renamed = server.core.volumes.rename(id, 'b', undefined, aCall());
     await gate.reached;
     const mounted = mount('a', at('m'));
     await new Promise((resolve) => setImmediate(resolve));
@@ -209,19 +209,19 @@ describe('the trash', () => {
     await using server = await startServer({ listen: 'none', clock, kinds: [createLocalStoreKind(clock)] });
     const root = join(server.folder, 'keep');
     await mkdir(root);
-    await server.engine.stores.add('keep', `local://${root}?onDelete=archive&retention=2d`, aCall());
+    await server.core.stores.add('keep', `local://${root}?onDelete=archive&retention=2d`, aCall());
     const wanted = { store: 'keep', name: 'a', bytes: undefined, access: undefined, labels: {} };
-    const { id } = await server.engine.volumes.create(wanted, aCall());
-    await server.engine.deletions.delete(id, undefined, aCall());
-    const trash = () => server.engine.deletions.trashOf('keep', aCall());
+    const { id } = await server.core.volumes.create(wanted, aCall());
+    await server.core.deletions.delete(id, undefined, aCall());
+    const trash = () => server.core.deletions.trashOf('keep', aCall());
     const record = join(root, '.stowage', 'trash', id, 'meta');
     await writeFile(record, (await readFile(record, 'utf8')).replace(/"expiresAt":\d+/, '"expiresAt":"soon"'));
     const log = collectingLog();
     clock.advance(365 * day);
-    for (let round = 0; round < 2; round++) await runMaintenance(server.engine, aCall({ log }));
+    for (let round = 0; round < 2; round++) await runMaintenance(server.core, aCall({ log }));
     expect(log.lines.filter((line) => line.includes('never expires'))).toHaveLength(1);
     expect(await trash()).toMatchObject([{ volume: { id }, expiresAt: undefined }]);
     expect(await server.admin.get('/v1/trash')).toMatchObject({ body: { items: [{ id, expiresAt: null }] } });
-    expect((await server.engine.deletions.restore(id, undefined, () => true, aCall())).id).toBe(id);
+    expect((await server.core.deletions.restore(id, undefined, () => true, aCall())).id).toBe(id);
   });
 });

@@ -29,7 +29,7 @@ export async function anAgentNode(it: Controlled, name: string, options = ''): P
   onTestFinished(() => server[Symbol.asyncDispose]());
   const place = join(server.folder, 'disks');
   mkdirSync(place);
-  await server.engine.stores.add('disks', `local://${place}${options}`, aCall());
+  await server.core.stores.add('disks', `local://${place}${options}`, aCall());
   it.api.put(paths.nodes, { metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: name } } });
   const node: AgentNode = {
     ...{ name, server, intercept: undefined },
@@ -37,7 +37,7 @@ export async function anAgentNode(it: Controlled, name: string, options = ''): P
     connect: () => it.agents.connect(name, node.answer),
     volumes: async () => {
       const query = { stores: ['disks'], labels: {}, contains: undefined, after: undefined, limit: 1000 };
-      return (await server.engine.catalogue.page(query, aCall())).volumes;
+      return (await server.core.catalogue.page(query, aCall())).volumes;
     },
   };
   node.connect();

@@ -88,25 +88,25 @@ test('front ends and controllers use neither the records nor the verbs of a stor
 });
 
 test.each([
-  ['src/front/csi/a.ts', `const volume = engine.records.volumes.byId(id);`],
-  ['src/front/rest/a.ts', `const { answers, records } = engine;`],
-  ['src/front/rest/a.ts', `export const a = ({ records: { answers } }: Pick<Engine, 'records'>) => answers;`],
+  ['src/front/csi/a.ts', `const volume = core.records.volumes.byId(id);`],
+  ['src/front/rest/a.ts', `const { answers, records } = core;`],
+  ['src/front/rest/a.ts', `export const a = ({ records: { answers } }: Pick<Core, 'records'>) => answers;`],
   ['src/front/rest/a.ts', `import type { Records } from '#core/ports.ts';`],
-  ['src/controllers/a.ts', `import {\n  type CoreEngine,\n  createEngine,\n} from '#core/engine.ts';`],
-  ['src/front/csi/a.ts', `await engine.stores.use(volume.store, (store) => store.source(volume, call));`],
+  ['src/controllers/a.ts', `import {\n  type WholeCore,\n  createCore,\n} from '#core/core.ts';`],
+  ['src/front/csi/a.ts', `await core.stores.use(volume.store, (store) => store.source(volume, call));`],
   ['src/front/csi/a.ts', `import type { Stores } from '#core/stores.ts';`],
   ['src/controllers/a.ts', `import type { Store, StoreKind } from '#core/ports.ts';`],
-  ['src/app/status.ts', `const totals = engine.records.volumes.totals(name);`],
+  ['src/app/status.ts', `const totals = core.records.volumes.totals(name);`],
 ])('%s uses what belongs to core: %s', (path, text) => {
   expect(internalsUsed([{ path, text }])).toEqual([path]);
 });
 
 test.each([
-  ['src/front/csi/a.ts', `const volume = engine.catalogue.recorded(id);`],
+  ['src/front/csi/a.ts', `const volume = core.catalogue.recorded(id);`],
   ['src/front/rest/a.ts', `// On the store's own records: it has one for each host.`],
   ['src/front/rest/a.ts', `import { enforcesSizes, type StoreView } from '#core/stores.ts';`],
   ['src/controllers/a.ts', `import type { StoreKind } from '#core/ports.ts';`],
-  ['src/app/up.ts', `const engine = await assemble({ records, kinds });`],
+  ['src/app/up.ts', `const core = await assemble({ records, kinds });`],
 ])('%s uses only what core offers: %s', (path, text) => {
   expect(internalsUsed([{ path, text }])).toEqual([]);
 });

@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { type Log, silentLog } from '#base/log.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Call } from '#core/operations.ts';
 
 /** A call with a new request id, for tests that call core without a front end. */
@@ -12,10 +12,7 @@ export const aCall = (about: Partial<Call> = {}): Call => ({
 });
 
 /** Runs each maintenance task once, one after the other. */
-export async function runMaintenance(
-  { maintenance }: Pick<Engine, 'maintenance'>,
-  call: Call = aCall(),
-): Promise<void> {
+export async function runMaintenance({ maintenance }: Pick<Core, 'maintenance'>, call: Call = aCall()): Promise<void> {
   for (const task of maintenance) await task.run(call);
 }
 

@@ -9,7 +9,7 @@ import { createEvents } from '#controllers/machinery/events.ts';
 import { createNodeStores, type NodeStores } from '#controllers/node-stores.ts';
 import type { ControllerParts } from '#controllers/parts.ts';
 import { createCoreProvisioner, createWhyNotOpen } from '#controllers/provisioner.ts';
-import type { CoreEngine, Engine } from '#core/engine.ts';
+import type { Core, WholeCore } from '#core/core.ts';
 import type { Volume } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -26,7 +26,7 @@ import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { startServer } from './server.ts';
 
 export type Parts = ControllerParts & {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly agents: FakeAgents;
   readonly nodeStores: NodeStores;
@@ -38,7 +38,7 @@ export type Parts = ControllerParts & {
 export interface Controlled {
   api: FakeKubeApi;
   parts: Parts;
-  engine: CoreEngine;
+  core: WholeCore;
   nfs: GatedKind;
   /** The folder of `silver`. */
   silver: string;
@@ -79,8 +79,8 @@ export function controlled(): Controlled {
     const all = [createLocalStoreKind(), it.nfs];
     const server = await startServer({ listen: 'none', kinds: all });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    it.engine = server.engine;
-    await it.engine.stores.add('silver', `nfs://server${it.silver}`, aCall());
+    it.core = server.core;
+    await it.core.stores.add('silver', `nfs://server${it.silver}`, aCall());
     it.api = await startKubeApi();
     onTestFinished(() => it.api[Symbol.asyncDispose]());
     const client = createKubeClient({ access: it.api.access, clock, userAgent: 'test' });
@@ -89,12 +89,12 @@ export function controlled(): Controlled {
     it.agents = createFakeAgents();
     const told = createEvents({ client, clock, controller: 'test', instance: 'test' });
     const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
-    const file = createCoreProvisioner(it.engine, createWhyNotOpen(it.caches.stores, kinds));
+    const file = createCoreProvisioner(it.core, createWhyNotOpen(it.caches.stores, kinds));
     it.parts = {
-      ...{ client, clock, caches: it.caches, events: told, engine: it.engine },
+      ...{ client, clock, caches: it.caches, events: told, core: it.core },
       ...{ kinds, provisioners: new Map([[file.driver, file]]) },
       ...{ agents: it.agents, nodeStores: createNodeStores({ agents: it.agents, clock, caches: it.caches, kinds }) },
-      ...{ namespace: 'stowage-system', cluster: it.engine.instance },
+      ...{ namespace: 'stowage-system', cluster: it.core.instance },
     };
     const ending = new AbortController();
     const scope = { ...aCall(), signal: ending.signal };
@@ -126,7 +126,7 @@ export function controlled(): Controlled {
     };
     it.volumes = async (store = 'silver') => {
       const query = { stores: [store], labels: {}, contains: undefined, after: undefined, limit: 1000 };
-      return (await it.engine.catalogue.page(query, aCall())).volumes;
+      return (await it.core.catalogue.page(query, aCall())).volumes;
     };
     it.notes = async (reason) => (await it.list(events)).filter((one) => one.reason === reason).map(({ note }) => note);
     it.changes = () => it.api.asked.filter((one) => !one.startsWith('GET'));

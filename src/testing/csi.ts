@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, onTestFinished } from 'vitest';
 import { systemClock } from '#base/clock.ts';
+import type { Core } from '#core/core.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import type { Space } from '#front/csi/driver.ts';
 import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -46,8 +46,8 @@ export interface Csi {
   space: Space | undefined;
   /** What is known of any pod. */
   users: 'own' | 'host' | undefined;
-  /** With some of the engine in place of what it has, if that is given. */
-  start(driver: 'file' | 'local', instead?: Partial<Engine>): Promise<GrpcClient>;
+  /** With some parts of core replaced, if they are given. */
+  start(driver: 'file' | 'local', instead?: Partial<Core>): Promise<GrpcClient>;
 }
 
 export function servedCsi(): Csi {
@@ -55,10 +55,10 @@ export function servedCsi(): Csi {
   const start: Csi['start'] = async (which, instead) => {
     const at = join(it.folder, `${which}${instead === undefined ? '' : '-other'}.sock`);
     const driver = which === 'file' ? fileDriver : localDriver;
-    const engine = { ...it.server.engine, ...instead };
+    const core = { ...it.server.core, ...instead };
     const podUsers = async (): Promise<Csi['users']> => it.users;
     const spaceOf = async (): Promise<Space | undefined> => it.space;
-    const served = createCsiServer({ engine, driver, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
+    const served = createCsiServer({ core, driver, clock, log: it.log, version: '1.2.3', spaceOf, podUsers });
     await new Promise<void>((resolve) => served.server.listen(at, resolve));
     const client = grpcClient(at);
     onTestFinished(async () => {
@@ -82,7 +82,7 @@ export function servedCsi(): Csi {
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     onTestFinished(() => it.server[Symbol.asyncDispose]());
     const silver = mkdtempSync(join(it.folder, 'silver-'));
-    await it.server.engine.stores.add('silver', `nfs://server${silver}`, aCall());
+    await it.server.core.stores.add('silver', `nfs://server${silver}`, aCall());
   });
   return it;
 }

@@ -232,7 +232,7 @@ const internalsUse = new RegExp(
     '\\.records\\b',
     '[{,]\\s*records\\s*[,:}]',
     '\\bstores\\??\\.use(?:Behind)?\\(',
-    `\\bimport\\s[^;]*\\b(?:CoreEngine|Records|Stores?|UsableStoreView)\\b[^;]*\\bfrom\\s*'#core/`,
+    `\\bimport\\s[^;]*\\b(?:WholeCore|Records|Stores?|UsableStoreView)\\b[^;]*\\bfrom\\s*'#core/`,
   ].join('|'),
 );
 

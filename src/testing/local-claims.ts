@@ -69,8 +69,8 @@ export const aLocalClaim = (name: string, node?: string): Thing =>
 export async function moveStore({ server }: AgentNode, folder: string): Promise<void> {
   const place = join(server.folder, folder);
   mkdirSync(place, { recursive: true });
-  await server.engine.stores.remove('disks', aCall());
-  await server.engine.stores.add('disks', `local://${place}`, aCall());
+  await server.core.stores.remove('disks', aCall());
+  await server.core.stores.add('disks', `local://${place}`, aCall());
 }
 
 /** How many volumes each has. */

@@ -45,16 +45,16 @@ export function servedPlugins(): Plugins {
   const clock = systemClock();
   const start: Plugins['start'] = async (name = 'stowage-local', more = {}) => {
     const at = join(it.server.folder, name);
-    const { engine } = it.server;
+    const { core } = it.server;
     const storeOptions = new Set(['squash', 'layout']);
-    const served = createPluginServer({ engine, plugin: name, storeOptions, clock, log: it.log, ...more });
+    const served = createPluginServer({ core, plugin: name, storeOptions, clock, log: it.log, ...more });
     await new Promise<void>((resolve) => served.server.listen(at, resolve));
     onTestFinished(() => served.close(0));
     return calling(served, at);
   };
   const make: Plugins['make'] = (store, name, more = {}) => {
     const spec = { store, name, bytes: undefined, access: undefined, labels: {}, ...more };
-    return it.server.engine.volumes.create(spec, aCall());
+    return it.server.core.volumes.create(spec, aCall());
   };
   const it = { start, make } as Plugins;
   beforeEach(async () => {
@@ -67,7 +67,7 @@ export function servedPlugins(): Plugins {
     it.server = await startServer({ listen: 'none', kinds: [it.local, it.nfs] });
     onTestFinished(() => it.server[Symbol.asyncDispose]());
     const silver = mkdtempSync(join(parent, 'silver-'));
-    await it.server.engine.stores.add('silver', `nfs://server${silver}`, aCall());
+    await it.server.core.stores.add('silver', `nfs://server${silver}`, aCall());
   });
   return it;
 }

@@ -6,14 +6,14 @@ import { join } from 'node:path';
 import { type Running, startUp, type UpSettings } from '#app/up.ts';
 import { silentLog } from '#base/log.ts';
 import { readEvents, type ServerEvent } from '#cli/sse.ts';
-import type { CoreEngine } from '#core/engine.ts';
+import type { WholeCore } from '#core/core.ts';
 
 /** Everything in this process, on a state folder of its own: real records, real stores, real sockets. */
 export interface TestServer extends AsyncDisposable {
   readonly folder: string;
   /** The directory of the store that is there without configuration. */
   readonly storeFolder: string;
-  readonly engine: CoreEngine;
+  readonly core: WholeCore;
   readonly running: Running;
   /** Through the Unix socket. */
   readonly admin: Api;
@@ -94,7 +94,7 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
   };
   return {
     ...{ folder, running, admin, remote, port, stop },
-    engine: running.engine,
+    core: running.core,
     storeFolder: join(folder, 'stores', 'local'),
     as: async (role, ...stores) => {
       const { status, body } = await admin.post('/v1/tokens', {

@@ -10,8 +10,8 @@ import { localDirectoryOf } from '#app/store-places.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Log, type Scope, silentLog } from '#base/log.ts';
 import type { ContainerEngine } from '#core/containers.ts';
-import { type CoreEngine, createEngine, type Engine } from '#core/engine.ts';
-import { closeEngine, startEngine } from '#core/engine-life.ts';
+import { type Core, createCore, type WholeCore } from '#core/core.ts';
+import { closeCore, openCore } from '#core/lifecycle.ts';
 import type { NodeName } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import type { Repairing } from '#core/repairing.ts';
@@ -28,7 +28,7 @@ export interface TestCore extends AsyncDisposable {
   readonly folder: string;
   /** The directory of the store that is there without configuration. */
   readonly storeFolder: string;
-  readonly engine: CoreEngine;
+  readonly core: WholeCore;
   readonly kept: Kept;
   /** Reads the configuration file again. */
   reload(): Promise<void>;
@@ -78,7 +78,7 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   const ending = new AbortController();
   const scope: Scope = { signal: ending.signal, log };
   const kinds = new Map(given.map((kind) => [kind.scheme, kind]));
-  const engine = createEngine({
+  const core = createCore({
     records,
     kinds,
     mounter: kept.mounts.mounter,
@@ -94,12 +94,12 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
     clock,
     log,
   });
-  kept.roots = () => engine.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config)?.path ?? []);
+  kept.roots = () => core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config)?.path ?? []);
   const configure = async (): Promise<void> => {
     const { config } = options;
     const file = config === undefined ? undefined : await readGiven(config, true, kinds);
     const sources = { records, state, kinds, log, nfs: undefined, bare: false, cluster: undefined };
-    await engine.stores.configure(await storeConfigs(file, sources), file?.defaultStore, scope);
+    await core.stores.configure(await storeConfigs(file, sources), file?.defaultStore, scope);
   };
   const life: { repairing?: Repairing; stopped?: Promise<readonly string[]> } = {};
   const repairable = (repairing: Repairing): void => {
@@ -107,21 +107,21 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   };
   const stop = async (): Promise<readonly string[]> => {
     life.repairing?.[Symbol.dispose]();
-    await engine.operations.drain(drainMs);
+    await core.operations.drain(drainMs);
     try {
-      return await closeEngine(engine, { signal: new AbortController().signal, log });
+      return await closeCore(core, { signal: new AbortController().signal, log });
     } finally {
       ending.abort();
     }
   };
-  await startEngine({ engine, clock, configure, repairable }, scope);
+  await openCore({ core, clock, configure, repairable }, scope);
   // A start waits half a second for stores. On a busy machine they may take longer.
-  while (isOpening(engine)) await engine.stores.retry(scope);
+  while (isOpening(core)) await core.stores.retry(scope);
   const resources = undo.move();
-  const core: TestCore = {
+  const started: TestCore = {
     folder,
     storeFolder: join(folder, 'stores', 'local'),
-    engine,
+    core,
     kept,
     reload: configure,
     stop: () => {
@@ -129,14 +129,14 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
       return life.stopped;
     },
     [Symbol.asyncDispose]: async () => {
-      await core.stop();
+      await started.stop();
       await resources.disposeAsync();
     },
   };
-  return core;
+  return started;
 }
 
-const isOpening = ({ stores }: Engine): boolean =>
+const isOpening = ({ stores }: Core): boolean =>
   stores.list().some(({ problem }) => problem?.reason === 'store-opening');
 
 function newKept(state: StateFolder, records: KeptRecords): Kept {

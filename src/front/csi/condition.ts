@@ -20,7 +20,7 @@ export async function conditionOf(about: About, volume: Volume, scope: Scope): P
   const known = await storeConditionOf(about, volume, scope);
   if (known.health !== 'ok') return known;
   try {
-    const { condition, detail } = await about.engine.volumes.inspect(volume.id, scope);
+    const { condition, detail } = await about.core.volumes.inspect(volume.id, scope);
     if (condition === 'ok') return fine;
     return { health: 'lost', reason: 'DataMissing', message: detail ?? 'the data of the volume are gone' };
   } catch (thrown) {
@@ -42,7 +42,7 @@ export async function conditionHere(
   scope: Scope,
 ): Promise<Condition> {
   const [mounts, condition] = await Promise.all([
-    about.engine.mountHealth(scope, volume.id),
+    about.core.mountHealth(scope, volume.id),
     conditionOf(about, volume, scope),
   ]);
   for (const { target: at, health } of mounts) {
@@ -58,7 +58,7 @@ export async function storeConditionOf(
   { store }: Pick<Volume, 'store'>,
   scope: Scope,
 ): Promise<Condition> {
-  const { stores, answers } = about.engine;
+  const { stores, answers } = about.core;
   const { problem } = stores.view(store);
   if (problem !== undefined)
     return {

@@ -53,17 +53,17 @@ describe('CreateVolume', () => {
     expect(made).toMatchObject({ capacityBytes: gib, volumeContext: { store: 'silver', name: 'pvc-1' } });
     expect(made.accessibleTopology).toEqual([]);
     expect(await create(file)).toEqual(made);
-    expect(csi.server.engine.records.volumes.byId(made.volumeId as never)).toMatchObject({ requestId: 'csi:pvc-1' });
+    expect(csi.server.core.records.volumes.byId(made.volumeId as never)).toMatchObject({ requestId: 'csi:pvc-1' });
     const here = await create(local);
     expect(here.volumeId).not.toBe(made.volumeId);
     expect(here.accessibleTopology).toMatchObject([
-      { segments: { 'local.stowage.dev/node': csi.server.engine.node.slice(0, 63) } },
+      { segments: { 'local.stowage.dev/node': csi.server.core.node.slice(0, 63) } },
     ]);
   });
 
   test('gives a name that is none of ours another, and keeps it as a label', async () => {
     const { volumeId } = await create(file, { name: 'team a/photos' });
-    const volume = csi.server.engine.records.volumes.byId(volumeId as never);
+    const volume = csi.server.core.records.volumes.byId(volumeId as never);
     expect(volume?.name).toMatch(/^team-a-photos-[0-9a-f]{32}$/);
     expect(volume?.labels).toEqual({ 'stowage.dev/csi-name': 'team a/photos' });
     expect((await create(file, { name: 'team a/photos' })).volumeId).toBe(volumeId);
@@ -76,7 +76,7 @@ describe('CreateVolume', () => {
       'csi.storage.k8s.io/pv/name': 'pvc-1',
     };
     const { volumeId } = await create(file, { parameters });
-    expect(csi.server.engine.records.volumes.byId(volumeId as never)?.labels).toEqual({
+    expect(csi.server.core.records.volumes.byId(volumeId as never)?.labels).toEqual({
       'stowage.dev/claim-name': 'photos',
       'stowage.dev/claim-namespace': 'team-a',
       'stowage.dev/persistent-volume': 'pvc-1',
@@ -86,7 +86,7 @@ describe('CreateVolume', () => {
   test('of a volume that has grown, or was labelled since, gives that', async () => {
     const { volumeId } = await create(file);
     await file.call(method.controllerExpandVolume, { volumeId, capacityRange: { requiredBytes: 2n * gib } });
-    await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
+    await csi.server.core.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
     expect(await create(file)).toMatchObject({ volumeId, capacityBytes: 2n * gib });
   });
 
@@ -94,7 +94,7 @@ describe('CreateVolume', () => {
     const { volumeId } = await create(file);
     const [silver = ''] = readdirSync(csi.folder).filter((name) => name.startsWith('silver-'));
     rmdirSync(join(csi.folder, silver, 'pvc-1'));
-    await csi.server.engine.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
+    await csi.server.core.volumes.label(volumeId, { a: 'b' }, undefined, aCall());
     expect(await create(file)).toMatchObject({ volumeId });
     expect(readdirSync(join(csi.folder, silver))).toContain('pvc-1');
   });
@@ -113,7 +113,7 @@ describe('CreateVolume', () => {
 
   test('of a name that others have taken is AlreadyExists', async () => {
     const spec = { store: 'silver', name: 'pvc-1', bytes: gib, access: undefined, labels: {} };
-    await csi.server.engine.volumes.create(spec, aCall());
+    await csi.server.core.volumes.create(spec, aCall());
     await expect(create(file)).rejects.toMatchObject({ code: 6 });
   });
 
@@ -249,7 +249,7 @@ describe('DeleteVolume', () => {
 
   test('of what is on a store that is not configured any more is not success, until it is again', async () => {
     const uri = `local://${mkdtempSync(join(csi.folder, 'moved-'))}`;
-    const { stores } = csi.server.engine;
+    const { stores } = csi.server.core;
     const config = parseStoreConfig('moved', uri, 'file', new Map([[csi.local.scheme, csi.local]]));
     const configure = (...more: readonly StoreConfig[]) => stores.configure(more, undefined, aCall());
     await configure(config);
@@ -293,7 +293,7 @@ describe('a class that says what volumes are called', () => {
     const made = await create(file, { parameters: { nameTemplate, ...claim } });
     expect(made.volumeContext).toEqual({ store: 'silver', name: 'shop-db' });
     expect(await create(file, { parameters: { nameTemplate, ...claim } })).toEqual(made);
-    expect(csi.server.engine.records.volumes.byId(made.volumeId as never)?.labels).toMatchObject({
+    expect(csi.server.core.records.volumes.byId(made.volumeId as never)?.labels).toMatchObject({
       'stowage.dev/csi-name': 'pvc-1',
     });
     const another = create(file, { name: 'pvc-2', parameters: { nameTemplate, ...claim } });
@@ -337,7 +337,7 @@ describe('ListVolumes', () => {
   });
 
   test('gives so many at once as clients take, also to who wants all', async () => {
-    const { records } = csi.server.engine;
+    const { records } = csi.server.core;
     const { volumeId } = await create(local, { name: 'v0000' });
     const one = records.volumes.byId(volumeId as VolumeId) ?? expect.fail('there is none');
     records.transaction(() => {
@@ -434,7 +434,7 @@ describe('GetCapacity', () => {
 
   test('is no more than the administrator allows', async () => {
     const folder = mkdtempSync(join(csi.folder, 'small-'));
-    await csi.server.engine.stores.add('small', `local://${folder}?maxBytes=3G`, aCall());
+    await csi.server.core.stores.add('small', `local://${folder}?maxBytes=3G`, aCall());
     await create(local, { parameters: { store: 'small' } });
     const { availableCapacity } = await local.call(method.getCapacity, { parameters: { store: 'small' } });
     expect(availableCapacity).toBe(2n * gib);

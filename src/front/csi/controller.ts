@@ -74,7 +74,7 @@ export const controllerOf = (about: About): Handlers<typeof Controller> => ({
       const wanted = range.from ?? before.bytes ?? 0n;
       if (before.bytes !== undefined && before.bytes > wanted)
         throw outOfRange(`volume '${before.store}/${before.name}' is larger than the limit`);
-      return await about.engine.volumes.expand(before.id, wanted, undefined, call);
+      return await about.core.volumes.expand(before.id, wanted, undefined, call);
     });
     // Where it is mounted on this node it has grown already; elsewhere, and later, it does when it is staged.
     return { capacityBytes: volume.bytes ?? 0n, nodeExpansionRequired: about.driver.nodeExpansion };
@@ -84,7 +84,7 @@ export const controllerOf = (about: About): Handlers<typeof Controller> => ({
 async function deleteVolume(about: About, id: string, call: Call): Promise<void> {
   try {
     const volume = await volumeOf(about, id, call);
-    await about.engine.deletions.delete(volume.id, undefined, call);
+    await about.core.deletions.delete(volume.id, undefined, call);
   } catch (thrown) {
     // Said only when every store has answered.
     if (stowageError(thrown).reason !== 'volume-unknown') throw thrown;
@@ -93,9 +93,9 @@ async function deleteVolume(about: About, id: string, call: Call): Promise<void>
 }
 
 /** The record of a volume outlives the configuration of its store. */
-function refuseStoreGone({ engine }: About, id: string): void {
-  const store = engine.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
-  if (store === undefined || engine.stores.list().some(({ config }) => config.name === store)) return;
+function refuseStoreGone({ core }: About, id: string): void {
+  const store = core.catalogue.recorded(id)?.store ?? partsOfQualified(id)?.store;
+  if (store === undefined || core.stores.list().some(({ config }) => config.name === store)) return;
   throw storeGone(
     store,
     'Configure the store again; or, to leave the data where they are, retain the volume instead of deleting it.',
@@ -110,7 +110,7 @@ async function validate(about: About, request: ValidateVolumeCapabilitiesRequest
   const context = mapIn(volumeContext, 'volume_context');
   const given = mapIn(parameters, 'parameters');
   const volume = await volumeOf(about, id, call);
-  const view = about.engine.stores.view(volume.store);
+  const view = about.core.stores.view(volume.store);
   const message =
     cannotHave(wishes, about.driver, view) ??
     otherAccess(volume, wishes[0].access) ??
@@ -156,7 +156,7 @@ async function capacity(about: About, request: GetCapacityRequest, call: Call): 
   return free.reduce((sum, bytes) => sum + bytes, 0n);
 }
 
-async function freeIn({ engine }: About, { config }: StoreView, call: Call): Promise<bigint> {
-  const { freeBytes = 0n } = await engine.stores.check(config.name, call);
-  return roomForVolumes(freeBytes, config.policy, engine.catalogue.totals(config.name));
+async function freeIn({ core }: About, { config }: StoreView, call: Call): Promise<bigint> {
+  const { freeBytes = 0n } = await core.stores.check(config.name, call);
+  return roomForVolumes(freeBytes, config.policy, core.catalogue.totals(config.name));
 }

@@ -99,7 +99,7 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
   return await about.underway(`create ${name}`, async () => {
     const stores = storesOf(about).map(({ config }) => config.name);
     const provisioning = { stores, want: newVolume, accept };
-    const { volume } = await about.engine.provision(provisioning, { ...call, requestId: `csi:${name}` });
+    const { volume } = await about.core.provision(provisioning, { ...call, requestId: `csi:${name}` });
     return volume;
   });
 }

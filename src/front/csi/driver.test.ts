@@ -1,9 +1,8 @@
 import { expect, test } from 'vitest';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { topologyOf } from './driver.ts';
 
-const valueFor = (node: string): string | undefined =>
-  topologyOf({ engine: { node } as Engine })['local.stowage.dev/node'];
+const valueFor = (node: string): string | undefined => topologyOf({ core: { node } as Core })['local.stowage.dev/node'];
 
 test('a node is where it is called so', () => {
   for (const name of ['node-1', 'ip-10-0-0-1.eu-west-1.compute.internal', 'a'.repeat(63)])

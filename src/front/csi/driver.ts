@@ -1,8 +1,8 @@
 import { randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import type { Core } from '#core/core.ts';
 import { type CsiDriver, driverFor } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
@@ -29,7 +29,7 @@ export type PodUsers = (
 
 /** What a method works with. */
 export interface About {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly driver: CsiDriver;
   readonly clock: Clock;
   readonly log: Log;
@@ -50,16 +50,16 @@ export const callFrom = ({ log }: About, { signal }: GrpcCall): Call => ({
 });
 
 /** The driver sees only these. */
-export const storesOf = ({ engine, driver }: Pick<About, 'engine' | 'driver'>): readonly StoreView[] =>
-  engine.stores.list().filter((view) => driverFor(view.placement) === driver);
+export const storesOf = ({ core, driver }: Pick<About, 'core' | 'driver'>): readonly StoreView[] =>
+  core.stores.list().filter((view) => driverFor(view.placement) === driver);
 
 export const isVisible =
-  (about: Pick<About, 'engine' | 'driver'>) =>
+  (about: Pick<About, 'core' | 'driver'>) =>
   (store: string): boolean =>
     storesOf(about).some(({ config }) => config.name === store);
 
 /** That one, else the default store, else the only one. Undefined: nobody said which. */
-export function storeFor(about: Pick<About, 'engine' | 'driver'>, wanted: string | undefined): StoreView | undefined {
+export function storeFor(about: Pick<About, 'core' | 'driver'>, wanted: string | undefined): StoreView | undefined {
   const all = storesOf(about);
   if (wanted === undefined) return all.find((view) => view.default) ?? (all.length === 1 ? all[0] : undefined);
   const found = all.find(({ config }) => config.name === wanted);
@@ -72,7 +72,7 @@ export function storeFor(about: Pick<About, 'engine' | 'driver'>, wanted: string
   });
 }
 
-export function storeNeeded(about: Pick<About, 'engine' | 'driver'>): StowageError {
+export function storeNeeded(about: Pick<About, 'core' | 'driver'>): StowageError {
   const [driver, stores] = [about.driver.name, namesOf(storesOf(about))];
   return new StowageError(`it is not said on which store of ${driver} the volume shall be`, {
     code: 'invalid',
@@ -84,6 +84,6 @@ export function storeNeeded(about: Pick<About, 'engine' | 'driver'>): StowageErr
 const namesOf = (views: readonly StoreView[]): string =>
   views.length === 0 ? 'none is configured' : views.map(({ config }): StoreName => config.name).join(', ');
 
-export const topologyOf = ({ engine }: Pick<About, 'engine'>): Readonly<Record<string, string>> => ({
-  [nodeTopologyKey]: topologyOfNode(engine.node),
+export const topologyOf = ({ core }: Pick<About, 'core'>): Readonly<Record<string, string>> => ({
+  [nodeTopologyKey]: topologyOfNode(core.node),
 });

@@ -11,16 +11,16 @@ const csi = servedCsi();
 const wanted = { name: 'pvc-1', volumeCapabilities: [mounted()], capacityRange: { requiredBytes: 1n << 26n } };
 const errorsLogged = (): readonly string[] => csi.log.lines.filter((line) => line.startsWith('error'));
 const ended = () =>
-  csi.server.engine.operations
+  csi.server.core.operations
     .page({ limit: 10 })
     .items.map(({ operation: { kind, state, error } }) => [kind, state, error?.code]);
 
 async function start() {
   const path = join(csi.folder, 'ends.sock');
-  const { engine } = csi.server;
+  const { core } = csi.server;
   const served = createCsiServer({
     ...{
-      engine,
+      core,
       driver: localDriver,
       clock: systemClock(),
       log: csi.log,

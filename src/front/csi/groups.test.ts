@@ -43,8 +43,8 @@ describe.skipIf(needs('fuse', 'root', 'mount'))('pods with an fsGroup', () => {
     server = await startServer({ listen: 'none', log, folder: at('state') });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const { host, port } = nfs.server;
-    await server.engine.stores.add('tested', `nfs://${host}/export?port=${port}&mountport=${port}${options}`, aCall());
-    const csi = { engine: server.engine, driver: fileDriver, clock: systemClock(), log, version: '1.2.3' } as const;
+    await server.core.stores.add('tested', `nfs://${host}/export?port=${port}&mountport=${port}${options}`, aCall());
+    const csi = { core: server.core, driver: fileDriver, clock: systemClock(), log, version: '1.2.3' } as const;
     const served = createCsiServer({ ...csi, spaceOf: async () => undefined });
     await new Promise<void>((resolve) => served.server.listen(at('file.sock'), resolve));
     const file = grpcClient(at('file.sock'));

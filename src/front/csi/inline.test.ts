@@ -20,7 +20,7 @@ beforeEach(async () => {
 });
 
 const at = (name: string): string => join(csi.folder, name);
-const known = (): Volume | undefined => csi.server.engine.ephemerals.volume(volumeId);
+const known = (): Volume | undefined => csi.server.core.ephemerals.volume(volumeId);
 
 const request = (attributes: Record<string, string>, name = 'pod') => ({
   ...{ volumeId, targetPath: at(name), volumeCapability: mounted() },
@@ -29,7 +29,7 @@ const request = (attributes: Record<string, string>, name = 'pod') => ({
 
 /** Sets what the administrator may set for those who say no size. */
 async function setDefaultSize(defaultSize: bigint): Promise<void> {
-  const { stores } = csi.server.engine;
+  const { stores } = csi.server.core;
   const { config } = stores.view('local');
   await stores.configure([{ ...config, policy: { ...config.policy, defaultSize } }], 'local', aCall());
 }
@@ -61,35 +61,32 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
   });
 
   test('after there came to be more stores than the one that was meant', async () => {
-    csi.server.engine.stores.setDefault('silver');
-    await stays(
-      {},
-      async () => await csi.server.engine.stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall()),
-    );
+    csi.server.core.stores.setDefault('silver');
+    await stays({}, async () => await csi.server.core.stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall()));
   });
 
   test('after another store became the one that is meant', async () => {
-    const { stores } = csi.server.engine;
+    const { stores } = csi.server.core;
     await stores.add('two', `local://${mkdtempSync(at('two-'))}`, aCall());
     await stays({}, async () => stores.setDefault('two'));
   });
 
   test('after somebody labelled it', async () => {
     await stays({ store: 'local' }, ({ id }) =>
-      csi.server.engine.volumes.label(id, { team: 'shop' }, undefined, aCall()),
+      csi.server.core.volumes.label(id, { team: 'shop' }, undefined, aCall()),
     );
   });
 
   test('after it was enlarged', async () => {
     await stays({ store: 'local', size: '16Mi' }, ({ id }) =>
-      csi.server.engine.volumes.expand(id, 32n * mib, undefined, aCall()),
+      csi.server.core.volumes.expand(id, 32n * mib, undefined, aCall()),
     );
   });
 
   test('but not where the pod says another size than before, whether or not it has that by now', async () => {
     const attributes = { store: 'local', size: '16Mi' };
     await publish(attributes);
-    await csi.server.engine.volumes.expand(known()?.id ?? '', 32n * mib, undefined, aCall());
+    await csi.server.core.volumes.expand(known()?.id ?? '', 32n * mib, undefined, aCall());
     for (const size of ['8Mi', '32Mi', '64Mi'])
       await expect(publish({ ...attributes, size })).rejects.toMatchObject({ code: 6 });
     await expect(publish({ store: 'local' })).rejects.toMatchObject({ code: 6 });
@@ -108,7 +105,7 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
   test('with data, where a power cut left none', async () => {
     await publish({ store: 'local' });
     execFileSync('umount', [at('pod')]);
-    await csi.server.engine.mounts.reconcile(aCall());
+    await csi.server.core.mounts.reconcile(aCall());
     await setDefaultSize(16n * mib);
     const data = join(csi.server.storeFolder, volumeId);
     rmSync(data, { recursive: true });
@@ -118,7 +115,7 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
   });
 
   test.skipIf(needs('loop', 'ext4'))('with the file system that it has, and with no other', async () => {
-    await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const attributes = { store: 'disks', size: '16Mi' };
     for (const fsType of ['ext4', '', 'ext4'])
       await publish(attributes, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], fsType) });
@@ -131,7 +128,7 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
 test.skipIf(needs('mount'))(
   'a volume that a pod brought is found again after another host changed it on their store',
   async () => {
-    const { stores } = csi.server.engine;
+    const { stores } = csi.server.core;
     await stores.add('gold', `nfs://server${mkdtempSync(at('gold-'))}?inline=true`, aCall());
     const file = await csi.start('file');
     // There is no such folder: it is made, and not mounted.

@@ -59,7 +59,7 @@ describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty
     'where nothing but that was there, of a volume %s',
     async (which) => {
       const id = which === 'by its name' ? 'local..pvc-1' : volumeId;
-      if (which.includes('no more')) csi.server.engine.records.volumes.remove(volumeId as VolumeId);
+      if (which.includes('no more')) csi.server.core.records.volumes.remove(volumeId as VolumeId);
       mkdirSync(at('stage/volume'));
       writeFileSync(at('stage/device'), '');
       for (let i = 0; i < 2; i++) await unstage(id);
@@ -94,7 +94,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
   });
 
   test.skipIf(needs('loop'))('of a device that somebody had unmounted', async () => {
-    await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
     await stage(volumeCapability);
@@ -135,7 +135,7 @@ describe.skipIf(needs('mount'))('where a volume was published, nothing is left',
     const volumeContext = { 'csi.storage.k8s.io/ephemeral': 'true', store: 'local' };
     await publish('pod', { volumeId: 'csi-1', volumeContext });
     execFileSync('umount', [at('pod')]);
-    await csi.server.engine.mounts.reconcile(aCall());
+    await csi.server.core.mounts.reconcile(aCall());
     mkdirSync(at('pod'));
     await unpublish('pod', 'csi-1');
     expect(existsSync(at('pod'))).toBe(false);

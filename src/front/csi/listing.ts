@@ -53,7 +53,7 @@ async function read(about: About, stores: readonly StoreName[], maxEntries: numb
   const most = Math.min(maxEntries === 0 ? pageSize : maxEntries, pageSize);
   // One more than is told: whether there is more must be known.
   const query = { stores, labels: {}, contains: undefined, after, limit: most + 1 };
-  const { volumes: found } = stores.length === 0 ? { volumes: [] } : await about.engine.catalogue.page(query, call);
+  const { volumes: found } = stores.length === 0 ? { volumes: [] } : await about.core.catalogue.page(query, call);
   const volumes = found.slice(0, most);
   const last = volumes.at(-1);
   return { volumes, nextToken: last !== undefined && found.length > volumes.length ? tokenOf(last) : '' };

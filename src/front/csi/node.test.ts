@@ -41,7 +41,7 @@ async function create(name: string, more: object = {}): Promise<string> {
 }
 
 test('the node says who it is, where it is, and how much it can', async () => {
-  const { node } = csi.server.engine;
+  const { node } = csi.server.core;
   const topology = { segments: { 'local.stowage.dev/node': node } };
   expect(await local.call(method.nodeGetInfo, {})).toMatchObject({
     ...{ nodeId: node, maxVolumesPerNode: 1000n, accessibleTopology: topology },
@@ -60,7 +60,7 @@ test('the node says who it is, where it is, and how much it can', async () => {
 test('stores that do not answer are told of, in one entry for what is the same of them', async () => {
   const silent = (store: string): string => `the server of store '${store}' does not answer`;
   const told = async () => (await file.call(method.nodeGetStorageHealth, {})).backendHealth;
-  await csi.server.engine.stores.add('tin', `nfs://server${mkdtempSync(at('tin-'))}`, aCall());
+  await csi.server.core.stores.add('tin', `nfs://server${mkdtempSync(at('tin-'))}`, aCall());
   const pings = [csi.nfs.close('ping', { deaf: true, store: 'silver' })];
   expect(await told()).toMatchObject([{ status: 2, reason: 'StoreSilent', message: silent('silver') }]);
   for (const ping of pings.splice(0)) ping.open();
@@ -82,8 +82,8 @@ test('a volume on record is refused without asking its store; one that is gone t
   await expect(file.call(method.nodeStageVolume, stage)).rejects.toMatchObject({ code: 3 });
   expect(get.waiting()).toBe(0);
   get.open();
-  await csi.server.engine.stores.use('silver', async (store) => {
-    const { records } = csi.server.engine;
+  await csi.server.core.stores.use('silver', async (store) => {
+    const { records } = csi.server.core;
     const known = records.volumes.byId(volumeId as Parameters<typeof records.volumes.byId>[0]);
     if (known !== undefined) await store.delete(known, aCall());
   });
@@ -163,7 +163,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     for (let i = 0; i < 2; i++) await unpublish('pod');
     expect(existsSync(at('pod'))).toBe(false);
     for (let i = 0; i < 2; i++) await unstage();
-    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
     expect(existsSync(at('stage'))).toBe(true);
   });
 
@@ -274,10 +274,10 @@ describe.skipIf(needs('mount'))('a volume', () => {
   ] as const)('whose mount is %s is not told to be well', async (state, reason, detail) => {
     await stage();
     await publish('pod');
-    const { engine } = csi.server;
+    const { core } = csi.server;
     const health = { state, detail, repairedAt: undefined };
     const other = await csi.start('local', {
-      mountHealth: async (scope, only) => (await engine.mountHealth(scope, only)).map((one) => ({ ...one, health })),
+      mountHealth: async (scope, only) => (await core.mountHealth(scope, only)).map((one) => ({ ...one, health })),
     });
     const stats = await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('pod') });
     expect(stats.volumeCondition).toMatchObject({ abnormal: true, message: detail });
@@ -309,7 +309,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     const never = async (): Promise<never> => {
       throw new Error('it was looked for');
     };
-    const { mounts } = csi.server.engine;
+    const { mounts } = csi.server.core;
     const other = await csi.start('local', { mounts: { ...mounts, locate: never } });
     for (const name of ['pod', 'stage'])
       await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at(name) });
@@ -320,7 +320,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
   test('whose path is on a disk or server that does not answer is not told to be mounted nowhere', async () => {
     await stage();
     await publish('pod');
-    const { mounts } = csi.server.engine;
+    const { mounts } = csi.server.core;
     const locate = async (path: string): Promise<never> => {
       throw new StowageError(`${path} cannot be looked at`, {
         code: 'unavailable',
@@ -348,13 +348,13 @@ describe.skipIf(needs('mount'))('a volume', () => {
     await publish('pod');
     await unpublish('pod');
     await unstage();
-    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
   test.each(['is on record no more', 'has given its name to another'])(
     'that was named so is taken back where it was put, also when it %s',
     async (what) => {
-      const { volumes } = csi.server.engine.records;
+      const { volumes } = csi.server.core.records;
       const known = volumes.byId(volumeId as VolumeId);
       volumeId = 'local..pvc-1';
       await stage();
@@ -364,7 +364,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
       if (what.includes('another')) volumes.put({ ...known, id: `sv1-${randomUUID()}` as VolumeId });
       await unpublish('pod');
       await unstage();
-      expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+      expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
       expect(readFileSync('/proc/self/mountinfo', 'utf8')).not.toContain(csi.folder);
     },
   );
@@ -384,7 +384,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     local = await csi.start('local');
     await unpublish('pod');
     await unstage();
-    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('asks no store to be published where it is staged, nor to be taken back', async () => {
@@ -445,7 +445,7 @@ describe('a file system that is said to be another than the volume has', () => {
   test.skipIf(needs('mount', 'loop', 'ext4'))(
     'is refused of images, which have what their store gives them',
     async () => {
-      await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+      await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
       await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({
         code: 3,
         message: expect.stringContaining("the file system 'xfs' is wanted, and ext4 is what the volume has"),
@@ -484,7 +484,7 @@ describe('a file system that is said to be another than the volume has', () => {
 describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
   test('is a device, in a folder while it is staged', async () => {
     const images = mkdtempSync(at('images-'));
-    await csi.server.engine.stores.add('disks', `local://${images}?layout=image`, aCall());
+    await csi.server.core.stores.add('disks', `local://${images}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     const more = { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } };
     const volumeId = await create('disk', more);
@@ -502,7 +502,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
   });
 
   test('that is on record no more is taken back by way of a link, too', async () => {
-    await csi.server.engine.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
+    await csi.server.core.stores.add('disks', `local://${mkdtempSync(at('images-'))}?layout=image`, aCall());
     const volumeCapability = blockDevice();
     const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });
     mkdirSync(at('stage'));
@@ -512,14 +512,14 @@ describe.skipIf(needs('mount', 'loop', 'xfs'))('a block volume', () => {
       await local.call(method.nodeUnstageVolume, { ...staged, stagingTargetPath: at('stage') });
     });
     await local.call(method.nodeStageVolume, staged);
-    csi.server.engine.records.volumes.remove(volumeId as VolumeId);
+    csi.server.core.records.volumes.remove(volumeId as VolumeId);
     await local.call(method.nodeUnstageVolume, staged);
-    expect(await csi.server.engine.mounts.list(aCall())).toEqual([]);
+    expect(await csi.server.core.mounts.list(aCall())).toEqual([]);
   });
 
   test('is refused to a pod that wants it read-only, unless its store is: then it is so', async () => {
     const uri = `local://${mkdtempSync(at('images-'))}?layout=image`;
-    const { stores } = csi.server.engine;
+    const { stores } = csi.server.core;
     await stores.add('disks', uri, aCall());
     const volumeCapability = blockDevice();
     const volumeId = await create('disk', { volumeCapabilities: [volumeCapability], parameters: { store: 'disks' } });

@@ -59,7 +59,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     capabilities: capabilitiesOf(about).map((type) => ({ type: { case: 'rpc', value: { type } } })),
   }),
   nodeGetInfo: async () => ({
-    nodeId: about.engine.node,
+    nodeId: about.core.node,
     maxVolumesPerNode: BigInt(about.maxVolumes ?? mostVolumes),
     ...(about.driver.topology === 'node' ? { accessibleTopology: { segments: { ...topologyOf(about) } } } : {}),
   }),
@@ -71,12 +71,12 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const call = callFrom(about, given);
     await about.underway(`${id} ${folder}`, async () => {
       const volume = await fittingVolume(about, id, wish, call);
-      const user = { kind: 'kubelet' as const, name: about.driver.name, node: about.engine.node };
+      const user = { kind: 'kubelet' as const, name: about.driver.name, node: about.core.node };
       const how = {
         ...{ readOnly: wish.readOnly, user, claimTarget: true },
         ...{ sole: wish.sole === 'staged', group: groupOf(about, wish) },
       };
-      await about.engine.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
+      await about.core.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
     });
     return {};
   },
@@ -92,8 +92,8 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const target = pathIn(targetPath, 'target_path');
     const call = callFrom(about, given);
     await about.underway(`${id} ${target}`, async () => {
-      if (await about.engine.ephemerals.unpublish(id, target, call)) return;
-      await about.engine.mounts.unpublish(target, idIn(id), call, wholly);
+      if (await about.core.ephemerals.unpublish(id, target, call)) return;
+      await about.core.mounts.unpublish(target, idIn(id), call, wholly);
     });
     return {};
   },
@@ -143,23 +143,23 @@ const idIn = (ref: string): VolumeId | undefined => (isVolumeId(ref) ? ref : und
 async function unstage(about: About, ref: string, folder: string, call: Call): Promise<void> {
   const id = idIn(ref);
   const targets = (['block', 'filesystem'] as const).map((access) => stagedAt(folder, { access }));
-  const mounts = id === undefined ? [] : await about.engine.mounts.of(id, call);
+  const mounts = id === undefined ? [] : await about.core.mounts.of(id, call);
   const staged = await foundAt(about, mounts, folder, isStagedAt, call);
   // One that is on its way there, too: it must not come after this has said that there is none. And a kubelet removes the folder
   // next, which fails while anything is in it.
   for (const target of staged === undefined ? targets : [staged.target])
-    await about.engine.mounts.unpublish(target, id, call, wholly);
+    await about.core.mounts.unpublish(target, id, call, wholly);
 }
 
 /** A volume by its id, or one that lives with its pod. */
 async function volumeAny(about: About, ref: string, call: Call): Promise<Volume> {
-  const ephemeral = about.engine.ephemerals.volume(ref);
+  const ephemeral = about.core.ephemerals.volume(ref);
   return ephemeral ?? (await volumeOf(about, ref, call));
 }
 
 /** As the path is given, or where it leads: a kubelet's folder may be a symbolic link, or lie behind one. */
 async function foundAt(
-  { engine }: About,
+  { core }: About,
   mounts: readonly LiveMount[],
   path: string,
   isThere: (target: string, path: string) => boolean,
@@ -167,7 +167,7 @@ async function foundAt(
 ): Promise<LiveMount | undefined> {
   const at = (place: string): LiveMount | undefined => mounts.find(({ target }) => isThere(target, place));
   if (mounts.length === 0) return undefined;
-  return at(path) ?? at(await engine.mounts.locate(path, call));
+  return at(path) ?? at(await core.mounts.locate(path, call));
 }
 
 async function mountedAt(
@@ -178,7 +178,7 @@ async function mountedAt(
 ): Promise<{ readonly volume: Volume; readonly mount: LiveMount }> {
   const volume = await volumeAny(about, ref, call);
   // One that somebody unmounted is still on record: below it lies whatever else is there.
-  const mounts = (await about.engine.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
+  const mounts = (await about.core.mounts.of(volume.id, call)).filter(({ mounted }) => mounted);
   const isThere = (at: string, path: string): boolean => at === path || isStagedAt(at, path);
   const mount = await foundAt(about, mounts, target, isThere, call);
   if (mount !== undefined) return { volume, mount };
@@ -201,7 +201,7 @@ async function expand(about: About, request: NodeExpandVolumeRequest, call: Call
     const { volume } = await mountedAt(about, id, path, call);
     if (range.from !== undefined && (volume.bytes ?? 0n) < range.from)
       throw outOfRange(`volume '${volume.store}/${volume.name}' has not been enlarged so far by its store`);
-    await about.engine.volumes.growStaged(volume, call);
+    await about.core.volumes.growStaged(volume, call);
     return { capacityBytes: volume.bytes ?? 0n };
   });
 }

@@ -33,7 +33,7 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
     if (isEphemeral) return await publishEphemeral(about, id, target, wish, context, how, call);
     const volume = await fittingVolume(about, id, wish, call);
     if (readOnly && !wish.readOnly) refuseReadOnlyDevice(about, volume);
-    await about.engine.mounts.publish(volume.id, target, how, call);
+    await about.core.mounts.publish(volume.id, target, how, call);
   });
   return {};
 }
@@ -42,9 +42,9 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
  * It is staged for writing, and the device is one for all who have it: a second one that only reads would have a cache of its own, and
  * show what others wrote long ago.
  */
-function refuseReadOnlyDevice({ engine }: About, { access, store, name }: Volume): void {
+function refuseReadOnlyDevice({ core }: About, { access, store, name }: Volume): void {
   if (access !== 'block') return;
-  const view = engine.stores.view(store);
+  const view = core.stores.view(store);
   if (view.store !== undefined && view.config.policy.readOnly) return;
   throw new StowageError(`volume '${store}/${name}' is a raw device, which cannot be given to a pod read-only`, {
     code: 'unsupported',
@@ -69,12 +69,12 @@ async function refuseOtherUsers({ podUsers }: About, context: ReadonlyMap<string
 }
 
 /** Who the volume is for. The kubelet says so where the driver asks for it. */
-function userFrom({ engine }: About, context: ReadonlyMap<string, string>, target: string): User {
+function userFrom({ core }: About, context: ReadonlyMap<string, string>, target: string): User {
   const [namespace, name] = ['namespace', 'name'].map((part) => context.get(`${ofKubernetes}pod.${part}`));
   if (namespace !== undefined && name !== undefined)
-    return { kind: 'pod', name: `${namespace}/${name}`, node: engine.node };
+    return { kind: 'pod', name: `${namespace}/${name}`, node: core.node };
   // Where a kubelet has them, the path says at least which it is.
-  return { kind: 'pod', name: /\/pods\/([^/]+)\//.exec(target)?.[1] ?? 'unknown', node: engine.node };
+  return { kind: 'pod', name: /\/pods\/([^/]+)\//.exec(target)?.[1] ?? 'unknown', node: core.node };
 }
 
 /**
@@ -87,12 +87,12 @@ async function publishEphemeral(
   target: string,
   wish: Wish,
   context: ReadonlyMap<string, string>,
-  how: Parameters<About['engine']['mounts']['publish']>[2],
+  how: Parameters<About['core']['mounts']['publish']>[2],
   call: Call,
 ): Promise<void> {
   if (wish.access === 'block') throw refuse('a volume that lives with its pod cannot be a block device');
   const { store, enforce, size } = parametersFrom(context, podParameters);
-  const known = about.engine.ephemerals.volume(id);
+  const known = about.core.ephemerals.volume(id);
   const view = storeFor(about, store ?? known?.store);
   if (view === undefined) throw storeNeeded(about);
   // It is this pod's alone, whatever mode is said.
@@ -104,7 +104,7 @@ async function publishEphemeral(
       : await otherFilesystemOf(about, known, [wish], call));
   if (wrong !== undefined) throw refuse(wrong);
   const want = { store: view.config.name, bytes, enforce: enforce ?? false };
-  await about.engine.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);
+  await about.core.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);
 }
 
 function notStaged(): StowageError {

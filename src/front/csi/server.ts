@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
+import type { Core } from '#core/core.ts';
 import type { CsiDriver } from '#core/csi-drivers.ts';
-import type { Engine } from '#core/engine.ts';
 import { Controller, Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
 import { methodsOf } from '#wire/csi/grpc.ts';
@@ -16,7 +16,7 @@ import { answering, ended } from './status.ts';
 import { createUnderway } from './underway.ts';
 
 export interface CsiOptions {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly driver: CsiDriver;
   readonly clock: Clock;
   readonly log: Log;
@@ -37,9 +37,9 @@ export interface CsiCall {
 
 /** One driver: it translates; what is true is in core. */
 export function createCsiServer(options: CsiOptions): GrpcServer {
-  const { clock, driver, engine } = options;
+  const { clock, driver, core } = options;
   const log = options.log.with({ driver: driver.name });
-  const counting = createCounting({ volumes: engine.volumes, clock, log });
+  const counting = createCounting({ volumes: core.volumes, clock, log });
   const about: About = { ...options, log, underway: createUnderway(), counting };
   const methods = new Map([
     ...methodsOf(Identity, identityOf(about)),

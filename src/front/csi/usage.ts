@@ -20,7 +20,7 @@ export async function usageOf(about: About, volume: Volume, mount: LiveMount): P
   if (volume.access === 'block') return [{ unit: Unit.BYTES, total: size, used: 0n, available: 0n }];
   const space = await about.spaceOf(mount.target);
   // A file system of its own knows best.
-  if (space !== undefined && about.engine.mounts.filesystemOf(source) !== undefined) return around(space);
+  if (space !== undefined && about.core.mounts.filesystemOf(source) !== undefined) return around(space);
   const own = await about.counting.of(volume);
   if (own === undefined) return space === undefined ? [] : around(space);
   const { bytes: used, files } = own;

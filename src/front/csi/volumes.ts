@@ -10,7 +10,7 @@ import { refuse } from './requests.ts';
 /** What CSI calls a volume id: ours, or, for volumes that were made otherwise, `store..name`. */
 export async function volumeOf(about: About, ref: string, call: Call): Promise<Volume> {
   if (!isHandle(ref)) throw unknownVolume(ref);
-  return await about.engine.catalogue.resolve(ref, call, isVisible(about));
+  return await about.core.catalogue.resolve(ref, call, isVisible(about));
 }
 
 /**
@@ -18,14 +18,14 @@ export async function volumeOf(about: About, ref: string, call: Call): Promise<V
  * several calls.
  */
 async function volumeToMount(about: About, ref: string, call: Call): Promise<Volume> {
-  const known = isVolumeId(ref) ? about.engine.catalogue.recorded(ref) : undefined;
+  const known = isVolumeId(ref) ? about.core.catalogue.recorded(ref) : undefined;
   return known !== undefined && isVisible(about)(known.store) ? known : await volumeOf(about, ref, call);
 }
 
 /** Throws for a volume that cannot be mounted like this. */
 export async function fittingVolume(about: About, id: string, wish: Wish, call: Call): Promise<Volume> {
   const volume = await volumeToMount(about, id, call);
-  const view = about.engine.stores.view(volume.store);
+  const view = about.core.stores.view(volume.store);
   const wrong = cannotHave([wish], about.driver, view);
   if (wrong !== undefined) throw refuse(wrong);
   if (volume.access !== wish.access) throw refuse(`the volume is a ${volume.access} volume`);
@@ -36,13 +36,13 @@ export async function fittingVolume(about: About, id: string, wish: Wish, call: 
 
 /** The store is asked only where somebody says which it shall be. */
 export async function otherFilesystemOf(
-  { engine }: About,
+  { core }: About,
   volume: Volume,
   wishes: readonly Wish[],
   call: Call,
 ): Promise<string | undefined> {
   if (wishes.every(({ filesystem }) => filesystem === undefined)) return undefined;
-  return otherFilesystem(wishes, await engine.volumes.filesystemOf(volume, call));
+  return otherFilesystem(wishes, await core.volumes.filesystemOf(volume, call));
 }
 
 export const volumeMessage = (about: About, volume: Volume) => ({

@@ -8,7 +8,7 @@ test('an engine is not told of a volume that is just being deleted, and then hea
   const call = await it.start();
   const { id } = await it.make('local', 'a');
   const gate = it.local.close('delete');
-  const deleted = it.server.engine.deletions.delete(id, undefined, aCall());
+  const deleted = it.server.core.deletions.delete(id, undefined, aCall());
   await gate.reached;
   let answered = false;
   const got = call('VolumeDriver.Get', { Name: 'a' }).finally(() => {
@@ -27,7 +27,7 @@ test('nor does it hear that there is none while that takes long: Docker would ma
   const call = await it.start();
   const { id } = await it.make('local', 'a');
   const gate = it.local.close('delete');
-  const deleted = it.server.engine.deletions.delete(id, undefined, aCall());
+  const deleted = it.server.core.deletions.delete(id, undefined, aCall());
   await gate.reached;
   expect(await call('VolumeDriver.Get', { Name: 'a' })).toMatchObject({
     Volume: { Name: 'a', Status: { health: 'it is being deleted' } },

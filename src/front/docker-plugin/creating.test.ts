@@ -13,11 +13,11 @@ describe('a volume that is there already', () => {
     const Opts = { size: '1M', 'label.a': 'b' };
     await call('VolumeDriver.Create', { Name: 'twice', Opts });
     expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
-    await it.server.engine.volumes.label('twice', { c: 'd' }, undefined, aCall());
+    await it.server.core.volumes.label('twice', { c: 'd' }, undefined, aCall());
     expect(await call('VolumeDriver.Create', { Name: 'twice', Opts })).toEqual(done);
     await it.make('local', 'other', { bytes: 1n << 20n });
     expect(await call('VolumeDriver.Create', { Name: 'other', Opts: { size: '1M', store: 'local' } })).toEqual(done);
-    expect(it.server.engine.records.volumes.totals('local' as Volume['store']).volumes).toBe(2);
+    expect(it.server.core.records.volumes.totals('local' as Volume['store']).volumes).toBe(2);
   });
 
   test('and differs is refused, with what differs', async () => {
@@ -28,7 +28,7 @@ describe('a volume that is there already', () => {
       status: 409,
       Err: "there is a volume 'a' already, and it has no size, its label 'x' is 'y', its label 'new' is not set. Choose another name, or leave out what differs to use it as it is.",
     });
-    await it.server.engine.volumes.expand(id, 1n << 30n, undefined, aCall());
+    await it.server.core.volumes.expand(id, 1n << 30n, undefined, aCall());
     // Known by now under that name.
     await call('VolumeDriver.Get', { Name: 'a' });
     expect(await call('VolumeDriver.Create', { Name: 'a', Opts: { size: '2M' } })).toMatchObject({
@@ -38,7 +38,7 @@ describe('a volume that is there already', () => {
 
   test('in another store than the one named here stays what the name means', async () => {
     const folder = mkdtempSync(join(it.server.folder, 'gold-'));
-    await it.server.engine.stores.add('gold', `local://${folder}`, aCall());
+    await it.server.core.stores.add('gold', `local://${folder}`, aCall());
     await it.make('gold', 'a');
     const call = await it.start();
     await call('VolumeDriver.Get', { Name: 'a' });

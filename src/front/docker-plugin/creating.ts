@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import { formatSize } from '#base/size.ts';
 import type { PluginName } from '#core/containers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
@@ -14,20 +14,20 @@ import type { Wanted } from './options.ts';
  * asked for, is success: engines repeat calls, and another host may have been first.
  */
 export async function createVolume(
-  engine: Engine,
+  core: Core,
   plugin: PluginName,
   name: string,
   wanted: Wanted,
   call: Call,
 ): Promise<void> {
-  const { engineNames, volumes, catalogue } = engine;
+  const { engineNames, volumes, catalogue } = core;
   const known = engineNames.known(plugin, name);
   // Where the name means something, that must be it, whatever the default store is by now.
-  const before = known === undefined ? undefined : await thereStill(engine, plugin, name, call);
+  const before = known === undefined ? undefined : await thereStill(core, plugin, name, call);
   if (before !== undefined) return refuseOther(before, name, wanted);
-  const place = await placeOf(engine, plugin, name, wanted, call);
+  const place = await placeOf(core, plugin, name, wanted, call);
   if ('id' in place) return refuseOther(place, name, wanted);
-  if (await isSilent(engine, place.store, call)) throw notAnswering(engine, place.store);
+  if (await isSilent(core, place.store, call)) throw notAnswering(core, place.store);
   const want = {
     ...place,
     bytes: wanted.bytes,
@@ -54,12 +54,12 @@ export async function createVolume(
 
 /** Where to make it. Where nobody can say, it may be there already, in one store or in several, of which that is told. */
 async function placeOf(
-  { engineNames }: Engine,
+  { engineNames }: Core,
   plugin: PluginName,
   name: string,
   wanted: Wanted,
   call: Call,
-): Promise<ReturnType<Engine['engineNames']['placeFor']> | Volume> {
+): Promise<ReturnType<Core['engineNames']['placeFor']> | Volume> {
   try {
     return engineNames.placeFor(plugin, name, wanted.store);
   } catch (thrown) {
@@ -70,9 +70,9 @@ async function placeOf(
   }
 }
 
-async function thereStill(engine: Engine, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
+async function thereStill(core: Core, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
   try {
-    return await engine.engineNames.resolve(plugin, name, call);
+    return await core.engineNames.resolve(plugin, name, call);
   } catch (thrown) {
     if (stowageError(thrown).code === 'not-found') return undefined;
     throw thrown;

@@ -14,9 +14,9 @@ describe.skipIf(needs('root', 'mount'))('a volume that is used otherwise, too', 
     const { id } = await it.make('local', 'a');
     const folder = mkdtempSync(join(tmpdir(), 'stowage-secret-'));
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
-    const { engine } = it.server;
-    await engine.mounts.publish(id, join(folder, 'm'), { readOnly: false, user: undefined }, aCall());
-    onTestFinished(async () => void (await engine.mounts.unpublish(join(folder, 'm'), id, aCall())));
+    const { core } = it.server;
+    await core.mounts.publish(id, join(folder, 'm'), { readOnly: false, user: undefined }, aCall());
+    onTestFinished(async () => void (await core.mounts.unpublish(join(folder, 'm'), id, aCall())));
     const { status, Err } = await call('VolumeDriver.Remove', { Name: 'a' });
     expect(status).toBe(409);
     expect(Err).toContain("volume 'local/a' cannot be deleted: it is used by a mount on ");

@@ -18,7 +18,7 @@ const it = servedPlugins();
 describe('a name that is in several stores', () => {
   test('is there to Docker, which would make a volume of its own by that name; it cannot be mounted or removed', async () => {
     const call = await it.start('stowage-local');
-    await it.server.engine.stores.add('gold', `local://${await mkdtemp(join(it.server.folder, 'gold-'))}`, aCall());
+    await it.server.core.stores.add('gold', `local://${await mkdtemp(join(it.server.folder, 'gold-'))}`, aCall());
     await it.make('silver', 'a');
     await it.make('gold', 'a');
     const why =
@@ -32,7 +32,7 @@ describe('a name that is in several stores', () => {
 
   test('or in one of several, none of which is the default, need not be made by somebody who names no store', async () => {
     const call = await it.start('stowage');
-    await it.server.engine.stores.add('gold', `nfs://server${await mkdtemp(join(it.parent, 'gold-'))}`, aCall());
+    await it.server.core.stores.add('gold', `nfs://server${await mkdtemp(join(it.parent, 'gold-'))}`, aCall());
     await it.make('silver', 'a');
     expect(await call('VolumeDriver.Create', { Name: 'b' })).toMatchObject({
       Err: expect.stringContaining('no store was named'),
@@ -49,7 +49,7 @@ describe('a name that is in several stores', () => {
     const call = await it.start('stowage-local');
     await it.make('silver', 'a');
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
-    expect(await it.server.engine.volumes.inspect('silver..a', aCall())).toMatchObject({ condition: 'ok' });
+    expect(await it.server.core.volumes.inspect('silver..a', aCall())).toMatchObject({ condition: 'ok' });
   });
 });
 
@@ -88,8 +88,8 @@ describe('a store that does not answer', () => {
     onTestFinished(() => other[Symbol.asyncDispose]());
     const { port } = own.server;
     const uri = `nfs://127.0.0.1/export?port=${port}&mountport=${port}&timeout=1s`;
-    await other.engine.stores.add('silver', uri, aCall());
-    const call = await it.start('stowage', { engine: other.engine });
+    await other.core.stores.add('silver', uri, aCall());
+    const call = await it.start('stowage', { core: other.core });
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
     const why =
       'ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem. Ask the administrator to grant Stowage access';
@@ -112,8 +112,8 @@ describe('a store that does not answer', () => {
     const kind = refusing(createNfsStoreKind(systemClock(), connectToDisk(it.parent)));
     const other = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), kind] });
     onTestFinished(() => other[Symbol.asyncDispose]());
-    await other.engine.stores.add('silver', `nfs://server${await mkdtemp(join(it.parent, 'denied-'))}`, aCall());
-    const call = await it.start('stowage', { engine: other.engine });
+    await other.core.stores.add('silver', `nfs://server${await mkdtemp(join(it.parent, 'denied-'))}`, aCall());
+    const call = await it.start('stowage', { core: other.core });
     expect(await call('VolumeDriver.Create', { Name: 'a' })).toEqual(done);
     const why = { code: 'denied', reason: 'nfs-credential-denied', action: 'Look.' } as const;
     for (const verb of ['changedByOthers.marks', 'names'] as const)
@@ -130,7 +130,7 @@ describe('a store that does not answer', () => {
     const config = join(it.server.folder, 'two.yaml');
     await writeFile(config, 'stores: { gold: "nfs://127.0.0.1/x?port=1&mountport=1&timeout=500ms&retries=0" }');
     await using other = await startServer({ listen: 'none', config });
-    const call = await it.start('stowage', { engine: other.engine });
+    const call = await it.start('stowage', { core: other.core });
     const { status, Err } = await call('VolumeDriver.Create', { Name: 'a' });
     expect(status).toBe(503);
     expect(Err).toMatch(

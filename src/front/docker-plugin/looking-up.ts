@@ -1,5 +1,5 @@
 import type { PluginName } from '#core/containers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreName, Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
@@ -19,31 +19,31 @@ export interface Found {
  * is known only then whether it is there: that is waited for, with patience where there is a limit to it.
  */
 export async function lookUp(
-  engine: Engine,
+  core: Core,
   plugin: PluginName,
   name: string,
   call: Call,
   patienceMs?: number,
 ): Promise<Found> {
-  const id = engine.engineNames.known(plugin, name);
-  const store = id && engine.catalogue.recorded(id)?.store;
-  const wasSilent = store !== undefined && (await isSilent(engine, store, call));
-  const volume = await engine.engineNames.resolve(plugin, name, call);
-  const noted = await engine.asks.note(volume.id, call.signal, patienceMs);
-  if (noted === 'over') return await lookUp(engine, plugin, name, call, patienceMs);
+  const id = core.engineNames.known(plugin, name);
+  const store = id && core.catalogue.recorded(id)?.store;
+  const wasSilent = store !== undefined && (await isSilent(core, store, call));
+  const volume = await core.engineNames.resolve(plugin, name, call);
+  const noted = await core.asks.note(volume.id, call.signal, patienceMs);
+  if (noted === 'over') return await lookUp(core, plugin, name, call, patienceMs);
   if (noted === 'deleting') return { volume, isSilent: wasSilent, isBeingDeleted: true };
-  return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(engine, volume.store, call) };
+  return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(core, volume.store, call) };
 }
 
 /** One call of the server's, where there is one. Whoever types a command should not wait for as long as a store is patient. */
-export async function isSilent(engine: Engine, store: StoreName, call: Call): Promise<boolean> {
+export async function isSilent(core: Core, store: StoreName, call: Call): Promise<boolean> {
   // One that was configured when the volume was recorded may be gone.
-  if (!engine.stores.list().some(({ config }) => config.name === store)) return false;
-  return (await engine.answers.silent([store], call)).has(store);
+  if (!core.stores.list().some(({ config }) => config.name === store)) return false;
+  return (await core.answers.silent([store], call)).has(store);
 }
 
-export function notAnswering(engine: Engine, store: StoreName): StowageError {
-  const refusal = engine.answers.refusal(store);
+export function notAnswering(core: Core, store: StoreName): StowageError {
+  const refusal = core.answers.refusal(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
     `the server of store '${store}' does not answer: a network or server failure, not a permission problem`,

@@ -24,7 +24,7 @@ describe('a plugin', () => {
     // What it holds is told once it is known.
     await expect.poll(async () => (await get()).Volume['Status']).toHaveProperty('used');
     const { Volume } = await get();
-    const volume = it.server.engine.records.volumes.named('photos' as Volume['name'])[0];
+    const volume = it.server.core.records.volumes.named('photos' as Volume['name'])[0];
     expect(Volume).toEqual({
       Name: 'photos',
       Mountpoint: '',
@@ -56,7 +56,7 @@ describe('a plugin', () => {
     const call = await it.start();
     await call('VolumeDriver.Create', { Name: 'a' });
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
-    expect(it.server.engine.engineNames.known('stowage-local', 'a')).toBeUndefined();
+    expect(it.server.core.engineNames.known('stowage-local', 'a')).toBeUndefined();
     expect(await call('VolumeDriver.Remove', { Name: 'a' })).toEqual(done);
     expect(await call('VolumeDriver.Get', { Name: 'a' })).toEqual({
       status: 404,
@@ -85,7 +85,7 @@ describe('a plugin', () => {
 
 test('names unmounted that were never mounted are success, and a block volume is not mounted', async () => {
   const folder = mkdtempSync(join(it.server.folder, 'images-'));
-  await it.server.engine.stores.add('images', `local://${folder}?layout=image`, aCall());
+  await it.server.core.stores.add('images', `local://${folder}?layout=image`, aCall());
   await it.make('images', 'raw', { access: 'block', bytes: 1n << 24n });
   const call = await it.start();
   expect(await call('VolumeDriver.Unmount', { Name: 'never', ID: '1' })).toEqual(done);

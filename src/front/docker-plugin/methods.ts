@@ -1,5 +1,5 @@
 import type { PluginName } from '#core/containers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
@@ -13,7 +13,7 @@ import type { Used } from './used.ts';
 
 /** What a method works with. */
 export interface About {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly plugin: PluginName;
   readonly isOfStores: KnownToStores;
   readonly used: Used;
@@ -30,8 +30,8 @@ export interface Method {
 /** Less than Get has in all: who is told nothing makes a volume of its own by that name. */
 const deletionMs = 5_000;
 
-const resolved = ({ engine, plugin }: About, message: Message, call: Call): Promise<Volume> =>
-  engine.engineNames.resolve(plugin, textIn(message, 'Name'), call);
+const resolved = ({ core, plugin }: About, message: Message, call: Call): Promise<Volume> =>
+  core.engineNames.resolve(plugin, textIn(message, 'Name'), call);
 
 /** The protocol, by the paths that engines post to. */
 export const methods: Readonly<Record<string, Method>> = {
@@ -44,12 +44,12 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.Create': {
     deadlineMs: 30_000,
     changes: true,
-    handle: async ({ engine, plugin, isOfStores }, message, call) => {
+    handle: async ({ core, plugin, isOfStores }, message, call) => {
       const name = textIn(message, 'Name');
-      await createVolume(engine, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
+      await createVolume(core, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
       // Docker may make it for a container that it lists in a moment.
-      const id = engine.engineNames.known(plugin, name);
-      if (id !== undefined) await engine.asks.note(id, call.signal);
+      const id = core.engineNames.known(plugin, name);
+      if (id !== undefined) await core.asks.note(id, call.signal);
       return {};
     },
   },
@@ -60,27 +60,25 @@ export const methods: Readonly<Record<string, Method>> = {
     // of its own, and the data would be there: Mount refuses it.
     handle: async (about, message, call) => {
       const name = textIn(message, 'Name');
-      const found = await lookUp(about.engine, about.plugin, name, call, deletionMs).catch(ifAmbiguous);
+      const found = await lookUp(about.core, about.plugin, name, call, deletionMs).catch(ifAmbiguous);
       if (found instanceof StowageError)
         return { Volume: { Name: name, Mountpoint: '', Status: { health: oneLine(found.message, found.action) } } };
-      const Status = await statusOf(about.engine, found, about.used);
-      return { Volume: { ...volumeJson(about.engine, name, found.volume), Status } };
+      const Status = await statusOf(about.core, found, about.used);
+      return { Volume: { ...volumeJson(about.core, name, found.volume), Status } };
     },
   },
   '/VolumeDriver.List': {
     deadlineMs: 10_000,
-    handle: async ({ engine, plugin }, _message, call) => ({
-      Volumes: (await engine.engineNames.list(plugin, call)).map(({ name, volume }) =>
-        volumeJson(engine, name, volume),
-      ),
+    handle: async ({ core, plugin }, _message, call) => ({
+      Volumes: (await core.engineNames.list(plugin, call)).map(({ name, volume }) => volumeJson(core, name, volume)),
     }),
   },
   '/VolumeDriver.Path': {
     deadlineMs: 10_000,
     handle: async (about, message, call) => {
-      const { engine, plugin } = about;
-      const id = engine.engineNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
-      return { Mountpoint: engine.holds.pathOf(id) ?? '' };
+      const { core, plugin } = about;
+      const id = core.engineNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
+      return { Mountpoint: core.holds.pathOf(id) ?? '' };
     },
   },
   '/VolumeDriver.Mount': {
@@ -88,21 +86,21 @@ export const methods: Readonly<Record<string, Method>> = {
     changes: true,
     handle: async (about, message, call) => {
       const id = textIn(message, 'ID');
-      const { volume, isSilent } = await lookUp(about.engine, about.plugin, textIn(message, 'Name'), call);
+      const { volume, isSilent } = await lookUp(about.core, about.plugin, textIn(message, 'Name'), call);
       if (volume.access === 'block') throw blockVolume(volume);
-      if (isSilent) throw notAnswering(about.engine, volume.store);
-      return { Mountpoint: await about.engine.holds.hold(volume, about.plugin, id, call) };
+      if (isSilent) throw notAnswering(about.core, volume.store);
+      return { Mountpoint: await about.core.holds.hold(volume, about.plugin, id, call) };
     },
   },
   '/VolumeDriver.Unmount': {
     deadlineMs: 20_000,
     changes: true,
-    handle: async ({ engine, plugin }, message, call) => {
+    handle: async ({ core, plugin }, message, call) => {
       const [name, id] = [textIn(message, 'Name'), textIn(message, 'ID')];
       // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
       // by nobody.
-      const volume = engine.engineNames.known(plugin, name);
-      if (volume !== undefined) await engine.holds.letGo(volume, plugin, id, call);
+      const volume = core.engineNames.known(plugin, name);
+      if (volume !== undefined) await core.holds.letGo(volume, plugin, id, call);
       return {};
     },
   },
@@ -112,8 +110,8 @@ export const methods: Readonly<Record<string, Method>> = {
     handle: async (about, message, call) => {
       try {
         const { id } = await resolved(about, message, call);
-        await about.engine.deletions.delete(id, undefined, call, { byEngine: true });
-        about.engine.engineNames.forget(id);
+        await about.core.deletions.delete(id, undefined, call, { byEngine: true });
+        about.core.engineNames.forget(id);
       } catch (thrown) {
         // Said only when every store has answered. Engines repeat a call whose answer they did not get.
         const { code, reason } = stowageError(thrown);

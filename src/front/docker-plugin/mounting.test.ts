@@ -33,7 +33,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     server = await startServer({ listen: 'none', engines: [docker], kinds: [kind] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const served = createPluginServer({
-      ...{ engine: server.engine, plugin, storeOptions: new Set<string>(), clock: systemClock(), log: silentLog() },
+      ...{ core: server.core, plugin, storeOptions: new Set<string>(), clock: systemClock(), log: silentLog() },
     });
     const folder = await mkdtemp(join(tmpdir(), 'stowage-mounting-'));
     onTestFinished(() => rm(folder, { recursive: true }));
@@ -49,7 +49,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     expect(await call('Create', { Name: 'photos' })).toEqual({ status: 200, Err: '' });
     onTestFinished(async () => {
       docker.remove('web');
-      await server.engine.holds.settle(aCall());
+      await server.core.holds.settle(aCall());
     });
     docker.run('web', { photos: plugin });
   });
@@ -86,17 +86,17 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     const mounted = await Promise.all(ids.map((ID) => call('Mount', { Name: 'photos', ID })));
     expect(new Set(mounted.map(({ Mountpoint }) => Mountpoint)).size).toBe(1);
     expect(mounted.every(({ status }) => status === 200)).toBe(true);
-    expect(await server.engine.mounts.list(aCall())).toHaveLength(1);
+    expect(await server.core.mounts.list(aCall())).toHaveLength(1);
     // Some leave while others come.
     const mixed = ids.flatMap((ID) => [
       call('Unmount', { Name: 'photos', ID }),
       call('Mount', { Name: 'photos', ID: `later-${ID}` }),
     ]);
     expect((await Promise.all(mixed)).every(({ status }) => status === 200)).toBe(true);
-    expect(await server.engine.mounts.list(aCall())).toHaveLength(1);
+    expect(await server.core.mounts.list(aCall())).toHaveLength(1);
     await Promise.all(ids.map((ID) => call('Unmount', { Name: 'photos', ID: `later-${ID}` })));
     ends();
-    await vi.waitFor(async () => expect(await server.engine.mounts.list(aCall())).toEqual([]));
+    await vi.waitFor(async () => expect(await server.core.mounts.list(aCall())).toEqual([]));
   });
 
   test('can be let go of while the store answers nothing', async () => {
@@ -118,12 +118,12 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     socket.destroy();
     await vi.waitFor(async () => expect(await connections()).toBe(others));
     gate.open();
-    const id = server.engine.engineNames.known(plugin, 'photos');
-    await vi.waitFor(() => expect(id && server.engine.holds.pathOf(id)).toBeDefined());
+    const id = server.core.engineNames.known(plugin, 'photos');
+    await vi.waitFor(() => expect(id && server.core.holds.pathOf(id)).toBeDefined());
     expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
     // It was one and the same.
     await call('Unmount', { Name: 'photos', ID: podmanHold });
     ends();
-    await vi.waitFor(() => expect(id && server.engine.holds.pathOf(id)).toBeUndefined());
+    await vi.waitFor(() => expect(id && server.core.holds.pathOf(id)).toBeUndefined());
   });
 });

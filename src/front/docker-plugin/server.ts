@@ -5,7 +5,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { stoppingNow } from '#core/stopping.ts';
 import { readMessage } from './messages.ts';
 import { type About, methods } from './methods.ts';
@@ -24,7 +24,7 @@ export interface PluginServer {
 }
 
 export interface PluginOptions {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly plugin: PluginName;
   /** The names of options that the kinds of stores have, which users must not give. */
   readonly storeOptions: ReadonlySet<string>;
@@ -58,11 +58,11 @@ interface Shared extends About {
 
 /** Plain node:http: nine paths that are all posted to, whose answers a framework would only want to make its own. */
 export function createPluginServer(options: PluginOptions): PluginServer {
-  const { engine, plugin, clock, log } = options;
+  const { core, plugin, clock, log } = options;
   const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
-  const used = createUsed(engine, clock, log);
+  const used = createUsed(core, clock, log);
   const shared: Shared = {
-    ...{ engine, plugin, clock, used, mostCalls, calls: 0 },
+    ...{ core, plugin, clock, used, mostCalls, calls: 0 },
     ...{ log: log.with({ plugin }), isOfStores: (option) => options.storeOptions.has(option) },
     ...{ stopping: new AbortController(), ending: new AbortController() },
   };

@@ -1,5 +1,5 @@
 import { formatSize } from '#base/size.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { toldToUser } from '#core/error-disclosure.ts';
 import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
@@ -18,20 +18,20 @@ export interface VolumeJson {
   readonly Status?: Readonly<Record<string, unknown>>;
 }
 
-export const volumeJson = (engine: Engine, name: string, volume: Volume): VolumeJson => ({
+export const volumeJson = (core: Core, name: string, volume: Volume): VolumeJson => ({
   Name: name,
-  Mountpoint: engine.holds.pathOf(volume.id) ?? '',
+  Mountpoint: core.holds.pathOf(volume.id) ?? '',
   // RFC 3339: to Docker anything else is an error in the whole answer.
   CreatedAt: new Date(volume.createdAt).toISOString(),
 });
 
 /** What `docker volume inspect` shows below Status. Each `docker run` asks for it too, about three times: nothing slow. */
 export async function statusOf(
-  engine: Engine,
+  core: Core,
   { volume, isSilent, isBeingDeleted = false }: Found,
   used: Used,
 ): Promise<Readonly<Record<string, unknown>>> {
-  const view = engine.stores.view(volume.store);
+  const view = core.stores.view(volume.store);
   const bytes = isSilent || isBeingDeleted || view.store === undefined ? undefined : await used.of(volume);
   return {
     store: volume.store,
@@ -40,7 +40,7 @@ export async function statusOf(
     size: volume.bytes === undefined ? 'none' : formatSize(volume.bytes),
     ...(bytes === undefined ? {} : { used: formatSize(bytes) }),
     enforce: volume.enforce || enforcesSizes(view),
-    health: isBeingDeleted ? 'it is being deleted' : healthOf(engine, view, isSilent),
+    health: isBeingDeleted ? 'it is being deleted' : healthOf(core, view, isSilent),
     client: view.clientName,
     network: view.config.options['network'] ?? (isShared(view.placement) ? 'host' : 'none'),
     access: volume.access,
@@ -48,7 +48,7 @@ export async function statusOf(
   };
 }
 
-function healthOf({ answers }: Engine, { config, store, problem }: StoreView, isSilent: boolean): string {
+function healthOf({ answers }: Core, { config, store, problem }: StoreView, isSilent: boolean): string {
   const refusal = answers.refusal(config.name);
   if (isSilent || (store !== undefined && refusal !== undefined)) return notAnswering(config.name, refusal).message;
   if (store !== undefined) return 'ok';

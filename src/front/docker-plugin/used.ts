@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 
 /**
@@ -26,14 +26,14 @@ interface Known {
   readonly until: number;
 }
 
-export function createUsed(engine: Engine, clock: Clock, log: Log): Used {
+export function createUsed(core: Core, clock: Clock, log: Log): Used {
   const known = new Map<VolumeId, Known>();
   const running = new Map<VolumeId, Promise<void>>();
   const ending = new AbortController();
 
   async function measure({ id }: Volume): Promise<void> {
     using limit = clock.deadline(measureMs, ending.signal);
-    const bytes = await engine.volumes.usage(id, { signal: limit.signal, log }).then(
+    const bytes = await core.volumes.usage(id, { signal: limit.signal, log }).then(
       (usage) => (usage.complete ? usage.bytes : undefined),
       () => undefined,
     );

@@ -384,7 +384,7 @@ describe('cancelling needs the role that beginning needs', () => {
   };
 
   test('these are all kinds of work that a crash can interrupt', () => {
-    const { volumes, deletions, adoptions } = server.engine;
+    const { volumes, deletions, adoptions } = server.core;
     const steps = [volumes, deletions, adoptions].flatMap((one) => Object.keys(one.steps));
     expect([...steps, 'volume.mount', 'volume.unmount'].sort()).toEqual(Object.keys(beginners).sort());
   });
@@ -392,7 +392,7 @@ describe('cancelling needs the role that beginning needs', () => {
   test.each([...Object.entries(beginners), ['of.later', 'admin'] as const])('%s: %s', async (kind, needed) => {
     const { promise: begun, resolve } = Promise.withResolvers<string>();
     const call = aCall({ onOperation: ({ id }) => resolve(id) });
-    const work = server.engine.operations.run({ kind, store: 'one', subject: 'x', params: {} }, call, ({ signal }) => {
+    const work = server.core.operations.run({ kind, store: 'one', subject: 'x', params: {} }, call, ({ signal }) => {
       const { promise, reject } = Promise.withResolvers<never>();
       signal.addEventListener('abort', () => reject(signal.reason), { once: true });
       return promise;
@@ -402,7 +402,7 @@ describe('cancelling needs the role that beginning needs', () => {
       begun.then((id) => client(who).post(`/v1/operations/${id}/cancel`));
     if (needed === 'admin') {
       expect(await cancel('user')).toMatchObject({ status: 403, body: { reason: 'role-insufficient' } });
-      expect(server.engine.operations.running).toBe(1);
+      expect(server.core.operations.running).toBe(1);
     }
     expect((await cancel(needed)).status).toBe(200);
     await ended;
@@ -484,7 +484,7 @@ test('what is wrong with a store does not tell a token for it of others', async 
   const problems = async (api: Api): Promise<string> =>
     JSON.stringify((await api.get('/v1/stores')).body.items.map(({ problem }: { problem: unknown }) => problem));
   // Which of them is opened first is not said; the others have a problem that names it.
-  const open = own.engine.stores.list().find(({ store }) => store !== undefined)?.config.name ?? '';
+  const open = own.core.stores.list().find(({ store }) => store !== undefined)?.config.name ?? '';
   expect(await problems(own.admin)).toContain(open);
   const others = ['hidden', 'same', 'inner'].filter((name) => name !== open);
   const seen = await problems(await own.as('viewer', ...others));

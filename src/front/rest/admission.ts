@@ -1,6 +1,6 @@
 import type { IncomingHttpHeaders, IncomingMessage } from 'node:http';
 import type { FastifyRequest } from 'fastify';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { type Access, type Right, subjectOf } from './access.ts';
 import { authenticate, type Principal, requireEverywhere, requireRole } from './principal.ts';
@@ -26,19 +26,19 @@ export interface Admission {
 }
 
 export interface AdmissionParts {
-  readonly engine: Engine;
+  readonly core: Core;
   /** It came through the socket. */
   readonly isTrusted: (request: IncomingMessage) => boolean;
   /** Left out: by Stowage's own tokens. */
   readonly guard: Guard | undefined;
 }
 
-export function createAdmission({ engine, isTrusted, guard }: AdmissionParts): Admission {
+export function createAdmission({ core, isTrusted, guard }: AdmissionParts): Admission {
   const seen = new WeakMap<IncomingMessage, Principal>();
   const asking = new WeakMap<IncomingMessage, { isRefused: boolean; isAsked: boolean }>();
   const isByToken = (raw: IncomingMessage): boolean => guard === undefined || isTrusted(raw);
   const byToken = ({ raw, headers }: FastifyRequest): Principal =>
-    authenticate(engine, headers.authorization, isTrusted(raw));
+    authenticate(core, headers.authorization, isTrusted(raw));
 
   async function admit(request: FastifyRequest, right: Right, signal: AbortSignal): Promise<Principal> {
     const { raw } = request;

@@ -83,7 +83,7 @@ beforeAll(async () => {
   for (const [name, { admin }] of agents)
     for (const volume of [`of-${name}`, 'same']) await admin.post('/v1/volumes', { name: volume, bytes: '1048576' });
   rest = createRestServer({
-    ...{ engine: controller.engine, clock: systemClock(), log: silentLog(), version: '0', guard },
+    ...{ core: controller.core, clock: systemClock(), log: silentLog(), version: '0', guard },
     nodes: createClusterNodes(apis),
     ...{ signal: new AbortController().signal, isReady: () => true },
     status: async () => (await controller.admin.get('/v1/status')).body,

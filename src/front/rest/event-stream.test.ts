@@ -16,14 +16,14 @@ beforeEach(async () => {
 });
 
 const publish = (count: number, store: string | undefined = 'local', data: unknown = {}): void => {
-  for (let i = 0; i < count; i++) server.engine.events.publish('test.event', `${i}`, store, data);
+  for (let i = 0; i < count; i++) server.core.events.publish('test.event', `${i}`, store, data);
 };
 
 describe('following', () => {
   test('begins with a place to come back to, then everything in the order it happened', async () => {
     using stream = await api.follow();
     const hello = await stream.next();
-    expect(hello).toMatchObject({ type: 'hello', id: `${server.engine.events.epoch}-${server.engine.events.last}` });
+    expect(hello).toMatchObject({ type: 'hello', id: `${server.core.events.epoch}-${server.core.events.last}` });
     await api.post('/v1/volumes', { name: 'a', labels: { x: '1' } });
     await api.post('/v1/volumes/a/rename', { name: 'b' });
     await api.delete('/v1/volumes/b');
@@ -78,10 +78,10 @@ describe('following', () => {
 
 describe('resuming', () => {
   const follow = (id: string) => api.follow({ 'last-event-id': id });
-  const at = (seq: number): string => `${server.engine.events.epoch}-${seq}`;
+  const at = (seq: number): string => `${server.core.events.epoch}-${seq}`;
 
   test('goes on after the last event that was seen, without a gap or a repeat', async () => {
-    const last = server.engine.events.last;
+    const last = server.core.events.last;
     publish(5);
     using stream = await follow(at(last + 2));
     publish(1);
@@ -91,7 +91,7 @@ describe('resuming', () => {
   });
 
   test('of a whole ring at once comes through', async () => {
-    const last = server.engine.events.last;
+    const last = server.core.events.last;
     // More than a reader's buffers hold: 2048 events of 1 KiB.
     publish(2048, 'local', { filler: 'x'.repeat(1024) });
     using stream = await follow(at(last));
@@ -99,16 +99,16 @@ describe('resuming', () => {
   });
 
   test('says reset when too much was missed, and goes on from there', async () => {
-    const last = server.engine.events.last;
+    const last = server.core.events.last;
     publish(2049);
     using stream = await follow(at(last));
-    expect(await stream.next()).toMatchObject({ type: 'reset', id: at(server.engine.events.last), data: '{}' });
+    expect(await stream.next()).toMatchObject({ type: 'reset', id: at(server.core.events.last), data: '{}' });
     publish(1);
-    expect(await stream.next()).toMatchObject({ type: 'test.event', id: at(server.engine.events.last) });
+    expect(await stream.next()).toMatchObject({ type: 'test.event', id: at(server.core.events.last) });
   });
 
   test('says reset after a restart of the server', async () => {
-    const id = at(server.engine.events.last);
+    const id = at(server.core.events.last);
     await server.stop();
     await using next = await startServer({ folder: server.folder });
     using stream = await next.admin.follow({ 'last-event-id': id });
@@ -119,7 +119,7 @@ describe('resuming', () => {
     'from the nonsense %j is a reset',
     async (id) => {
       publish(3);
-      using stream = await follow(id.replace('EPOCH', server.engine.events.epoch));
+      using stream = await follow(id.replace('EPOCH', server.core.events.epoch));
       expect(await stream.next()).toMatchObject({ type: 'reset' });
     },
   );
@@ -140,7 +140,7 @@ describe('ending', () => {
     const stop = new AbortController();
     const left = Promise.withResolvers<void>();
     const own = createServer((request, response) =>
-      streamEvents(server.engine, request, response, {
+      streamEvents(server.core, request, response, {
         principal: { id: 'x', role: 'viewer', stores: [] },
         requestId: 'x',
         signal: stop.signal,
@@ -191,7 +191,7 @@ describe('ending', () => {
     const { port } = await paced({ heartbeatMs: 20, principal: nobody });
     const { body } = await fetch(`http://127.0.0.1:${port}/v1/events`);
     publish(5, 'local');
-    const beat = `: still here\nid: ${server.engine.events.epoch}-${server.engine.events.last}\n\n`;
+    const beat = `: still here\nid: ${server.core.events.epoch}-${server.core.events.last}\n\n`;
     let text = '';
     for await (const chunk of body ?? []) {
       text += Buffer.from(chunk).toString();
@@ -246,7 +246,7 @@ describe('ending', () => {
   test('a reader that left is forgotten', async () => {
     const stream = await api.follow();
     await stream.until('hello');
-    const since = vi.spyOn(server.engine.events, 'since');
+    const since = vi.spyOn(server.core.events, 'since');
     publish(1);
     expect(since).toHaveBeenCalled();
     stream[Symbol.dispose]();

@@ -1,5 +1,5 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Event } from '#core/events.ts';
 import type { Volume } from '#core/model.ts';
 import type { OperationView } from '#core/operations.ts';
@@ -21,7 +21,7 @@ export interface StreamOptions {
   readonly stuckMs?: number;
 }
 
-function dataOf(engine: Engine, event: Event, principal: Principal): unknown {
+function dataOf(core: Core, event: Event, principal: Principal): unknown {
   const data = event.data as {
     volume?: Volume | string;
     operation?: OperationView['operation'];
@@ -32,22 +32,22 @@ function dataOf(engine: Engine, event: Event, principal: Principal): unknown {
     return operationJson({ operation: data.operation, progress: data.progress }, undefined, principal);
   if (typeof data.volume === 'object') {
     const { store } = data.volume;
-    const view = engine.stores.list().find((one) => one.config.name === store);
+    const view = core.stores.list().find((one) => one.config.name === store);
     return volumeJson(data.volume, view !== undefined && enforcesSizes(view));
   }
   return data.uri === undefined ? data : { ...data, uri: uriFor(principal, data.uri) };
 }
 
-function written(engine: Engine, event: Event, principal: Principal): string {
+function written(core: Core, event: Event, principal: Principal): string {
   const { type, subject } = event;
-  const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(engine, event, principal) };
-  return `id: ${engine.events.epoch}-${event.seq}\nevent: ${type}\ndata: ${JSON.stringify(body)}\n\n`;
+  const body = { type, at: new Date(event.at).toISOString(), subject, data: dataOf(core, event, principal) };
+  return `id: ${core.events.epoch}-${event.seq}\nevent: ${type}\ndata: ${JSON.stringify(body)}\n\n`;
 }
 
 /** Where a reader was: `<epoch>-<seq>`. Undefined: another life of the server, or nonsense. */
-function positionOf(engine: Engine, id: string): number | undefined {
+function positionOf(core: Core, id: string): number | undefined {
   const [, epoch, seq] = /^(.*)-([0-9]{1,15})$/.exec(id) ?? [];
-  return epoch === engine.events.epoch ? Number(seq) : undefined;
+  return epoch === core.events.epoch ? Number(seq) : undefined;
 }
 
 interface PumpOptions extends Pick<StreamOptions, 'principal' | 'stillAllowed'> {
@@ -58,8 +58,8 @@ interface PumpOptions extends Pick<StreamOptions, 'principal' | 'stillAllowed'> 
  * Writes events from the ring as fast as the reader takes them. Nothing is queued for a slow one: it falls behind in the
  * ring, and past its end it is told to start afresh.
  */
-function createPump(engine: Engine, response: ServerResponse, from: number, options: PumpOptions) {
-  const { events } = engine;
+function createPump(core: Core, response: ServerResponse, from: number, options: PumpOptions) {
+  const { events } = core;
   const { principal, stillAllowed, finish } = options;
   let position = from;
   let waitingSince: number | undefined;
@@ -85,7 +85,7 @@ function createPump(engine: Engine, response: ServerResponse, from: number, opti
       }
       for (const event of missed) {
         position = event.seq;
-        if (maySee(principal, event.store)) say(written(engine, event, principal));
+        if (maySee(principal, event.store)) say(written(core, event, principal));
         if (waitingSince !== undefined) break;
       }
     }
@@ -109,7 +109,7 @@ function createPump(engine: Engine, response: ServerResponse, from: number, opti
 
 /** Serves one reader until it goes away, loses its right to it, or the server stops. */
 export function streamEvents(
-  engine: Engine,
+  core: Core,
   request: IncomingMessage,
   response: ServerResponse,
   options: StreamOptions,
@@ -129,9 +129,9 @@ export function streamEvents(
     else response.end();
   };
   const last = request.headers['last-event-id'];
-  const resumed = typeof last === 'string' ? positionOf(engine, last) : undefined;
-  const pump = createPump(engine, response, resumed ?? engine.events.last, { ...options, finish });
-  open.use(engine.events.subscribe(pump.pump));
+  const resumed = typeof last === 'string' ? positionOf(core, last) : undefined;
+  const pump = createPump(core, response, resumed ?? core.events.last, { ...options, finish });
+  open.use(core.events.subscribe(pump.pump));
   const beat = setInterval(() => {
     if (pump.waitingMs() > stuckMs) response.destroy();
     else pump.beat();

@@ -1,6 +1,6 @@
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
 import type { Scope } from '#base/log.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { errorCodes } from '#core/errors.ts';
 import type { Operation, Room } from '#core/model.ts';
 import type { StoreView } from '#core/stores.ts';
@@ -23,7 +23,7 @@ interface CsiCall {
 }
 
 export interface MetricsOptions {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly version: string;
   readonly dataPaths: (signal: AbortSignal) => Promise<readonly DataPathJson[]>;
 }
@@ -32,7 +32,7 @@ export interface MetricsOptions {
 const loopEveryMs = 100;
 const buckets = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 60];
 
-export function createMetrics({ engine, version, dataPaths }: MetricsOptions): Metrics {
+export function createMetrics({ core, version, dataPaths }: MetricsOptions): Metrics {
   const registry = new Registry();
   const registers = [registry];
   collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: loopEveryMs });
@@ -50,10 +50,10 @@ export function createMetrics({ engine, version, dataPaths }: MetricsOptions): M
     help: 'Operations under way',
     registers,
     collect() {
-      this.set(engine.operations.running);
+      this.set(core.operations.running);
     },
   });
-  countOperations(engine, registry);
+  countOperations(core, registry);
   const requests = new Counter({
     name: 'stowage_http_requests_total',
     help: 'REST requests',
@@ -71,7 +71,7 @@ export function createMetrics({ engine, version, dataPaths }: MetricsOptions): M
     contentType: registry.contentType,
     text: async (visible, scope) => {
       const seen = await Promise.all([
-        ...[storeGauges(engine, visible, scope), mountGauges(engine, visible, scope)],
+        ...[storeGauges(core, visible, scope), mountGauges(core, visible, scope)],
         // Their names are those of networks, of all stores.
         ...(visible(undefined) ? [dataPathGauges(dataPaths, scope)] : []),
       ]);
@@ -87,15 +87,15 @@ export function createMetrics({ engine, version, dataPaths }: MetricsOptions): M
 
 /** For one look, since who looks decides which stores are in it. */
 async function storeGauges(
-  engine: Engine,
+  core: Core,
   visible: (store: string | undefined) => boolean,
   scope: Scope,
 ): Promise<Registry> {
   const registry = new Registry();
-  const views = engine.stores.list().filter((view) => visible(view.config.name));
-  const totals = (view: StoreView) => engine.catalogue.totals(view.config.name);
+  const views = core.stores.list().filter((view) => visible(view.config.name));
+  const totals = (view: StoreView) => core.catalogue.totals(view.config.name);
   const names = views.map((view) => view.config.name);
-  const [silent, rooms] = await Promise.all([engine.answers.silent(names, scope), engine.answers.rooms(names, scope)]);
+  const [silent, rooms] = await Promise.all([core.answers.silent(names, scope), core.answers.rooms(names, scope)]);
   const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
   const room = ({ config }: StoreView, of: keyof Room): number | undefined => {
     const known = rooms.get(config.name)?.[of];
@@ -123,7 +123,7 @@ async function storeGauges(
 }
 
 async function mountGauges(
-  engine: Engine,
+  core: Core,
   visible: (store: string | undefined) => boolean,
   scope: Scope,
 ): Promise<Registry> {
@@ -134,10 +134,10 @@ async function mountGauges(
     labelNames: ['store', 'condition'],
     registers: [registry],
   });
-  for (const { config } of engine.stores.list())
+  for (const { config } of core.stores.list())
     if (visible(config.name)) mounts.set({ store: config.name, condition: 'ok' }, 0);
-  for (const { volumeId, health } of await engine.mountHealth(scope)) {
-    const store = engine.catalogue.recorded(volumeId)?.store;
+  for (const { volumeId, health } of await core.mountHealth(scope)) {
+    const store = core.catalogue.recorded(volumeId)?.store;
     if (store !== undefined && visible(store)) mounts.inc({ store, condition: health.state });
   }
   return registry;
@@ -201,7 +201,7 @@ function countCsiCalls(registry: Registry): Metrics['csiCall'] {
   };
 }
 
-function countOperations(engine: Engine, registry: Registry): void {
+function countOperations(core: Core, registry: Registry): void {
   const registers = [registry];
   const operations = new Counter({
     name: 'stowage_operations_total',
@@ -216,7 +216,7 @@ function countOperations(engine: Engine, registry: Registry): void {
     buckets,
     registers,
   });
-  engine.events.subscribe((event) => {
+  core.events.subscribe((event) => {
     if (event.type !== 'operation.ended') return;
     const { kind, state, startedAt, endedAt } = (event.data as { operation: Operation }).operation;
     operations.inc({ kind, state });

@@ -41,7 +41,7 @@ describe('Idempotency-Key', () => {
     const [one, two] = await Promise.all(both);
     expect(one?.status).toBe(201);
     expect(two?.text).toBe(one?.text);
-    expect(server.engine.operations.page({ limit: 10 }).items).toHaveLength(1);
+    expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(1);
   });
 
   test('for another request it is a conflict, also while the first still runs', async () => {
@@ -189,7 +189,7 @@ describe('Idempotency-Key', () => {
       await using next = await startServer({ folder: server.folder });
       for (const about of [{}, { expiresIn: '2h' }, { expiresIn: '1h', role: 'admin' }]) {
         expect(await make(next.admin, about)).toMatchObject({ status: 409, body: { reason: 'request-differs' } });
-        next.engine.records.answers.prune(Number.MAX_SAFE_INTEGER);
+        next.core.records.answers.prune(Number.MAX_SAFE_INTEGER);
       }
       expect(await works(next, first.body.secret)).toBe(true);
       expect((await make(next.admin, { expiresIn: '1h' })).body.id).toBe(first.body.id);
@@ -370,7 +370,7 @@ describe('while the server stops', () => {
     const auth = `authorization: Bearer ${await firstToken(server.folder)}`;
     // Half a request: the connection is busy when the stop begins, and its rest arrives after.
     socket.write(`GET /v1/volumes HTTP/1.1\r\nhost: x\r\n${auth}\r\n`);
-    await vi.waitFor(() => expect(server.engine.operations.running).toBe(1));
+    await vi.waitFor(() => expect(server.core.operations.running).toBe(1));
     const stopped = server.stop();
     socket.write('\r\n');
     await closed;

@@ -1,6 +1,6 @@
 import { createHash, randomUUID } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Operation, OperationId } from '#core/model.ts';
 import type { Call, OperationView } from '#core/operations.ts';
@@ -37,7 +37,7 @@ interface Performed {
 const keptResults = 256;
 
 /** Requests that change something: a repeated Idempotency-Key gets the first answer, and long work can be left to itself. */
-export function createMutations(engine: Pick<Engine, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
+export function createMutations(core: Pick<Core, 'requestAnswers' | 'operations'>, clock: Clock): Mutations {
   const results = new Map<OperationId, unknown>();
 
   function keepResult(id: OperationId, body: unknown): void {
@@ -72,7 +72,7 @@ export function createMutations(engine: Pick<Engine, 'requestAnswers' | 'operati
     };
   }
 
-  const once = createOnce(engine, clock, accepted);
+  const once = createOnce(core, clock, accepted);
   return {
     run: async (mutation, scope, work) => {
       const { key } = mutation;
@@ -91,7 +91,7 @@ export function createMutations(engine: Pick<Engine, 'requestAnswers' | 'operati
 type Once = (key: string, mutation: Mutation, perform: () => Promise<Performed>) => Promise<Answer>;
 
 function createOnce(
-  { requestAnswers: answers, operations }: Pick<Engine, 'requestAnswers' | 'operations'>,
+  { requestAnswers: answers, operations }: Pick<Core, 'requestAnswers' | 'operations'>,
   clock: Clock,
   accepted: (view: OperationView) => Answer,
 ): Once {

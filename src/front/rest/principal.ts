@@ -1,4 +1,4 @@
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Role } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
@@ -18,10 +18,10 @@ export interface Principal {
 const socketOwner: Principal = { id: 'socket', role: 'admin', stores: [] };
 
 /** Who sends this: the owner of the socket it came through, or a valid token. */
-export function authenticate(engine: Engine, authorization: string | undefined, trusted: boolean): Principal {
+export function authenticate(core: Core, authorization: string | undefined, trusted: boolean): Principal {
   if (trusted) return socketOwner;
   const [, secret] = /^Bearer ([!-~]{1,256})$/i.exec(authorization ?? '') ?? [];
-  const token = secret === undefined ? undefined : engine.tokens.verify(secret);
+  const token = secret === undefined ? undefined : core.tokens.verify(secret);
   if (token !== undefined) return token;
   throw new StowageError(
     secret === undefined ? 'a bearer token is required here' : 'the token is unknown, revoked or expired',
@@ -56,8 +56,8 @@ export const isAdministrator = (principal: Principal): boolean =>
 export const maySee = (principal: Principal, store: string | undefined): boolean =>
   isEverywhere(principal) || (store !== undefined && principal.stores.includes(store));
 
-export const visibleStores = (engine: Engine, principal: Principal): string[] =>
-  engine.stores
+export const visibleStores = (core: Core, principal: Principal): string[] =>
+  core.stores
     .list()
     .map((view) => view.config.name)
     .filter((name) => maySee(principal, name));

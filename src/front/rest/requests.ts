@@ -2,7 +2,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Call } from '#core/operations.ts';
 import type { Admission } from './admission.ts';
@@ -13,7 +13,7 @@ import type { Answer, Request, Route } from './route.ts';
 import { bodyCheck, type Check, textCheck } from './validation.ts';
 
 export interface RequestParts {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
   readonly mutations: Mutations;
@@ -34,7 +34,7 @@ export function createHandler(
   parts: RequestParts,
   route: Route,
 ): (request: FastifyRequest, reply: FastifyReply) => Promise<FastifyReply> {
-  const { engine, clock, mutations } = parts;
+  const { core, clock, mutations } = parts;
   const checkParams = route.params && textCheck(route.params, 'path');
   const checkQuery = route.query === undefined ? noQuery : textCheck(route.query, 'query');
   const checkBody = route.body && bodyCheck(route.body, route.bodyOptional ?? false);
@@ -42,7 +42,7 @@ export function createHandler(
   return async (request, reply) => {
     const principal = await parts.admission.admit(request, route, parts.stopping);
     const input = {
-      engine,
+      core,
       principal,
       params: checkParams?.(request.params),
       query: checkQuery(request.query),

@@ -1,5 +1,5 @@
 import type { Static, TObject, TSchema } from 'typebox';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Call } from '#core/operations.ts';
 import type { Right } from './access.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
@@ -7,7 +7,7 @@ import type { Principal } from './principal.ts';
 
 /** What a handler gets: everything validated, nothing of HTTP. */
 export interface Request<P, Q, B> {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly call: Call;
   readonly principal: Principal;
   readonly params: P;

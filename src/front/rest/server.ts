@@ -2,7 +2,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import fastify, { type FastifyInstance } from 'fastify';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import { stoppingNow } from '#core/stopping.ts';
 import { eventsRight, metricsRight } from './access.ts';
@@ -44,7 +44,7 @@ export interface RestServer {
 }
 
 export interface RestOptions {
-  readonly engine: Engine;
+  readonly core: Core;
   readonly clock: Clock;
   readonly log: Log;
   readonly version: string;
@@ -74,8 +74,8 @@ const timeouts = { requestTimeout: 30_000, headersTimeout: 10_000, keepAliveTime
 export function createRestServer(options: RestOptions): RestServer {
   const trusted = new WeakSet<IncomingMessage>();
   const app = createApp();
-  const { engine, guard } = options;
-  const admission = createAdmission({ engine, guard, isTrusted: (request) => trusted.has(request) });
+  const { core, guard } = options;
+  const admission = createAdmission({ core, guard, isTrusted: (request) => trusted.has(request) });
   const shared: Shared = { ...options, app, stopping: new AbortController(), admission };
   const metrics = createMetrics({ ...options, dataPaths: options.dataPaths.list });
   addHooks(shared, metrics);
@@ -153,8 +153,8 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
 
 /** Gives the methods at each path. */
 function addApi(shared: Shared): Map<string, Set<string>> {
-  const { app, engine, clock, version } = shared;
-  const mutations = createMutations(engine, clock);
+  const { app, core, clock, version } = shared;
+  const mutations = createMutations(core, clock);
   const routes: readonly Route[] = [
     ...volumeListRoutes,
     ...volumeRoutes,
@@ -195,14 +195,14 @@ function addPlain({ app, log, stopping, isReady, admission }: Shared, metrics: M
   return ['/healthz', '/readyz', '/metrics'];
 }
 
-function addEvents({ app, engine, stopping, admission }: Shared): void {
+function addEvents({ app, core, stopping, admission }: Shared): void {
   // No HEAD: it would be a stream without an end.
   app.get('/v1/events', { exposeHeadRoute: false }, async (request, reply) => {
     const principal = await admission.admit(request, eventsRight, stopping.signal);
     const stillAllowed = (): boolean => admission.still(request, eventsRight, principal);
     reply.hijack();
     const options = { principal, requestId: request.id, signal: stopping.signal, stillAllowed };
-    streamEvents(engine, request.raw, reply.raw, options);
+    streamEvents(core, request.raw, reply.raw, options);
   });
 }
 

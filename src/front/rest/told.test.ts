@@ -34,7 +34,7 @@ beforeEach(async () => {
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const at = (name: string, path: string) =>
     parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=5s&retries=0`, 'file', known);
-  await server.engine.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
+  await server.core.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
   others = {
     'a viewer of some stores': await server.as('viewer', 'silver', 'lost'),
     'a user': await server.as('user'),
@@ -64,7 +64,7 @@ test('a list of stores', async () => {
 test('a list of stores names the network that a store needs to everybody', async () => {
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const apart = parseStoreConfig('lost', 'nfs://127.0.0.1/export?network=netns:no-such-network', 'file', known);
-  await server.engine.stores.configure([apart], undefined, aCall());
+  await server.core.stores.configure([apart], undefined, aCall());
   for (const api of [server.admin, ...Object.values(others)]) {
     const { body } = await api.get('/v1/stores');
     expect(body.items).toMatchObject([{ name: 'lost', network: 'netns:no-such-network' }]);
@@ -153,8 +153,8 @@ test('a store whose server does not allow this host: that it is a permission, an
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s&retries=0`;
-  await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
-  await vi.waitFor(() => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-hangs-up'), 30_000);
+  await server.core.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+  await vi.waitFor(() => expect(server.core.stores.view('lost').problem?.reason).toBe('nfs-hangs-up'), 30_000);
   const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
   await expectDenied('lost', 'nfs-hangs-up', about);
 });
@@ -163,7 +163,7 @@ test('an open store whose server stops to allow this host: that it is a permissi
   const { port } = own.server;
   const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
   const uri = `nfs://127.0.0.1:${port}/export?mountport=${port}&timeout=1s`;
-  await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+  await server.core.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
   expect((await server.admin.post('/v1/volumes', { store: 'lost', name: 'v' })).status).toBe(201);
   await own.restart({ networks: ['192.0.2.0/24'] });
   const about = `the server of NAME ends every connection from this host at once: most likely it does not allow this host, which is ${permission}`;
@@ -209,11 +209,8 @@ test.skipIf(needs('root', 'ganesha'))(
     });
     const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
     const uri = `nfs://${nfs.host}:${nfs.nfsPort}${own.directory}?mountport=${nfs.mountPort}&timeout=5s&retries=0`;
-    await server.engine.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
-    await vi.waitFor(
-      () => expect(server.engine.stores.view('lost').problem?.reason).toBe('nfs-export-withheld'),
-      30_000,
-    );
+    await server.core.stores.configure([parseStoreConfig('lost', uri, 'file', known)], undefined, aCall());
+    await vi.waitFor(() => expect(server.core.stores.view('lost').problem?.reason).toBe('nfs-export-withheld'), 30_000);
     const about = `the server of NAME does not export the store's directory to this host: most likely it does not allow this host, which is ${permission}`;
     await expectDenied('lost', 'nfs-export-withheld', about);
   },

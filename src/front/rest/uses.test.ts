@@ -21,7 +21,7 @@ beforeAll(async () => {
   const nfs = createNfsStoreKind(systemClock(), connectToDisk(folder));
   server = await startServer({ kinds: [createLocalStoreKind(), nfs] });
   admin = await server.as('admin');
-  await server.engine.stores.add('silver', 'nfs://nowhere/export', aCall());
+  await server.core.stores.add('silver', 'nfs://nowhere/export', aCall());
 });
 afterAll(async () => {
   await server[Symbol.asyncDispose]();
@@ -30,12 +30,12 @@ afterAll(async () => {
 
 beforeEach(async () => {
   const wanted = { store: 'silver', name: `photos-${++count}`, bytes: undefined, access: undefined, labels: {} };
-  volume = await server.engine.volumes.create(wanted, aCall());
+  volume = await server.core.volumes.create(wanted, aCall());
 });
 
 /** As another host would. */
 const elsewhere = <T>(work: (uses: Uses) => Promise<T>): Promise<T> =>
-  server.engine.stores.use('silver', (store) => work(store.uses as Uses));
+  server.core.stores.use('silver', (store) => work(store.uses as Uses));
 const use = (host: string) =>
   ({ host, node: `node of ${host}` as NodeName, users: [{ kind: 'pod', name: 'web-0' }] }) as const;
 const path = (host: string): string => `/v1/volumes/${volume.id}/uses/${host}`;
@@ -102,12 +102,12 @@ test.each(['..%2fh1', '.writer', '%00', '.'])('what is no host, %s, leads nowher
 
 test('after a crash a release that was begun is finished', async () => {
   await elsewhere((uses) => uses.put(volume, use('h1'), aCall()));
-  const { steps } = server.engine.uses;
+  const { steps } = server.core.uses;
   const params = { id: volume.id, name: volume.name, host: 'h1' };
-  const { config } = server.engine.stores.view('silver');
+  const { config } = server.core.stores.view('silver');
   const work = { ...aCall(), operation: 'op1-x' as never, progress: () => undefined };
   for (let i = 0; i < 2; i++)
-    await server.engine.stores.use('silver', async (store) => {
+    await server.core.stores.use('silver', async (store) => {
       await steps['volume.release']?.(store, config, params, work);
     });
   expect(await elsewhere((uses) => uses.list(volume.id, aCall()))).toEqual([]);

@@ -41,10 +41,10 @@ async function stowageWith(uri: string): Promise<TestServer> {
   const server = await startServer({ listen: 'none', kinds });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const config = parseStoreConfig('silver', uri, 'file', new Map(kinds.map((one) => [one.scheme, one])));
-  await server.engine.stores.configure([config], undefined, aCall());
+  await server.core.stores.configure([config], undefined, aCall());
   return server;
 }
-const check = (server: TestServer): Promise<StoreCheck> => server.engine.stores.check('silver', aCall());
+const check = (server: TestServer): Promise<StoreCheck> => server.core.stores.check('silver', aCall());
 const checked = async (uri: string): Promise<StoreCheck> => check(await stowageWith(uri));
 
 const healthy = 'resolve ✓, connect ✓, mount ✓, write ✓, fsync ✓, delete ✓, round-trip ✓, room ✓';

@@ -97,7 +97,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
       await server[Symbol.asyncDispose]();
       rmSync(server.folder, { recursive: true, force: true });
     });
-    const { deletions, stores, volumes } = server.engine;
+    const { deletions, stores, volumes } = server.core;
     if (state === undefined) {
       const query = new URLSearchParams({ ...portsOf(exported), onDelete: 'archive', retention });
       await stores.add('keep', `${uri}?${query}`, aCall());
@@ -138,7 +138,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     if (ms <= minute) return;
     await maintain();
     clock.pass(ms - minute);
-    addObserved(server.engine.instance, ms - minute);
+    addObserved(server.core.instance, ms - minute);
   }
 
   /** For all of them and the server. */

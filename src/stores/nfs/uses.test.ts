@@ -308,7 +308,7 @@ describe('core', () => {
     };
     const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), createNfsStoreKind()] });
     onTestFinished(() => server[Symbol.asyncDispose]());
-    const { stores, volumes, deletions } = server.engine;
+    const { stores, volumes, deletions } = server.core;
     await stores.add('silver', `nfs://127.0.0.1:${port}/export?mountport=${port}`, aCall());
     const wanted = { store: 'silver', name: 'photos', bytes: undefined, access: undefined, labels: {} };
     const volume = await volumes.create(wanted, aCall());

@@ -13,7 +13,7 @@ export function createMemoryRecords(): MemoryRecords {
 
 function opened(records: Records): Records {
   let isOpen = true;
-  // What an engine that has ended still does must not reach the records of the next one.
+  // What a core that was closed still does must not reach the records of the next one.
   const whileOpen = (part: object): object =>
     Object.fromEntries(
       Object.entries(part).map(([name, value]) => {

@@ -38,9 +38,9 @@ export const mountRoutes: readonly Route[] = [
     params,
     body: bodies.mounting,
     success: { status: 200, description: 'The mount', schema: schemas.mount },
-    handle: async ({ engine, principal, params: p, body, call }) => {
-      const volume = await allowed(engine, principal, p.volume, call);
-      const mount = await engine.mounts.publish(
+    handle: async ({ core, principal, params: p, body, call }) => {
+      const volume = await allowed(core, principal, p.volume, call);
+      const mount = await core.mounts.publish(
         volume.id,
         body.target,
         { readOnly: body.readOnly ?? false, user: undefined },
@@ -63,15 +63,15 @@ export const mountRoutes: readonly Route[] = [
     params,
     body: bodies.unmounting,
     success: { status: 204, description: 'It is unmounted' },
-    handle: async ({ engine, principal, params: p, body, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call).catch((thrown: unknown) => {
+    handle: async ({ core, principal, params: p, body, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call).catch((thrown: unknown) => {
         // Off record, since its store lies elsewhere now; what is still mounted of it can be unmounted.
         const isGone = stowageError(thrown).reason === 'volume-unknown';
         const { volume } = p;
         if (isGone && isVolumeId(volume)) return { id: volume };
         throw thrown;
       });
-      await engine.mounts.unpublish(body.target, id, call, { force: body.force ?? false });
+      await core.mounts.unpublish(body.target, id, call, { force: body.force ?? false });
       return nothing;
     },
   }),
@@ -91,15 +91,15 @@ export const mountRoutes: readonly Route[] = [
       description: 'The mounts of this node; in a cluster of all nodes, some of them on each page',
       schema: schemas.listOverNodes(schemas.mount),
     },
-    handle: async ({ engine, principal, query: q, nodes, call }) => {
+    handle: async ({ core, principal, query: q, nodes, call }) => {
       const only = q.volume;
       if (nodes !== undefined) {
         const path = `/v1/mounts${only === undefined ? '' : `?volume=${encodeURIComponent(only)}`}`;
         return ok(nodeListJson(principal, await nodes.list<schemas.MountJson>(path, q.after, call)));
       }
-      const mounts = (await engine.mounts.list(call))
+      const mounts = (await core.mounts.list(call))
         .filter(({ volumeId }) => only === undefined || volumeId === only)
-        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
       const seen = mounts.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => mountJson(mount, volume)), next: null });
     },
@@ -116,12 +116,12 @@ export const mountRoutes: readonly Route[] = [
     access: { resource: 'mounts', verb: 'list' },
     query: nodesQuery,
     success: { status: 200, description: 'Nothing, when all is well', schema: schemas.listOverNodes(schemas.trouble) },
-    handle: async ({ engine, principal, query: q, nodes, call }) => {
+    handle: async ({ core, principal, query: q, nodes, call }) => {
       if (nodes !== undefined)
         return ok(nodeListJson(principal, await nodes.list<schemas.TroubleJson>('/v1/troubles', q.after, call)));
-      const ill = (await engine.mountHealth(call))
+      const ill = (await core.mountHealth(call))
         .filter(({ health }) => health.state !== 'ok' || health.repairedAt !== undefined)
-        .map((mount) => ({ mount, volume: engine.catalogue.recorded(mount.volumeId) }));
+        .map((mount) => ({ mount, volume: core.catalogue.recorded(mount.volumeId) }));
       const seen = ill.filter(({ volume }) => maySee(principal, volume?.store));
       return ok({ items: seen.map(({ mount, volume }) => troubleJson(mount, volume)), next: null });
     },

@@ -1,5 +1,5 @@
 import { Type } from 'typebox';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
 import type { OperationId } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
@@ -49,8 +49,8 @@ const rightToOther: Right = {
   ...{ role: 'admin', scope: 'server', effect: 'changes volumes', access: { resource: 'operations', verb: 'update' } },
 };
 
-function operationOf(engine: Engine, principal: Principal, id: string): OperationView {
-  const view = engine.operations.get(id as OperationId);
+function operationOf(core: Core, principal: Principal, id: string): OperationView {
+  const view = core.operations.get(id as OperationId);
   if (view !== undefined && maySee(principal, view.operation.store)) return view;
   throw new StowageError(`there is no operation ${quoted(id)}`, {
     code: 'not-found',
@@ -142,8 +142,8 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     access: { resource: 'operations', verb: 'list' },
     query: operationQuery,
     success: { status: 200, description: 'A page of operations', schema: schemas.listOf(schemas.operation) },
-    handle: ({ engine, principal, query }) => {
-      const { items, next } = engine.operations.page({
+    handle: ({ core, principal, query }) => {
+      const { items, next } = core.operations.page({
         stores: isEverywhere(principal) ? undefined : principal.stores,
         after: query.after === undefined ? undefined : Number(query.after),
         limit: query.limit ?? 50,
@@ -166,10 +166,8 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     access: { resource: 'operations', verb: 'get' },
     params: idParams,
     success: { status: 200, description: 'The operation', schema: schemas.operation },
-    handle: ({ engine, principal, params }) =>
-      ok(
-        operationJson(operationOf(engine, principal, params.id), around.resultOf(params.id as OperationId), principal),
-      ),
+    handle: ({ core, principal, params }) =>
+      ok(operationJson(operationOf(core, principal, params.id), around.resultOf(params.id as OperationId), principal)),
   }),
   route({
     method: 'POST',
@@ -183,10 +181,10 @@ const operationRoutes = (around: Surroundings): readonly Route[] => [
     access: { resource: 'operations', verb: 'update' },
     params: idParams,
     success: { status: 200, description: 'The operation, which ends soon', schema: schemas.operation },
-    handle: async ({ engine, principal, params, permit }) => {
-      const view = operationOf(engine, principal, params.id);
+    handle: async ({ core, principal, params, permit }) => {
+      const view = operationOf(core, principal, params.id);
       await permit(rightTo.get(view.operation.kind) ?? rightToOther);
-      engine.operations.cancel(view.operation.id);
+      core.operations.cancel(view.operation.id);
       return ok(operationJson(view, around.resultOf(view.operation.id), principal));
     },
   }),
@@ -204,8 +202,8 @@ const tokenRoutes: readonly Route[] = [
     effect: 'reads',
     access: { instead: byRules },
     success: { status: 200, description: 'The tokens', schema: schemas.listOf(schemas.token) },
-    handle: ({ engine }) => {
-      return ok({ items: engine.tokens.list().map(tokenJson), next: null });
+    handle: ({ core }) => {
+      return ok({ items: core.tokens.list().map(tokenJson), next: null });
     },
   }),
   route({
@@ -222,10 +220,10 @@ const tokenRoutes: readonly Route[] = [
     body: bodies.newToken,
     secret: true,
     success: { status: 201, description: 'The token', schema: schemas.createdToken },
-    handle: ({ engine, body, call }) => {
-      for (const store of body.stores ?? []) engine.stores.view(store);
+    handle: ({ core, body, call }) => {
+      for (const store of body.stores ?? []) core.stores.view(store);
       const { name, role, stores = [], expiresIn } = body;
-      const { token, secret } = engine.tokens.create({ name, role, stores, expiresIn }, call.requestId);
+      const { token, secret } = core.tokens.create({ name, role, stores, expiresIn }, call.requestId);
       return created({ ...tokenJson(token), secret });
     },
   }),
@@ -241,8 +239,8 @@ const tokenRoutes: readonly Route[] = [
     access: { instead: byRules },
     params: idParams,
     success: { status: 204, description: 'It is revoked' },
-    handle: ({ engine, params }) => {
-      engine.tokens.revoke(params.id);
+    handle: ({ core, params }) => {
+      core.tokens.revoke(params.id);
       return nothing;
     },
   }),

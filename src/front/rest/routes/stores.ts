@@ -1,7 +1,7 @@
 import { type Static, Type } from 'typebox';
 import { adoptDeadlineMs } from '#core/adoption.ts';
 import { podIn } from '#core/check-places.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Call } from '#core/operations.ts';
 import type { StoreView } from '#core/stores.ts';
 import { checkFromPod, onlyFromPods } from '../check-from-pod.ts';
@@ -25,9 +25,9 @@ const trashQuery = Type.Object(
   { additionalProperties: false },
 );
 
-const json = async (engine: Engine, views: readonly StoreView[], call: Call) => {
+const json = async (core: Core, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
-  const { answers, catalogue } = engine;
+  const { answers, catalogue } = core;
   const [silent, rooms] = await Promise.all([answers.silent(names, call), answers.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
@@ -36,7 +36,7 @@ const json = async (engine: Engine, views: readonly StoreView[], call: Call) => 
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };
-const one = async (engine: Engine, view: StoreView, call: Call) => (await json(engine, [view], call))[0];
+const one = async (core: Core, view: StoreView, call: Call) => (await json(core, [view], call))[0];
 
 export const storeRoutes: readonly Route[] = [
   route({
@@ -50,10 +50,10 @@ export const storeRoutes: readonly Route[] = [
     effect: 'reads',
     access: { resource: 'stores', verb: 'list' },
     success: { status: 200, description: 'All stores', schema: schemas.listOverNodes(schemas.store) },
-    handle: async ({ engine, principal, nodes, call }) => {
-      const visible = engine.stores.list().filter((view) => maySee(principal, view.config.name));
+    handle: async ({ core, principal, nodes, call }) => {
+      const visible = core.stores.list().filter((view) => maySee(principal, view.config.name));
       const seen = visible.map((view) => viewFor(principal, view));
-      const [own, theirs] = await Promise.all([json(engine, seen, call), nodes?.stores(call)]);
+      const [own, theirs] = await Promise.all([json(core, seen, call), nodes?.stores(call)]);
       if (theirs === undefined) return ok({ items: own, next: null });
       const items = [...own, ...theirs.stores].toSorted((a, b) => (a.name < b.name ? -1 : 1));
       return ok({ items, next: null, unreached: unreachedJson(principal, theirs.unreached) });
@@ -71,10 +71,10 @@ export const storeRoutes: readonly Route[] = [
     access: { instead: byObjects },
     body: bodies.newStore,
     success: { status: 201, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, body, call }) => {
-      await engine.stores.add(body.name, body.uri, call);
-      if (body.default === true) engine.stores.setDefault(body.name);
-      const added = await one(engine, engine.stores.view(body.name), call);
+    handle: async ({ core, body, call }) => {
+      await core.stores.add(body.name, body.uri, call);
+      if (body.default === true) core.stores.setDefault(body.name);
+      const added = await one(core, core.stores.view(body.name), call);
       return created(added, { location: `/v1/stores/${body.name}` });
     },
   }),
@@ -90,12 +90,12 @@ export const storeRoutes: readonly Route[] = [
     access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, principal, params: p, nodes, call }) => {
+    handle: async ({ core, principal, params: p, nodes, call }) => {
       requireStore(principal, p.store);
-      const isHere = engine.stores.list().some(({ config }) => config.name === p.store);
+      const isHere = core.stores.list().some(({ config }) => config.name === p.store);
       const theirs = isHere ? undefined : await nodes?.stores(call);
       const found = theirs?.stores.find(({ name }) => name === p.store);
-      return ok(found ?? (await one(engine, viewFor(principal, engine.stores.view(p.store)), call)));
+      return ok(found ?? (await one(core, viewFor(principal, core.stores.view(p.store)), call)));
     },
   }),
   route({
@@ -110,8 +110,8 @@ export const storeRoutes: readonly Route[] = [
     access: { instead: byObjects },
     params,
     success: { status: 204, description: 'It is forgotten' },
-    handle: async ({ engine, params: p, call }) => {
-      await engine.stores.remove(p.store, call);
+    handle: async ({ core, params: p, call }) => {
+      await core.stores.remove(p.store, call);
       return nothing;
     },
   }),
@@ -127,7 +127,7 @@ export const storeRoutes: readonly Route[] = [
     access: { instead: 'Name the store in a StorageClass, and make that the default one.' },
     params,
     success: { status: 200, description: 'The store', schema: schemas.store },
-    handle: async ({ engine, params: p, call }) => ok(await one(engine, engine.stores.setDefault(p.store), call)),
+    handle: async ({ core, params: p, call }) => ok(await one(core, core.stores.setDefault(p.store), call)),
   }),
   route({
     method: 'POST',
@@ -150,15 +150,15 @@ export const storeRoutes: readonly Route[] = [
       access: { resource: 'stores/check', verb: 'update' },
     },
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },
-    handle: async ({ engine, principal, params: p, body, call, nodes, permit }) => {
+    handle: async ({ core, principal, params: p, body, call, nodes, permit }) => {
       requireStore(principal, p.store);
       const pod = podIn(body?.from);
       if (pod === undefined && nodes !== undefined && body?.from !== undefined) throw onlyFromPods(body.from);
       // Throws if the store does not exist, before an agent is asked.
-      engine.stores.view(p.store);
+      core.stores.view(p.store);
       const found =
         pod === undefined
-          ? await engine.stores.check(p.store, call, body?.from)
+          ? await core.stores.check(p.store, call, body?.from)
           : await checkFromPod({ nodes, permit, call }, p.store, pod);
       const failed = found.steps.find((step) => !step.ok);
       // What they are not told, for who may know it.
@@ -183,10 +183,10 @@ export const storeRoutes: readonly Route[] = [
     body: bodies.adopting,
     bodyOptional: true,
     success: { status: 200, description: 'What was taken in, and what was not', schema: schemas.adoption },
-    handle: async ({ engine, principal, params: p, body, call }) => {
+    handle: async ({ core, principal, params: p, body, call }) => {
       requireStore(principal, p.store);
       const how = { dryRun: body?.dryRun ?? false, data: body?.directories ?? true, names: body?.names };
-      return ok(adoptionJson(adoptionFor(principal, await engine.adoptions.adopt(p.store, how, call))));
+      return ok(adoptionJson(adoptionFor(principal, await core.adoptions.adopt(p.store, how, call))));
     },
   }),
   route({
@@ -201,9 +201,9 @@ export const storeRoutes: readonly Route[] = [
     access: { resource: 'stores', verb: 'get' },
     params,
     success: { status: 200, description: 'The orphans', schema: schemas.listOf(schemas.orphan) },
-    handle: async ({ engine, principal, params: p, call }) => {
+    handle: async ({ core, principal, params: p, call }) => {
       requireStore(principal, p.store);
-      const found = await engine.adoptions.orphans(p.store, call);
+      const found = await core.adoptions.orphans(p.store, call);
       return ok({ items: found.map((orphan) => orphanJson(orphanFor(principal, orphan))), next: null });
     },
   }),
@@ -226,13 +226,13 @@ export const storeRoutes: readonly Route[] = [
         'Stores that cannot be used now (silent, not open, or access denied): their trash is not in the list',
       ),
     },
-    handle: async ({ engine, principal, query, call }) => {
+    handle: async ({ core, principal, query, call }) => {
       if (query.store !== undefined) requireStore(principal, query.store);
       const { entries, unanswered } =
         query.store === undefined
-          ? await engine.deletions.trash(visibleStores(engine, principal), call)
-          : { entries: await engine.deletions.trashOf(query.store, call), unanswered: [] };
-      const items = entries.map((entry) => trashJson(entry, byStore(engine, entry.volume.store)));
+          ? await core.deletions.trash(visibleStores(core, principal), call)
+          : { entries: await core.deletions.trashOf(query.store, call), unanswered: [] };
+      const items = entries.map((entry) => trashJson(entry, byStore(core, entry.volume.store)));
       return ok({ items, next: null, unanswered: [...unanswered] });
     },
   }),
@@ -251,9 +251,9 @@ export const storeRoutes: readonly Route[] = [
     body: bodies.restoring,
     bodyOptional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
-    handle: async ({ engine, principal, params: p, body, call }) => {
-      const volume = await engine.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
-      return ok(volumeJson(volume, byStore(engine, volume.store)));
+    handle: async ({ core, principal, params: p, body, call }) => {
+      const volume = await core.deletions.restore(p.volume, body?.name, (store) => maySee(principal, store), call);
+      return ok(volumeJson(volume, byStore(core, volume.store)));
     },
   }),
   route({
@@ -269,8 +269,8 @@ export const storeRoutes: readonly Route[] = [
     access: { resource: 'trash', verb: 'delete' },
     params: trashParams,
     success: { status: 204, description: 'It is gone' },
-    handle: async ({ engine, principal, params: p, call }) => {
-      await engine.deletions.purge(p.volume, (store) => maySee(principal, store), call);
+    handle: async ({ core, principal, params: p, call }) => {
+      await core.deletions.purge(p.volume, (store) => maySee(principal, store), call);
       return nothing;
     },
   }),

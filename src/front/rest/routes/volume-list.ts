@@ -1,5 +1,5 @@
 import { type Static, Type } from 'typebox';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Labels } from '#core/model.ts';
 import type { Call } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
@@ -37,11 +37,11 @@ function labelsFrom(pairs: readonly string[]): Labels {
 }
 
 /** Those of one store, or of all that can be reached from there. */
-function storesIn(engine: Engine, principal: Principal, { store, reach }: Query): readonly string[] {
-  const wanted = store === undefined ? visibleStores(engine, principal) : [store];
+function storesIn(core: Core, principal: Principal, { store, reach }: Query): readonly string[] {
+  const wanted = store === undefined ? visibleStores(core, principal) : [store];
   return reach === undefined
     ? wanted
-    : wanted.filter((name) => isShared(engine.stores.view(name).placement) === (reach === 'anywhere'));
+    : wanted.filter((name) => isShared(core.stores.view(name).placement) === (reach === 'anywhere'));
 }
 
 interface Wanted {
@@ -51,14 +51,14 @@ interface Wanted {
 }
 
 async function ownPage(
-  engine: Engine,
+  core: Core,
   principal: Principal,
   { query: q, after, limit }: Wanted,
   call: Call,
 ): Promise<VolumePage> {
-  const { volumes: found, unanswered } = await engine.catalogue.page(
+  const { volumes: found, unanswered } = await core.catalogue.page(
     {
-      stores: storesIn(engine, principal, q),
+      stores: storesIn(core, principal, q),
       labels: labelsFrom(q.label ?? []),
       contains: q.contains,
       after: after?.store === undefined ? undefined : { store: after.store, name: after.name },
@@ -69,7 +69,7 @@ async function ownPage(
   const items = found.slice(0, limit);
   const last = items.at(-1);
   return {
-    items: items.map((volume) => json(engine, volume)),
+    items: items.map((volume) => json(core, volume)),
     next: found.length > limit && last ? { node: undefined, store: last.store, name: last.name } : undefined,
     unanswered: [...unanswered],
   };
@@ -100,11 +100,11 @@ export const volumeListRoutes: readonly Route[] = [
         'Stores that cannot be used now (silent, not open, or access denied): their volumes are listed as they were last seen',
       ),
     },
-    handle: async ({ engine, principal, query: q, nodes, call }) => {
+    handle: async ({ core, principal, query: q, nodes, call }) => {
       const limit = q.limit ?? 100;
       if (q.store !== undefined) requireStore(principal, q.store);
       const after = cursorFrom(q.after);
-      const own = (): Promise<VolumePage> => ownPage(engine, principal, { query: q, after, limit }, call);
+      const own = (): Promise<VolumePage> => ownPage(core, principal, { query: q, after, limit }, call);
       const page: ClusterVolumePage = await (nodes?.volumes({ filter: q, after, limit }, own, call) ?? own());
       return ok(pageJson(principal, page));
     },

@@ -1,6 +1,6 @@
 import { Type } from 'typebox';
 import type { Scope } from '#base/log.ts';
-import type { Engine } from '#core/engine.ts';
+import type { Core } from '#core/core.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
 import { enforcesSizes } from '#core/stores.ts';
@@ -13,12 +13,12 @@ export const params = Type.Object(
   { additionalProperties: false },
 );
 
-export const byStore = (engine: Engine, store: string): boolean => enforcesSizes(engine.stores.view(store));
-export const json = (engine: Engine, volume: Volume): VolumeJson => volumeJson(volume, byStore(engine, volume.store));
+export const byStore = (core: Core, store: string): boolean => enforcesSizes(core.stores.view(store));
+export const json = (core: Core, volume: Volume): VolumeJson => volumeJson(volume, byStore(core, volume.store));
 
 /** A volume the principal may work on. */
-export async function allowed(engine: Engine, principal: Principal, ref: string, call: Scope): Promise<Volume> {
+export async function allowed(core: Core, principal: Principal, ref: string, call: Scope): Promise<Volume> {
   const store = partsOfQualified(ref)?.store;
   if (store !== undefined) requireStore(principal, store);
-  return await engine.catalogue.resolve(ref, call, (one) => maySee(principal, one));
+  return await core.catalogue.resolve(ref, call, (one) => maySee(principal, one));
 }

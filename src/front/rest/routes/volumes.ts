@@ -38,8 +38,8 @@ export const volumeRoutes: readonly Route[] = [
     access: { resource: 'volumes', verb: 'create' },
     body: bodies.newVolume,
     success: { status: 201, description: 'The volume', schema: schemas.createdVolume },
-    handle: async ({ engine, principal, body, call }) => {
-      const store = body.store ?? engine.stores.defaultName;
+    handle: async ({ core, principal, body, call }) => {
+      const store = body.store ?? core.stores.defaultName;
       if (body.store === undefined) requireDefault(principal, store);
       else requireStore(principal, body.store);
       if (body.ownLabels !== undefined) requireRole(principal, 'admin');
@@ -52,8 +52,8 @@ export const volumeRoutes: readonly Route[] = [
         labels: body.labels ?? {},
         ownLabels: body.ownLabels,
       };
-      const { volume, storeIdentity } = await engine.volumes.createKnown(want, call);
-      const made = { ...json(engine, volume), storeIdentity: storeIdentity ?? null };
+      const { volume, storeIdentity } = await core.volumes.createKnown(want, call);
+      const made = { ...json(core, volume), storeIdentity: storeIdentity ?? null };
       return created(made, { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
     },
   }),
@@ -70,16 +70,16 @@ export const volumeRoutes: readonly Route[] = [
     onNodes: true,
     params,
     success: { status: 200, description: 'The volume', schema: schemas.volumeDetail },
-    handle: async ({ engine, principal, params: p, nodes, call }) => {
-      const volume = await allowed(engine, principal, p.volume, call);
+    handle: async ({ core, principal, params: p, nodes, call }) => {
+      const volume = await allowed(core, principal, p.volume, call);
       const [found, mounts, uses, onNodes] = await Promise.all([
-        engine.volumes.inspect(volume.id, call),
-        engine.mounts.of(volume.id, call),
-        engine.uses.of(volume, call),
+        core.volumes.inspect(volume.id, call),
+        core.mounts.of(volume.id, call),
+        core.uses.of(volume, call),
         nodes?.mountsOf(volume.id, call),
       ]);
       const told = inspectionFor(principal, found);
-      const detail = volumeDetailJson(told, byStore(engine, volume.store), mounts, uses);
+      const detail = volumeDetailJson(told, byStore(core, volume.store), mounts, uses);
       const there = onNodes && { ...onNodes, unreached: unreachedJson(principal, onNodes.unreached) };
       return ok({ ...detail, ...there }, tagged(found.volume));
     },
@@ -97,9 +97,9 @@ export const volumeRoutes: readonly Route[] = [
     onNodes: true,
     params,
     success: { status: 200, description: 'Its usage', schema: schemas.usage },
-    handle: async ({ engine, principal, params: p, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      return ok(usageJson(await engine.volumes.usage(id, call)));
+    handle: async ({ core, principal, params: p, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      return ok(usageJson(await core.volumes.usage(id, call)));
     },
   }),
   route({
@@ -118,10 +118,10 @@ export const volumeRoutes: readonly Route[] = [
     body: bodies.expansion,
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
-    handle: async ({ engine, principal, params: p, body, expected, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      const volume = await engine.volumes.expand(id, BigInt(body.bytes), expected, call);
-      return ok(json(engine, volume), tagged(volume));
+    handle: async ({ core, principal, params: p, body, expected, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      const volume = await core.volumes.expand(id, BigInt(body.bytes), expected, call);
+      return ok(json(core, volume), tagged(volume));
     },
   }),
   route({
@@ -140,10 +140,10 @@ export const volumeRoutes: readonly Route[] = [
     body: bodies.renaming,
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
-    handle: async ({ engine, principal, params: p, body, expected, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      const volume = await engine.volumes.rename(id, body.name, expected, call);
-      return ok(json(engine, volume), tagged(volume));
+    handle: async ({ core, principal, params: p, body, expected, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      const volume = await core.volumes.rename(id, body.name, expected, call);
+      return ok(json(core, volume), tagged(volume));
     },
   }),
   route({
@@ -162,17 +162,17 @@ export const volumeRoutes: readonly Route[] = [
     body: bodies.volumeChange,
     conditional: true,
     success: { status: 200, description: 'The volume', schema: schemas.volume },
-    handle: async ({ engine, principal, params: p, body, expected, call }) => {
+    handle: async ({ core, principal, params: p, body, expected, call }) => {
       const { labels, ownLabels, enforce } = body;
       // Before the volume is looked for: where it is on a node, all of this is passed on, and done there as its administrator.
       if (ownLabels !== undefined) requireRole(principal, 'admin');
-      const { id } = await allowed(engine, principal, p.volume, call);
+      const { id } = await allowed(core, principal, p.volume, call);
       if ((labels === undefined && ownLabels === undefined) === (enforce === undefined)) throw oneChange();
       const volume =
         enforce === undefined
-          ? await engine.volumes.label(id, labels ?? {}, expected, call, ownLabels)
-          : await engine.volumes.enforce(id, enforce, expected, call);
-      return ok(json(engine, volume), tagged(volume));
+          ? await core.volumes.label(id, labels ?? {}, expected, call, ownLabels)
+          : await core.volumes.enforce(id, enforce, expected, call);
+      return ok(json(core, volume), tagged(volume));
     },
   }),
   route({
@@ -190,9 +190,9 @@ export const volumeRoutes: readonly Route[] = [
     params,
     conditional: true,
     success: { status: 200, description: 'What became of it', schema: schemas.deletion },
-    handle: async ({ engine, principal, params: p, expected, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      const { outcome, expiresAt } = await engine.deletions.delete(id, expected, call);
+    handle: async ({ core, principal, params: p, expected, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      const { outcome, expiresAt } = await core.deletions.delete(id, expected, call);
       return ok({ outcome, expiresAt: expiresAt === undefined ? null : time(expiresAt) });
     },
   }),
@@ -210,9 +210,9 @@ export const volumeRoutes: readonly Route[] = [
     onNodes: true,
     params,
     success: { status: 204, description: 'It is gone' },
-    handle: async ({ engine, principal, params: p, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      await engine.deletions.delete(id, undefined, call, { discard: true });
+    handle: async ({ core, principal, params: p, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      await core.deletions.delete(id, undefined, call, { discard: true });
       return nothing;
     },
   }),
@@ -229,9 +229,9 @@ export const volumeRoutes: readonly Route[] = [
     access: { resource: 'volumes/uses', verb: 'delete' },
     params: useParams,
     success: { status: 204, description: 'That host has no record of using it any more' },
-    handle: async ({ engine, principal, params: p, call }) => {
-      const { id } = await allowed(engine, principal, p.volume, call);
-      await engine.uses.release(id, p.host, call);
+    handle: async ({ core, principal, params: p, call }) => {
+      const { id } = await allowed(core, principal, p.volume, call);
+      await core.uses.release(id, p.host, call);
       return nothing;
     },
   }),

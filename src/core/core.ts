@@ -34,7 +34,7 @@ import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
 /** The use cases: all that front ends and controllers know. */
-export interface Engine {
+export interface Core {
   readonly instance: string;
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
@@ -65,7 +65,7 @@ export interface Engine {
 }
 
 /** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect its records and stores. */
-export interface CoreEngine extends Engine {
+export interface WholeCore extends Core {
   readonly stores: Stores;
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
 }
@@ -80,7 +80,7 @@ const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): M
 });
 const unending = new AbortController().signal;
 
-export interface EngineParts {
+export interface CoreParts {
   readonly records: Records;
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly mounter: Mounter;
@@ -100,7 +100,7 @@ export interface EngineParts {
   readonly log: Log;
 }
 
-export function createEngine(parts: EngineParts): CoreEngine {
+export function createCore(parts: CoreParts): WholeCore {
   const { records, mounter, instance, node, clock, log } = parts;
   const events = createEvents(parts.epoch, clock);
   const clients = createClients(parts.clients);
