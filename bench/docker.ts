@@ -79,7 +79,8 @@ function pairRows(side: Ours, pairs: readonly Pair[]): readonly Row[] {
   const yardsticks = pairs.map((pair) => pair.without);
   return [
     toRow({
-      ...{ name: `added to docker run, ${named[side]}`, unit: 'ms' },
+      name: `added to docker run, ${named[side]}`,
+      unit: 'ms',
       values: pairs.map((pair) => pair.with - pair.without),
       goal: { valueBelow: goals[side] },
     }),
@@ -148,15 +149,18 @@ async function rushRows(
   }
   return ours.flatMap((side) => [
     toRow({
-      ...{ name: `${atOnce} at once, ${named[side]}: all of them`, unit: 's' },
-      ...{ values: seconds[side], yardsticks: seconds.plain },
+      name: `${atOnce} at once, ${named[side]}: all of them`,
+      unit: 's',
+      values: seconds[side],
+      yardsticks: seconds.plain,
     }),
     ...methods.flatMap((method) => {
       const sorted = msOf(calls[side], method).toSorted((a, b) => a - b);
       return [0.5, 0.99].map((part) =>
         toRow({
           name: `${atOnce} at once, ${named[side]}: ${method}, p${part * 100}`,
-          ...{ unit: 'ms', values: [sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN] },
+          unit: 'ms',
+          values: [sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN],
         }),
       );
     }),

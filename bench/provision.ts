@@ -61,25 +61,30 @@ const named: Readonly<Record<(typeof stores)[number], string>> = { nfs: 'NFS sto
 function rowsOf(side: keyof typeof named, ours: readonly Round[], bare: readonly Round[]): readonly Row[] {
   const ratio = (what: string, pick: (round: Round) => number, most: number): Row =>
     toRow({
-      ...{ name: `${claims} claims, ${named[side]}: ${what}`, unit: 's' },
-      ...{ values: ours.map((one) => pick(one) / 1000), yardsticks: bare.map((one) => pick(one) / 1000) },
+      name: `${claims} claims, ${named[side]}: ${what}`,
+      unit: 's',
+      values: ours.map((one) => pick(one) / 1000),
+      yardsticks: bare.map((one) => pick(one) / 1000),
       goal: { ratioAtMost: most },
     });
   return [
     ratio('all PVs made', ({ madeMs }) => madeMs, 1.25),
     ratio('all bound', ({ boundMs }) => boundMs, 1.1),
     toRow({
-      ...{ name: `requests for a claim, ${named[side]}`, unit: '' },
+      name: `requests for a claim, ${named[side]}`,
+      unit: '',
       values: ours.map(({ requests }) => perClaim(requests)),
       goal: { valueBelow: 2.01 },
     }),
     toRow({
-      ...{ name: `processor time of the controller for a claim, ${named[side]}`, unit: 'ms' },
+      name: `processor time of the controller for a claim, ${named[side]}`,
+      unit: 'ms',
       values: ours.map(({ cpuMs }) => cpuMs / claims),
       yardsticks: bare.map(({ cpuMs }) => cpuMs / claims),
     }),
     toRow({
-      ...{ name: `${claims} claims deleted, ${named[side]}: all volumes gone`, unit: 's' },
+      name: `${claims} claims deleted, ${named[side]}: all volumes gone`,
+      unit: 's',
       values: ours.map(({ goneMs }) => goneMs / 1000),
     }),
   ];

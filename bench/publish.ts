@@ -96,17 +96,23 @@ function rowsOf(
   return [
     ...yardsticks.map((side) =>
       toRow({
-        ...{ name: `${how}, ${named.local}, beside ${named[side]}`, unit },
-        ...{ values: taken.local, yardsticks: taken[side] },
+        name: `${how}, ${named.local}, beside ${named[side]}`,
+        unit,
+        values: taken.local,
+        yardsticks: taken[side],
         ...(side === 'driver' ? { goal: { ratioAtMost: 2 } } : {}),
       }),
     ),
     toRow({
-      ...{ name: `${how}, ${named.answers}, beside ${named.calls}`, unit },
-      ...{ values: taken.answers, yardsticks: taken.calls },
+      name: `${how}, ${named.answers}, beside ${named.calls}`,
+      unit,
+      values: taken.answers,
+      yardsticks: taken.calls,
     }),
     toRow({
-      ...{ name: `${how}, ${named.nfs}`, unit, values: taken.nfs },
+      name: `${how}, ${named.nfs}`,
+      unit,
+      values: taken.nfs,
       ...(nfsBelow === undefined ? {} : { goal: { valueBelow: nfsBelow } }),
     }),
   ];

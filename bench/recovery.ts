@@ -88,11 +88,9 @@ function rowsOf({ name, goals }: Kind, memory: string, pauses: readonly number[]
   const rank = (part: number): number => sorted[Math.ceil(part * sorted.length) - 1] ?? Number.NaN;
   const row = (what: string, part: number, below: number | undefined): Row =>
     toRow({
-      ...{
-        name: `data path ${name} ${pauses.length} times${memory}: pause, ${what}`,
-        unit: 'ms',
-        values: [rank(part)],
-      },
+      name: `data path ${name} ${pauses.length} times${memory}: pause, ${what}`,
+      unit: 'ms',
+      values: [rank(part)],
       ...(below === undefined ? {} : { goal: { valueBelow: below } }),
     });
   return [row('p50', 0.5, goals.median), row('p99', 0.99, goals.worst)];

@@ -34,7 +34,9 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     writeFileSync(config, JSON.stringify({ version: 1, stores: { tested: uri } }));
     const sockets = join(folder, 'csi');
     stowage = await startStowage({
-      ...{ state: own.state, socket: own.socket, config },
+      state: own.state,
+      socket: own.socket,
+      config,
       options: ['--plugins', 'none', '--csi', sockets],
     });
     onTestFinished(() => stowage.stop());

@@ -55,10 +55,23 @@ async function sanity({ driver, uri, access }: Subject): Promise<readonly Spec[]
   for (const name of ['targets', 'stages']) mkdirSync(join(folder, name));
   const report = join(folder, 'report.json');
   const { status, stdout } = await run(component('csi-sanity').tool?.() ?? '', [
-    ...['--csi.endpoint', join(sockets, `${driver}.sock`), '--csi.testvolumeparameters', parameters],
-    ...['--csi.mountdir', join(folder, 'targets', 'target'), '--csi.stagingdir', join(folder, 'stages', 'stage')],
-    ...['--csi.testvolumesize', String(512 * mib), '--csi.testvolumeexpandsize', String(768 * mib)],
-    ...['--csi.testvolumeaccesstype', access, '--ginkgo.no-color', '--ginkgo.json-report', report],
+    '--csi.endpoint',
+    join(sockets, `${driver}.sock`),
+    '--csi.testvolumeparameters',
+    parameters,
+    '--csi.mountdir',
+    join(folder, 'targets', 'target'),
+    '--csi.stagingdir',
+    join(folder, 'stages', 'stage'),
+    '--csi.testvolumesize',
+    String(512 * mib),
+    '--csi.testvolumeexpandsize',
+    String(768 * mib),
+    '--csi.testvolumeaccesstype',
+    access,
+    '--ginkgo.no-color',
+    '--ginkgo.json-report',
+    report,
   ]);
   expect(status, stdout).toBe(0);
   // Nothing is left of all that.

@@ -46,7 +46,9 @@ async function host(name: string, uri: string): Promise<Host> {
 
 async function create(client: GrpcClient, mode: Parameters<typeof mounted>[0]): Promise<string> {
   const { volume } = await client.call(Controller.method.createVolume, {
-    ...{ name: 'pvc-1', volumeCapabilities: [mounted(mode)], capacityRange: { requiredBytes: gib } },
+    name: 'pvc-1',
+    volumeCapabilities: [mounted(mode)],
+    capacityRange: { requiredBytes: gib },
   });
   return volume?.volumeId ?? '';
 }
@@ -86,10 +88,8 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     for (let i = 0; i < 2; i++) await stage(one, volumeId, single);
     writeFileSync(join(one.path('stage/volume'), 'file'), 'text');
     await expect(stage(other, volumeId, single)).rejects.toMatchObject({
-      ...{
-        code: 9,
-        message: expect.stringMatching(/^volume 'tested\/pvc-1' is written by host .*, and only one may\./),
-      },
+      code: 9,
+      message: expect.stringMatching(/^volume 'tested\/pvc-1' is written by host .*, and only one may\./),
     });
     await unstage(one, volumeId);
     await stage(other, volumeId, single);

@@ -96,10 +96,14 @@ describe.skipIf(needs(...required))('docker compose', () => {
       readonly HostConfig: Readonly<Record<string, unknown>>;
     };
     expect(Mounts.find(({ Destination }) => Destination === '/var/lib/stowage')).toMatchObject({
-      ...{ Type: 'bind', Source: '/var/lib/stowage', Propagation: 'rshared', RW: true },
+      Type: 'bind',
+      Source: '/var/lib/stowage',
+      Propagation: 'rshared',
+      RW: true,
     });
     expect(Mounts.find(({ Destination }) => Destination === '/run/docker/netns')).toMatchObject({
-      ...{ Type: 'bind', Propagation: 'rslave' },
+      Type: 'bind',
+      Propagation: 'rslave',
     });
     expect(HostConfig).toMatchObject({ Privileged: false, ReadonlyRootfs: true, NetworkMode: 'host' });
     await docker('volume', 'create', '-d', 'stowage', '-o', 'store=silver', 'first');

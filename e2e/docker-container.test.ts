@@ -21,9 +21,19 @@ test('compose.yaml and the documented docker run say the same', () => {
   const defaults = text.replaceAll(/\$\{\w+:-(\w+)\}/g, '$1');
   const { services } = parse(defaults) as { readonly services: { readonly stowage: Service } };
   const flags: Readonly<Record<string, string>> = {
-    ...{ container_name: '--name', restart: '--restart', user: '--user', network_mode: '--network' },
-    ...{ cap_drop: '--cap-drop', cap_add: '--cap-add', devices: '--device', security_opt: '--security-opt' },
-    ...{ volumes: '-v', read_only: '--read-only', stop_grace_period: '--stop-timeout', image: '', command: '' },
+    container_name: '--name',
+    restart: '--restart',
+    user: '--user',
+    network_mode: '--network',
+    cap_drop: '--cap-drop',
+    cap_add: '--cap-add',
+    devices: '--device',
+    security_opt: '--security-opt',
+    volumes: '-v',
+    read_only: '--read-only',
+    stop_grace_period: '--stop-timeout',
+    image: '',
+    command: '',
   };
   const words = Object.entries(services.stowage).flatMap(([key, value]) =>
     [value].flat().map((one) => {
@@ -158,8 +168,12 @@ describe.skipIf(needs(...required))('Stowage as a container', () => {
     ]);
     expect(await inspect(it, '.Config.User')).toMatch(/^6\d{4}:6\d{4}$/);
     expect(await inspect(it, '.HostConfig')).toMatchObject({
-      ...{ Privileged: false, ReadonlyRootfs: true, AutoRemove: true, RestartPolicy: { Name: 'no' } },
-      ...{ CapDrop: ['ALL'], NetworkMode: 'host' },
+      Privileged: false,
+      ReadonlyRootfs: true,
+      AutoRemove: true,
+      RestartPolicy: { Name: 'no' },
+      CapDrop: ['ALL'],
+      NetworkMode: 'host',
     });
     expect((await inspect(it, '.HostConfig.CapAdd')) ?? []).toEqual([]);
     for (const status of await statusesOf(it)) {

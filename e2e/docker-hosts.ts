@@ -53,7 +53,11 @@ export async function startFarServer(
   const source = join(repository, 'e2e', 'testbed', 'ganesha', 'preload.c');
   const preload = kept('ganesha-preload', digest(readFileSync(source, 'utf8')), 'preload.so').tool();
   const daemon = await ganeshaDaemon({
-    ...{ folder: top, exports: [located(first), ...others.map(located)], listen, signal, inside: inOwnNetwork },
+    folder: top,
+    exports: [located(first), ...others.map(located)],
+    listen,
+    signal,
+    inside: inOwnNetwork,
     env: { ...quiet(top), LD_PRELOAD: preload, STOWAGE_MOUNTS: join(top, 'mounts') },
   });
   ground.defer(() => daemon.kill());
@@ -134,7 +138,8 @@ export async function startHost(
     before += stowage?.output() ?? '';
     stowage = await startStowage({
       command: [...engine.beside, 'unshare', '--uts', 'sh', '-c', named, 'sh', name, program],
-      ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') },
+      state: join(top, 's'),
+      socket: join(top, 'r', 'stowage.sock'),
       options: ['--plugins', engine.plugins, '--docker-socket', engine.socket, '--log-level', 'info'],
     });
   };
@@ -148,7 +153,13 @@ export async function startHost(
       .filter((at) => at.startsWith(`${top}/`) && at.includes('/sv1-'));
   const all = ground.move();
   return {
-    ...{ name, engine, image, top, docker, start, mounts },
+    name,
+    engine,
+    image,
+    top,
+    docker,
+    start,
+    mounts,
     get stowage() {
       return running();
     },

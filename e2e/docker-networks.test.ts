@@ -50,8 +50,11 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
 
     const start = (): Promise<Stowage> =>
       startStowage({
-        ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock'), config: join(top, 'stowage.yaml') },
-        ...{ listen: '127.0.0.1:7878', command: [...engine.beside, program] },
+        state: join(top, 's'),
+        socket: join(top, 'r', 'stowage.sock'),
+        config: join(top, 'stowage.yaml'),
+        listen: '127.0.0.1:7878',
+        command: [...engine.beside, program],
         options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
       });
 
@@ -117,7 +120,13 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await run('stop', 'stopped', 'stopped-outside');
       // One that does not run is checked from where it will be.
       for (const from of [
-        ...[`${kind}:storage`, 'storage', 'inside', 'container:inside', 'stopped', 'container:stopped', 'created'],
+        `${kind}:storage`,
+        'storage',
+        'inside',
+        'container:inside',
+        'stopped',
+        'container:stopped',
+        'created',
       ]) {
         const { status, steps } = await check('silver', '--from', from);
         expect(status, from).toBe(0);
@@ -141,7 +150,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       }
       const { status, body } = await stowage.api('POST', '/v1/stores/silver/check', { from: 'nobody' });
       expect({ status, ...body }).toMatchObject({
-        ...{ status: 200, ok: false },
+        status: 200,
+        ok: false,
         steps: [{ step: 'network', ok: false, detail: "there is no container or network 'nobody'" }],
       });
     });

@@ -10,7 +10,15 @@ describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))
   const over = new AbortController();
   const all = new AsyncDisposableStack();
   const by = (user: string, volume: string, ...words: readonly string[]): readonly string[] => [
-    ...['run', '--rm', ...atOnce, '--user', user, '-v', `${volume}:/data`, host.image, ...words],
+    'run',
+    '--rm',
+    ...atOnce,
+    '--user',
+    user,
+    '-v',
+    `${volume}:/data`,
+    host.image,
+    ...words,
   ];
   const using = (volume: string, ...words: readonly string[]): readonly string[] => by('0:0', volume, ...words);
 

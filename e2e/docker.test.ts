@@ -19,7 +19,8 @@ const forEverybody = ['--allow', '127.0.0.1', '--squash', 'none'];
 /** One that nobody made by the engine: Docker finds it by its driver. */
 const volumeOf = (kind: 'docker' | 'podman', name: string): readonly string[] => [
   ...(kind === 'docker' ? ['--volume-driver', 'stowage'] : []),
-  ...['-v', `${name}:/data`],
+  '-v',
+  `${name}:/data`,
 ];
 /** The first process of a container does not hear of a polite request to end. */
 const atOnce = ['--stop-signal', 'KILL'];
@@ -37,7 +38,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
     const refused = refusing(run);
     const start = () =>
       startStowage({
-        ...{ state: join(top, 's'), socket: join(top, 'r', 'stowage.sock') },
+        state: join(top, 's'),
+        socket: join(top, 'r', 'stowage.sock'),
         options: ['--plugins', engine.plugins, `--${kind}-socket`, engine.socket],
       });
     const using = async (volume: string): Promise<readonly string[]> => {
@@ -112,7 +114,9 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       const folder = await realpath(await mkdtemp(join(tmpdir(), 'st-denied-')));
       onTestFinished(() => rm(folder, { recursive: true, force: true }));
       const share: { path: string; tag: string; onlyFor: string | undefined } = {
-        ...{ path: folder, tag: 'denied', onlyFor: undefined },
+        path: folder,
+        tag: 'denied',
+        onlyFor: undefined,
       };
       const server = await startGanesha({ exports: [share], signal });
       onTestFinished(() => server[Symbol.asyncDispose]());
@@ -146,7 +150,8 @@ describe.each(['docker', 'podman'] as const)('%s', (kind) => {
       await server.restart();
       await expect
         .poll(() => run('run', '--rm', '-v', 'before:/data', image, 'echo', 'granted').catch(String), {
-          ...{ interval: 1_000, timeout: 120_000 },
+          interval: 1_000,
+          timeout: 120_000,
         })
         .toBe('granted');
       await run('volume', 'rm', 'before');

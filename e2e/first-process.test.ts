@@ -18,8 +18,18 @@ interface First {
 }
 
 const aNode = (folder: string): readonly string[] => [
-  ...['--config', 'none', '--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none'],
-  ...['--state', join(folder, 's'), '--socket', join(folder, 'k')],
+  '--config',
+  'none',
+  '--plugins',
+  'none',
+  '--docker-socket',
+  'none',
+  '--podman-socket',
+  'none',
+  '--state',
+  join(folder, 's'),
+  '--socket',
+  join(folder, 'k'),
 ];
 
 /** Each of them goes on until it is told to end. */

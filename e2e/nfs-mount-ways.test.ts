@@ -24,8 +24,23 @@ describe.skipIf(needs('linux', 'root', 'mount', 'fuse', 'openssl'))('the way to 
     const certified = async (name: string): Promise<readonly [cert: string, key: string]> => {
       const [cert, key] = [join(own, `${name}.pem`), join(own, `${name}.key`)];
       await run('openssl', [
-        ...['req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes', '-days', '2'],
-        ...['-subj', `/CN=${name}`, '-addext', 'subjectAltName=IP:127.0.0.1', '-keyout', key, '-out', cert],
+        'req',
+        '-x509',
+        '-newkey',
+        'ec',
+        '-pkeyopt',
+        'ec_paramgen_curve:prime256v1',
+        '-nodes',
+        '-days',
+        '2',
+        '-subj',
+        `/CN=${name}`,
+        '-addext',
+        'subjectAltName=IP:127.0.0.1',
+        '-keyout',
+        key,
+        '-out',
+        cert,
       ]);
       return [cert, key];
     };

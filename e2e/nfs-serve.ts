@@ -39,7 +39,8 @@ export async function ground(): Promise<Ground> {
   const exported = join(top, 'exported');
   await mkdir(exported);
   return {
-    ...{ top, exported },
+    top,
+    exported,
     serve: (options = [], how = {}) => {
       const place = options.includes('--state') ? [] : ['--state', join(top, 'state')];
       const port = options.includes('--port') ? [] : ['--port', '0'];
@@ -72,7 +73,8 @@ export async function serve(args: readonly string[], how: ServeOptions = {}): Pr
   void ended.then(([code, signal]) => reject(new Error(`nfs serve ended with ${code ?? signal}:\n${said}`)));
   const { port, ...about } = await ready;
   return {
-    ...{ child, port },
+    child,
+    port,
     ...(about as { uri: string; portmapper: number | null }),
     said: () => said,
     url: (path = '', more = '') => `nfs://127.0.0.1/export${path}?nfsport=${port}&mountport=${port}${more}`,

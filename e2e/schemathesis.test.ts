@@ -58,7 +58,15 @@ describe.skipIf(needs('schemathesis', 'ordinary-user', 'linux'))('schemathesis',
     const args = ['--config-file', config, 'run', `${url}/openapi.json`, '--header', `Authorization: Bearer ${token}`];
     const bounds = ['--max-examples', String(examples), '--workers', '1', '--request-timeout', '20'];
     const { status, stdout } = await schemathesis([
-      ...[...args, ...bounds, '--checks', 'all', '--exclude-checks', excluded, '--seed', seed, '--no-color'],
+      ...args,
+      ...bounds,
+      '--checks',
+      'all',
+      '--exclude-checks',
+      excluded,
+      '--seed',
+      seed,
+      '--no-color',
       ...choice,
     ]);
     expect(status, `with STOWAGE_SEED=${seed}: ${stdout}`).toBe(0);

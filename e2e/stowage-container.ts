@@ -68,7 +68,10 @@ export async function ganeshaIn(
   const [first, ...others] = exports.map((one) => ({ ...one, path: folder(one.tag) }));
   if (first === undefined) throw new Error('nothing is exported');
   const daemon = await ganeshaDaemon({
-    ...{ folder: top, exports: [first, ...others], signal, inside: engine.inside },
+    folder: top,
+    exports: [first, ...others],
+    signal,
+    inside: engine.inside,
     listen: { host: '0.0.0.0', nfsPort: 20_490, mountPort: 20_480 },
     env: { ...quiet(top), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(top, 'mounts') },
   });

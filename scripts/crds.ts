@@ -57,11 +57,9 @@ const condition = {
   type: 'object',
   required: ['type', 'status', 'reason', 'message', 'lastTransitionTime'],
   properties: {
-    ...{
-      type: text('Ready, Reachable, MountsHealthy or StorageClass.'),
-      reason: text('In one word.'),
-      message: text('And what to do.'),
-    },
+    type: text('Ready, Reachable, MountsHealthy or StorageClass.'),
+    reason: text('In one word.'),
+    message: text('And what to do.'),
     status: { type: 'string', enum: ['True', 'False', 'Unknown'] },
     observedGeneration: { type: 'integer', format: 'int64' },
     lastTransitionTime: { type: 'string', format: 'date-time' },
@@ -84,7 +82,10 @@ export const storeDefinition = {
     names: { kind: 'Store', listKind: 'StoreList', plural: 'stores', singular: 'store' },
     versions: [
       {
-        ...{ name: 'v1', served: true, storage: true, subresources: { status: {} } },
+        name: 'v1',
+        served: true,
+        storage: true,
+        subresources: { status: {} },
         additionalPrinterColumns: [
           { name: 'Kind', type: 'string', jsonPath: '.status.kind' },
           { name: 'Ready', type: 'string', jsonPath: '.status.conditions[?(@.type=="Ready")].status' },
@@ -144,8 +145,10 @@ export const storeDefinition = {
                   observedGeneration: { type: 'integer', format: 'int64' },
                   kind: text('Its scheme.'),
                   conditions: {
-                    ...{ type: 'array', items: condition },
-                    ...{ 'x-kubernetes-list-type': 'map', 'x-kubernetes-list-map-keys': ['type'] },
+                    type: 'array',
+                    items: condition,
+                    'x-kubernetes-list-type': 'map',
+                    'x-kubernetes-list-map-keys': ['type'],
                   },
                   capacity: {
                     type: 'object',
@@ -153,7 +156,8 @@ export const storeDefinition = {
                   },
                   volumes: { type: 'integer', format: 'int64' },
                   unhealthyNodes: {
-                    ...{ type: 'array', items: { type: 'string' } },
+                    type: 'array',
+                    items: { type: 'string' },
                     description:
                       'The nodes on which its mounts are unhealthy; the message of MountsHealthy names some of them. * stands for any node.',
                   },

@@ -41,20 +41,16 @@ describe('the documentation', () => {
   test('a path that does not exist is found in prose and in the drawing of the tree, and so is a later part that exists', () => {
     const text = [
       'The code is in `core/a.ts`, `core/{a,b}.ts`, `stores/*.ts`, `c.ts` and `cli/`, for `<name>.ts` and `GET /v1/a`.',
-      ...[
-        '```',
-        'src/',
-        '├─ core/    the domain',
-        '│    a.ts b.ts    use cases; see docs/d.md',
-        '└─ cli/     run.ts',
-        '```',
-      ],
+      '```',
+      'src/',
+      '├─ core/    the domain',
+      '│    a.ts b.ts    use cases; see docs/d.md',
+      '└─ cli/     run.ts',
+      '```',
       '## Where later parts go',
-      ...[
-        '| Part | Where | Notes |',
-        '| --- | --- | --- |',
-        '| backup | `stores/backup`, `cli/run.ts` | like `core/e.ts` |',
-      ],
+      '| Part | Where | Notes |',
+      '| --- | --- | --- |',
+      '| backup | `stores/backup`, `cli/run.ts` | like `core/e.ts` |',
     ].join('\n');
     const files = ['docs/d.md', 'src/cli/run.ts', 'src/core/a.ts', 'src/stores/nfs.ts'];
     expect(pathFaults([{ path: 'x.md', text }], files)).toEqual([

@@ -77,7 +77,8 @@ function schemaOf({ path, about, byDefault, inside }: ChartValue): object {
   if (inside.length > 0) return { description: about, ...objectOf(inside) };
   const known = words[name];
   return {
-    ...{ description: about, type: typeOf(byDefault) },
+    description: about,
+    type: typeOf(byDefault),
     ...(known === undefined ? {} : { enum: known }),
     ...more[name],
   };
@@ -116,7 +117,8 @@ export function valuesPage(values: readonly ChartValue[]): string {
     '<!-- Made by `node scripts/manifests.ts` from deploy/kubernetes/chart/values.yaml. Do not edit. -->',
     '# The values of the chart',
     'Nothing has to be said. What can be is here; how to install, upgrade and uninstall is in [Installing on Kubernetes](../kubernetes-install.md).',
-    ...[[...head, ...top.flatMap(rows)].join('\n'), ...sections],
+    [...head, ...top.flatMap(rows)].join('\n'),
+    ...sections,
   ]
     .join('\n\n')
     .concat('\n');

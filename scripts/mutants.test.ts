@@ -196,7 +196,11 @@ describe('the verdict', () => {
     let text = original;
     const runs: string[] = [];
     const bench: Bench = {
-      ...{ tests, budget, durations: new Map(), unreliable: new Map(), reliable: new Set() },
+      tests,
+      budget,
+      durations: new Map(),
+      unreliable: new Map(),
+      reliable: new Set(),
       write: async (written) => {
         text = written;
       },
@@ -265,10 +269,18 @@ test('the report ends with a table by top folder and the figures', () => {
   const survived = { mutant, verdict: { ...common, status: 'survived', left: ['loop device /dev/loop1'] } } as const;
   expect(verdictLine(killed)).toBe('killed      1.3 s  src/a/x.ts:1  === → !==  (by src/a/x.test.ts)');
   expect(reportLines([killed, survived], new Map([['src/a/y.test.ts', 'failed']]))).toEqual([
-    ...['Survived:', '  src/a/x.ts:1  === → !==', ''],
-    ...['Left behind while a mutant was there, and removed:', '  src/a/x.ts:1: loop device /dev/loop1', ''],
-    ...['Did not pass without a mutant either, so not counted:', '  src/a/y.test.ts: failed', ''],
-    ...['folder              mutants  killed  survived', 'src/a                     2       1         1', ''],
+    'Survived:',
+    '  src/a/x.ts:1  === → !==',
+    '',
+    'Left behind while a mutant was there, and removed:',
+    '  src/a/x.ts:1: loop device /dev/loop1',
+    '',
+    'Did not pass without a mutant either, so not counted:',
+    '  src/a/y.test.ts: failed',
+    '',
+    'folder              mutants  killed  survived',
+    'src/a                     2       1         1',
+    '',
     '1 killed, 1 survived of 2',
   ]);
 });

@@ -47,8 +47,18 @@ function optionsIn(args: readonly string[]) {
   const { values } = parseArgs({
     args: [...args],
     options: {
-      ...{ help: { type: 'boolean' }, count: string, seed: string, list: string, from: string, checkout: string },
-      ...{ seconds: string, 'at-least': string, limit: string, workers: string, cache: string, json: string },
+      help: { type: 'boolean' },
+      count: string,
+      seed: string,
+      list: string,
+      from: string,
+      checkout: string,
+      seconds: string,
+      'at-least': string,
+      limit: string,
+      workers: string,
+      cache: string,
+      json: string,
     },
   });
   return values;
@@ -136,7 +146,11 @@ async function verdictOn(mutant: Mutant, scratch: Scratch, session: Session): Pr
   if (known !== undefined) return known;
   const atOnce = Math.max(1, Math.floor(Math.min(4, availableParallelism()) / settings.workers));
   const bench: Bench = {
-    ...{ tests, budget: settings.budget, durations: cache.durations, unreliable, reliable },
+    tests,
+    budget: settings.budget,
+    durations: cache.durations,
+    unreliable,
+    reliable,
     write: async (text) => await scratch.write(mutant.file, text),
     run: async (files) => await runTests(scratch, files, { limitSeconds: settings.limitSeconds, atOnce, signal }),
     clean: async () => await scratch.clean(),

@@ -6,9 +6,27 @@ export const isForDevelopers = ({ path }: Document): boolean =>
 
 /** Folders of the repository and of `src`: a path that begins with one of them is one of the tree. */
 const folders = [
-  ...['bench', 'bin', 'deploy', 'docs', 'e2e', 'scripts', 'src'],
-  ...['app', 'base', 'cli', 'clients', 'cluster', 'controllers', 'core', 'datapath', 'front', 'keeper', 'records'],
-  ...['stores', 'testing', 'wire'],
+  'bench',
+  'bin',
+  'deploy',
+  'docs',
+  'e2e',
+  'scripts',
+  'src',
+  'app',
+  'base',
+  'cli',
+  'clients',
+  'cluster',
+  'controllers',
+  'core',
+  'datapath',
+  'front',
+  'keeper',
+  'records',
+  'stores',
+  'testing',
+  'wire',
 ];
 /** No blanks and no placeholders such as `<id>`. */
 const pathCharacters = /^[\w.{},*/-]+$/;

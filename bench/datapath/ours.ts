@@ -58,10 +58,22 @@ export async function startOurs({ server, folder, signal, tree = repository }: O
   async function specOf(path: string, isCaching: boolean): Promise<MountSpec> {
     using opened = await openExport(server, path);
     return {
-      ...{ version: 1, addresses: [server.host], port: server.nfsPort, connections },
-      ...{ root: Buffer.from(opened.root).toString('base64'), privilegedPorts: false, tls: undefined },
-      ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
-      ...{ maxRead: mib, maxWrite: mib, cacheMs: isCaching ? cacheMs : 0, locks: 'node' },
+      version: 1,
+      addresses: [server.host],
+      port: server.nfsPort,
+      connections,
+      root: Buffer.from(opened.root).toString('base64'),
+      privilegedPorts: false,
+      tls: undefined,
+      squash: 'none',
+      uid: 65_534,
+      gid: 65_534,
+      softMs: undefined,
+      readOnly: false,
+      maxRead: mib,
+      maxWrite: mib,
+      cacheMs: isCaching ? cacheMs : 0,
+      locks: 'node',
     };
   }
 
@@ -96,7 +108,9 @@ export async function startOurs({ server, folder, signal, tree = repository }: O
 
   const all = stack.move();
   return {
-    ...{ client, program, mount: (path, { isCaching }) => mount(path, isCaching) },
+    client,
+    program,
+    mount: (path, { isCaching }) => mount(path, isCaching),
     complete: () =>
       eventually(
         () => client.status(signal),

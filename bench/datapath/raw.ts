@@ -90,8 +90,14 @@ async function remove(nfs: NfsClient, folder: FileHandle): Promise<void> {
 }
 
 const tasks: Readonly<Record<string, Task>> = {
-  ...{ write, read, create, stat, list, remove },
-  ...{ 'random-1': random(1), 'random-32': random(32) },
+  write,
+  read,
+  create,
+  stat,
+  list,
+  remove,
+  'random-1': random(1),
+  'random-32': random(32),
 };
 
 async function main([host = '', nfsPort, mountPort]: readonly string[]): Promise<void> {

@@ -52,8 +52,15 @@ async function fio(file: string, depth: number, signal: AbortSignal): Promise<re
   const { stdout } = await command(
     [
       ...(['fio', '--name=x', `--filename=${file}`, `--size=${largeMib}m`, '--rw=randread', '--bs=4k'] as const),
-      ...['--direct=1', '--ioengine=psync', '--thread', `--numjobs=${depth}`, '--group_reporting', '--time_based'],
-      ...[`--runtime=${randomMs}ms`, '--readonly', '--output-format=json'],
+      '--direct=1',
+      '--ioengine=psync',
+      '--thread',
+      `--numjobs=${depth}`,
+      '--group_reporting',
+      '--time_based',
+      `--runtime=${randomMs}ms`,
+      '--readonly',
+      '--output-format=json',
     ],
     signal,
   );
@@ -63,26 +70,34 @@ async function fio(file: string, depth: number, signal: AbortSignal): Promise<re
 
 const randomRead = (depth: 1 | 32): Task => ({
   rows: [{ name: `random read of 4 KiB, depth ${depth}`, unit: '/s', atLeast: 1 }],
-  ...{ folder: 'shared', isCaching: true, raw: [`random-${depth}`, randomReads[depth]] },
+  folder: 'shared',
+  isCaching: true,
+  raw: [`random-${depth}`, randomReads[depth]],
   measure: (at, signal) => fio(`${at}/large`, depth, signal),
 });
 
 export const tasks: readonly Task[] = [
   {
     rows: [{ name: 'sequential write', unit: 'MiB/s', atLeast: 1, ofRaw: 0.85 }],
-    ...{ folder: 'empty', isCaching: true, raw: ['write', largeMib] },
+    folder: 'empty',
+    isCaching: true,
+    raw: ['write', largeMib],
     measure: (at, signal) => dd(['if=/dev/zero', `of=${at}/written`, 'conv=fsync'], signal),
   },
   {
     rows: [{ name: 'sequential read', unit: 'MiB/s', atLeast: 1, ofRaw: 0.85 }],
-    ...{ folder: 'shared', isCaching: true, raw: ['read', largeMib] },
+    folder: 'shared',
+    isCaching: true,
+    raw: ['read', largeMib],
     measure: (at, signal) => dd([`if=${at}/large`, 'of=/dev/null'], signal),
   },
   randomRead(1),
   randomRead(32),
   {
     rows: [{ name: 'create + write 4 KiB', unit: 'files/s', ofRaw: 0.75 }],
-    ...{ folder: 'empty', isCaching: true, raw: ['create', created] },
+    folder: 'empty',
+    isCaching: true,
+    raw: ['create', created],
     measure: (at, signal) => application('create', `${at}/made`, created, signal),
   },
   {
@@ -91,22 +106,29 @@ export const tasks: readonly Task[] = [
       { name: 'stat, warm', unit: 'files/s', atLeast: 1 },
       { name: 'stat, once more after all', unit: 'files/s' },
     ],
-    ...{ folder: 'shared', isCaching: true, raw: ['stat', looked] },
+    folder: 'shared',
+    isCaching: true,
+    raw: ['stat', looked],
     measure: (at, signal) => application('stat', `${at}/tree`, looked, signal),
   },
   {
     rows: [{ name: 'stat, attribute caching off', unit: 'files/s', atLeast: 1 }],
-    ...{ folder: 'shared', isCaching: false },
+    folder: 'shared',
+    isCaching: false,
     measure: (at, signal) => application('stat-once', `${at}/tree`, looked, signal),
   },
   {
     rows: [{ name: 'ls -lR', unit: 'files/s', atLeast: 1 }],
-    ...{ folder: 'shared', isCaching: true, raw: ['list', files] },
+    folder: 'shared',
+    isCaching: true,
+    raw: ['list', files],
     measure: (at, signal) => perSecond(['ls', '-lR', `${at}/tree`], signal),
   },
   {
     rows: [{ name: 'rm -rf', unit: 'files/s', ofRaw: 0.75 }],
-    ...{ folder: 'tree', isCaching: true, raw: ['remove', files] },
+    folder: 'tree',
+    isCaching: true,
+    raw: ['remove', files],
     measure: (at, signal) => perSecond(['rm', '-rf', `${at}/tree`], signal),
   },
 ];

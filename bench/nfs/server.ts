@@ -20,7 +20,12 @@ export async function startOurServer(directory: string, isDurable: boolean, sign
   const daemon = await startDaemon({
     command: [
       join(repository, 'bin', 'stowage'),
-      ...['nfs', 'serve', directory, ...where, '--squash', 'none'],
+      'nfs',
+      'serve',
+      directory,
+      ...where,
+      '--squash',
+      'none',
       ...(isDurable ? [] : ['--async']),
     ],
     logFile: join(folder, 'log'),
@@ -30,7 +35,10 @@ export async function startOurServer(directory: string, isDurable: boolean, sign
   stack.defer(() => daemon.stop());
   const all = stack.move();
   return {
-    ...{ host, nfsPort: port, mountPort: port, path: directory },
+    host,
+    nfsPort: port,
+    mountPort: port,
+    path: directory,
     memory: async () => {
       const status = await readFile(`/proc/${daemon.pid}/status`, 'utf8');
       return (Number(/^VmRSS:\s+(\d+) kB$/m.exec(status)?.[1]) * 1024) / 1e6;

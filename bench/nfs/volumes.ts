@@ -25,7 +25,10 @@ const newScope = (): Scope => ({ signal: new AbortController().signal, log: sile
 
 async function openStore(connect: Connect): Promise<Make> {
   const config: StoreConfig = {
-    ...{ name: storeName('bench'), uri: `nfs://${host}${path}/${folder}`, origin: 'api', policy },
+    name: storeName('bench'),
+    uri: `nfs://${host}${path}/${folder}`,
+    origin: 'api',
+    policy,
     options: { port, mountport },
   };
   const context = { instance, node: 'bench' as NodeName, identity: undefined };
@@ -33,8 +36,14 @@ async function openStore(connect: Connect): Promise<Make> {
   return (name) =>
     store.create(
       {
-        ...{ id: `sv1-${randomUUID()}` as VolumeId, name: volumeName(name), bytes: undefined, access: 'filesystem' },
-        ...{ labels: {}, requestId: randomUUID(), createdAt: clock.now(), instance },
+        id: `sv1-${randomUUID()}` as VolumeId,
+        name: volumeName(name),
+        bytes: undefined,
+        access: 'filesystem',
+        labels: {},
+        requestId: randomUUID(),
+        createdAt: clock.now(),
+        instance,
       },
       newScope(),
     );

@@ -19,7 +19,9 @@ export async function createAudit(folder: string, user: string): Promise<Audit> 
   await writeFile(
     policy,
     JSON.stringify({
-      ...{ apiVersion: 'audit.k8s.io/v1', kind: 'Policy', omitStages: ['RequestReceived', 'ResponseStarted'] },
+      apiVersion: 'audit.k8s.io/v1',
+      kind: 'Policy',
+      omitStages: ['RequestReceived', 'ResponseStarted'],
       rules: [{ level: 'Metadata', users: [user] }, { level: 'None' }],
     }),
   );

@@ -25,7 +25,9 @@ const url = new URL(server ?? '');
 const inFlight = 32;
 const agent = new Agent({ keepAlive: true, maxSockets: inFlight });
 const common = {
-  ...{ host: url.hostname, port: url.port, ca: readFileSync(ca ?? '') },
+  host: url.hostname,
+  port: url.port,
+  ca: readFileSync(ca ?? ''),
   headers: { authorization: `Bearer ${token}`, accept: 'application/json', 'content-type': 'application/json' },
 };
 
@@ -43,7 +45,9 @@ const volumeFor = ({ metadata: { name, namespace, uid }, spec }: Claim): object 
   metadata: { name: `pvc-${uid}`, annotations: { 'pv.kubernetes.io/provisioned-by': className } },
   spec: {
     capacity: { storage: spec.resources.requests.storage },
-    ...{ accessModes: spec.accessModes, volumeMode: 'Filesystem', persistentVolumeReclaimPolicy: 'Delete' },
+    accessModes: spec.accessModes,
+    volumeMode: 'Filesystem',
+    persistentVolumeReclaimPolicy: 'Delete',
     storageClassName: className,
     claimRef: { apiVersion: 'v1', kind: 'PersistentVolumeClaim', name, namespace, uid },
     csi: { driver: className, volumeHandle: uid, volumeAttributes: { store: 'silver', name: `pvc-${uid}` } },

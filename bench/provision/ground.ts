@@ -70,7 +70,9 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
   const controllerManager = ['--kube-api-qps=500', '--kube-api-burst=1000'];
   const cluster = stack.use(
     await startCluster(signal, {
-      ...{ nodes: 1, folders: ['/var/lib/stowage'], args: { apiServer: audit.words, controllerManager } },
+      nodes: 1,
+      folders: ['/var/lib/stowage'],
+      args: { apiServer: audit.words, controllerManager },
     }),
   );
   // In memory, where there is some to lie in: nothing but the programs counts.
@@ -145,8 +147,12 @@ async function installChart(cluster: Cluster, uri: string, signal: AbortSignal):
   const options = Object.fromEntries(searchParams);
   const nfs = { name: silver, uri: `nfs://${host}${pathname}`, options, storageClass: {} };
   const values = [
-    ...['--set', 'image.tag=bench,controller.replicas=1,defaultStore.storageClass.volumeBindingMode=Immediate'],
-    ...['--set-json', `stores=${JSON.stringify([nfs])}`, '--set', 'logLevel=warn'],
+    '--set',
+    'image.tag=bench,controller.replicas=1,defaultStore.storageClass.volumeBindingMode=Immediate',
+    '--set-json',
+    `stores=${JSON.stringify([nfs])}`,
+    '--set',
+    'logLevel=warn',
   ];
   const chart = join(repository, 'deploy', 'kubernetes', 'chart');
   const words = ['install', 'stowage', chart, '--namespace', namespace, '--create-namespace', ...values];
@@ -209,13 +215,19 @@ async function accessOf(path: string, { token, ca }: { readonly token: string; r
 const account = (name: Account): readonly object[] => [
   { apiVersion: 'v1', kind: 'ServiceAccount', metadata: { name, namespace: 'default' } },
   {
-    ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRoleBinding', metadata: { name: `bench-${name}` } },
+    apiVersion: 'rbac.authorization.k8s.io/v1',
+    kind: 'ClusterRoleBinding',
+    metadata: { name: `bench-${name}` },
     roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: 'cluster-admin' },
     subjects: [{ kind: 'ServiceAccount', name, namespace: 'default' }],
   },
 ];
 
 const bareClass = {
-  ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: classOf.bare } },
-  ...{ provisioner: classOf.bare, volumeBindingMode: 'Immediate', reclaimPolicy: 'Delete' },
+  apiVersion: 'storage.k8s.io/v1',
+  kind: 'StorageClass',
+  metadata: { name: classOf.bare },
+  provisioner: classOf.bare,
+  volumeBindingMode: 'Immediate',
+  reclaimPolicy: 'Delete',
 } as const;

@@ -20,7 +20,9 @@ const { server, token, ca } = JSON.parse(readFileSync(accessFile, 'utf8')) as Re
 const identity = { authorization: `Bearer ${token}`, tls: { ca: readFileSync(ca ?? '', 'utf8') } };
 const client: KubeClient = createKubeClient({
   access: { server: new URL(server ?? ''), namespace, identity: async () => identity },
-  ...{ clock: systemClock(), userAgent: 'bench', maxSockets: inFlight },
+  clock: systemClock(),
+  userAgent: 'bench',
+  maxSockets: inFlight,
 });
 
 /** Calls with everything that is there and that comes, until it says that this is enough. Gives when that was. */
@@ -50,7 +52,8 @@ async function all(names: readonly string[], work: (name: string) => Promise<unk
 
 const names = Array.from({ length: count }, (_, at) => `${prefix}-${at}`);
 const claimSpec = {
-  ...{ accessModes: ['ReadWriteOnce'], storageClassName: className },
+  accessModes: ['ReadWriteOnce'],
+  storageClassName: className,
   resources: { requests: { storage: '1Gi' } },
 };
 const claimOf = (name: string): PersistentVolumeClaim => ({ metadata: { name, namespace }, spec: claimSpec });

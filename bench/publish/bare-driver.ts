@@ -30,7 +30,10 @@ const methods = methodsOf(Node, {
 });
 const nothing = async () => ({});
 const answers = methodsOf(Node, {
-  ...{ nodeStageVolume: nothing, nodePublishVolume: nothing, nodeUnpublishVolume: nothing, nodeUnstageVolume: nothing },
+  nodeStageVolume: nothing,
+  nodePublishVolume: nothing,
+  nodeUnpublishVolume: nothing,
+  nodeUnstageVolume: nothing,
 });
 const statusOf = (thrown: unknown) => ({ code: 13, message: String(thrown) });
 const clock = systemClock();

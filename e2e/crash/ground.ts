@@ -29,11 +29,16 @@ export async function createGround(): Promise<Ground> {
   const top = await realpath(await mkdtemp(join(tmpdir(), 'stowage-crash-')));
   const at = (name: string): string => join(top, name);
   const store = (name: string, layout: Store['layout'], onDelete: Store['onDelete']): Store => ({
-    ...{ name, root: at(name), layout, onDelete, isRemote: false },
+    name,
+    root: at(name),
+    layout,
+    onDelete,
+    isRemote: false,
   });
   const remote = (name: string, onDelete: Store['onDelete']): Store => ({
     ...store(name, 'directory', onDelete),
-    ...{ root: at(`remote/${name}`), isRemote: true },
+    root: at(`remote/${name}`),
+    isRemote: true,
   });
   const stores = [
     store('plain', 'directory', 'delete'),
@@ -52,7 +57,15 @@ export async function createGround(): Promise<Ground> {
 
   // It outlives every Stowage that is killed. Not in this process, whose threads wait for what is mounted of it.
   const server = await serve([
-    ...['--json', 'nfs', 'serve', at('remote'), '--state', at('nfs-state'), '--port', '0', '--async'],
+    '--json',
+    'nfs',
+    'serve',
+    at('remote'),
+    '--state',
+    at('nfs-state'),
+    '--port',
+    '0',
+    '--async',
   ]);
   const uriOf = (one: Store): string =>
     one.isRemote

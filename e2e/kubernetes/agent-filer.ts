@@ -38,7 +38,9 @@ export async function startFiler(
   const mounts = lines.filter((line) => ['/', '/tmp', '/dev/shm'].includes(line.split(' ')[1] ?? ''));
   await writeFile(join(folder, 'mounts'), `${mounts.join('\n')}\n`);
   const daemon = await ganeshaDaemon({
-    ...{ folder, signal, inside: cluster.network.inside },
+    folder,
+    signal,
+    inside: cluster.network.inside,
     exports: [{ path: exported, tag: '/export', squash: 'none' }],
     listen: { host: addresses.controlPlane, nfsPort, mountPort },
     env: { ...quiet(folder), LD_PRELOAD: preload(), STOWAGE_MOUNTS: join(folder, 'mounts') },

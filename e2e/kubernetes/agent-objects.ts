@@ -61,9 +61,21 @@ const agentPod = (image: string): object => ({
       image,
       imagePullPolicy: 'IfNotPresent',
       args: [
-        ...['node', '--kubelet', kubelet, '--node-name', '$(NODE_NAME)', '--log-level', 'info'],
-        ...['--config', '/etc/stowage/stowage.yaml'],
-        ...['--plugins', 'none', '--docker-socket', 'none', '--podman-socket', 'none'],
+        'node',
+        '--kubelet',
+        kubelet,
+        '--node-name',
+        '$(NODE_NAME)',
+        '--log-level',
+        'info',
+        '--config',
+        '/etc/stowage/stowage.yaml',
+        '--plugins',
+        'none',
+        '--docker-socket',
+        'none',
+        '--podman-socket',
+        'none',
       ],
       env: [{ name: 'NODE_NAME', valueFrom: { fieldRef: { fieldPath: 'spec.nodeName' } } }],
       // Propagation of mounts demands it.
@@ -73,7 +85,9 @@ const agentPod = (image: string): object => ({
         { name: 'config', mountPath: '/etc/stowage', readOnly: true },
         { name: 'dev', mountPath: folders.dev },
         ...(['kubelet', 'state', 'run'] as const).map((name) => ({
-          ...{ name, mountPath: folders[name], mountPropagation: 'Bidirectional' },
+          name,
+          mountPath: folders[name],
+          mountPropagation: 'Bidirectional',
         })),
       ],
     },
@@ -143,7 +157,10 @@ export const usingPod = ({ name, node, image, script, volume, block, more }: Usi
     terminationGracePeriodSeconds: 0,
     containers: [
       {
-        ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', script] },
+        name: 'main',
+        image,
+        imagePullPolicy: 'IfNotPresent',
+        command: ['sh', '-c', script],
         ...(block === true
           ? { volumeDevices: [{ name: 'data', devicePath: '/dev/data' }] }
           : { volumeMounts: [{ name: 'data', mountPath: '/data' }] }),

@@ -48,7 +48,9 @@ export function createPods({ cluster, busybox }: AgentGround): Pods {
     },
     eventsOf: (name) =>
       kubectl(
-        ...['get', 'events', `--field-selector=involvedObject.name=${name}`],
+        'get',
+        'events',
+        `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
       ),
     nothingLeft: async (node, id) => {

@@ -39,7 +39,8 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
   const stateFolder = '/var/lib/stowage';
   const cluster = ground.use(
     await startCluster(signal, {
-      ...{ nodes: 2, folders: [stateFolder] },
+      nodes: 2,
+      folders: [stateFolder],
       // Otherwise a minute goes by between two looks at how full volumes are.
       args: { kubelet: ['--volume-stats-agg-period=5s'] },
     }),
@@ -63,7 +64,11 @@ export async function startAgents(signal: AbortSignal): Promise<AgentGround> {
     await cluster.kubectl('exec', '--namespace', namespace, await agentOn(node), '--', 'stowage', ...words);
   const all = ground.move();
   return {
-    ...{ cluster, filer, busybox, agentOn, stowage },
+    cluster,
+    filer,
+    busybox,
+    agentOn,
+    stowage,
     create: (node, ...words) => stowage(node, 'volume', 'create', ...words, '--quiet'),
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };

@@ -15,7 +15,9 @@ interface AddressWish {
 function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }: AddressWish): object {
   const targetRef = { kind: 'Pod', namespace: where, name: 'held' };
   return {
-    ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name, namespace: where } },
+    apiVersion: 'v1',
+    kind: 'Endpoints',
+    metadata: { name, namespace: where },
     subsets: [{ addresses: ips.map((ip) => ({ ip, targetRef })), ports: [{ name: 'https', port }] }],
   };
 }
@@ -23,7 +25,9 @@ function endpoints({ name, where = namespace, ips = ['10.1.2.3'], port = 8443 }:
 function slice(wish: AddressWish): object {
   const { name, where = namespace, service = 'stowage', ips = ['10.1.2.3'], port = 8443 } = wish;
   return {
-    ...{ apiVersion: 'discovery.k8s.io/v1', kind: 'EndpointSlice', addressType: 'IPv4' },
+    apiVersion: 'discovery.k8s.io/v1',
+    kind: 'EndpointSlice',
+    addressType: 'IPv4',
     metadata: { name, namespace: where, labels: { 'kubernetes.io/service-name': service } },
     endpoints: ips.map((ip) => ({ addresses: [ip] })),
     ports: [{ name: 'https', port, protocol: 'TCP' }],
@@ -35,7 +39,9 @@ export const othersAddresses: readonly object[] = [
   slice({ name: 'held', where: 'default' }),
   // No node has that label, so it never runs.
   {
-    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'held', namespace: 'default' } },
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name: 'held', namespace: 'default' },
     spec: { nodeSelector: { nowhere: 'true' }, containers: [{ name: 'main', image: 'none-such' }] },
   },
 ];
@@ -72,7 +78,9 @@ export const addressAttempts: Readonly<Record<string, Attempt>> = {
   'gives its Endpoints two addresses': put(endpoints({ name: 'stowage', ...two }), says.address),
   'gives its Endpoints an address that is no pod': put(
     {
-      ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name: 'stowage', namespace } },
+      apiVersion: 'v1',
+      kind: 'Endpoints',
+      metadata: { name: 'stowage', namespace },
       subsets: [{ addresses: [{ ip: '10.1.2.3' }], ports: [{ name: 'https', port: 8443 }] }],
     },
     says.address,
@@ -97,7 +105,9 @@ export const almightyAddresses: Readonly<Record<string, Attempt>> = {
 const evict = (where: string, deleteOptions: object): Pick<Attempt, 'words' | 'object'> => ({
   words: ['create', '--raw', `/api/v1/namespaces/${where}/pods/held/eviction?dryRun=All`],
   object: {
-    ...{ apiVersion: 'policy/v1', kind: 'Eviction', metadata: { name: 'held', namespace: where } },
+    apiVersion: 'policy/v1',
+    kind: 'Eviction',
+    metadata: { name: 'held', namespace: where },
     deleteOptions: { dryRun: ['All'], ...deleteOptions },
   },
 });

@@ -8,14 +8,18 @@ const unhealthyNodes = 'stowage.dev/unhealthy-nodes';
 
 const others = {
   claim: {
-    ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim' },
+    apiVersion: 'v1',
+    kind: 'PersistentVolumeClaim',
     metadata: {
-      ...{ name: 'held', namespace: 'default', labels: { mine: 'yes' } },
+      name: 'held',
+      namespace: 'default',
+      labels: { mine: 'yes' },
       annotations: { [selectedNode]: 'node-1', mine: 'yes' },
     },
     // Nobody makes it a volume.
     spec: {
-      ...{ accessModes: ['ReadWriteOnce'], storageClassName: 'none-such' },
+      accessModes: ['ReadWriteOnce'],
+      storageClassName: 'none-such',
       resources: { requests: { storage: '1Gi' } },
     },
   },
@@ -120,16 +124,21 @@ async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<str
   return {
     'makes a volume of its driver': { words: create, object: volume('wanted', { csi }) },
     'makes a volume of a folder': {
-      ...{ words: create, object: volume('wanted', { hostPath: { path: '/' } }), refused: says.drivers },
+      words: create,
+      object: volume('wanted', { hostPath: { path: '/' } }),
+      refused: says.drivers,
     },
     'makes a volume of another driver': {
-      ...{ words: create, object: volume('wanted', { csi: { ...csi, driver: 'other' } }), refused: says.drivers },
+      words: create,
+      object: volume('wanted', { csi: { ...csi, driver: 'other' } }),
+      refused: says.drivers,
     },
     ...Object.fromEntries(
       secretRefs.map((name) => [
         `makes a volume with a Secret to ${name}`,
         {
-          ...{ words: create, object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }) },
+          words: create,
+          object: volume('wanted', { csi: { ...csi, [`${name}SecretRef`]: token } }),
           refused: says.secretNames,
         },
       ]),
@@ -142,7 +151,8 @@ async function objectAttempts({ own }: ChartGround): Promise<Readonly<Record<str
       words: [...claim, ...merge({ metadata: { annotations: { [selectedNode]: null } } })],
     },
     'asks for more': {
-      ...{ words: [...claim, ...merge({ spec: { volumeName: 'held' } })], refused: says.spec },
+      words: [...claim, ...merge({ spec: { volumeName: 'held' } })],
+      refused: says.spec,
     },
     ...claimAttempts('a claim', claim),
     'renews the certificate': { words: replace, object: await kept('secret', 'stowage-tls') },

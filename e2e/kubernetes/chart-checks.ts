@@ -19,9 +19,12 @@ export async function checkerAccount(): Promise<readonly object[]> {
 
 /** A pod without volumes that does nothing. */
 export const idlePod = (name: string, nodeName: string, image: string): object => ({
-  ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name, namespace: 'default' } },
+  apiVersion: 'v1',
+  kind: 'Pod',
+  metadata: { name, namespace: 'default' },
   spec: {
-    ...{ nodeName, terminationGracePeriodSeconds: 0 },
+    nodeName,
+    terminationGracePeriodSeconds: 0,
     containers: [{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sleep', '100000'] }],
   },
 });

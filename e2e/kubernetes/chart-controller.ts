@@ -28,7 +28,9 @@ export async function accountConfig(cluster: Cluster, account: string): Promise<
   };
   const file = join(cluster.folder, `${account}.kubeconfig`);
   const config = {
-    ...{ apiVersion: 'v1', kind: 'Config', 'current-context': 'own' },
+    apiVersion: 'v1',
+    kind: 'Config',
+    'current-context': 'own',
     clusters: [{ name: 'own', cluster: own }],
     users: [{ name: account, user: { token } }],
     contexts: [{ name: 'own', context: { cluster: 'own', user: account } }],

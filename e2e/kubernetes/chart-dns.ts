@@ -24,7 +24,9 @@ export async function startDns(cluster: Cluster, signal: AbortSignal): Promise<C
   const itself = [process.execPath, '--disable-warning=ExperimentalWarning', import.meta.filename];
   const [first, ...rest] = [...cluster.network.inside, ...itself, names] as const;
   const daemon = await startDaemon({
-    ...{ command: [first, ...rest], logFile: join(folder, 'log'), signal },
+    command: [first, ...rest],
+    logFile: join(folder, 'log'),
+    signal,
     isReady: (log) => log.includes('answers'),
   });
   return {

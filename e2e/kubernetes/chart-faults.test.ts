@@ -84,8 +84,11 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   };
   const onNode = (component: string, node: number): Promise<string> =>
     ground.own(
-      ...['get', 'pods', `--selector=app.kubernetes.io/component=${component}`],
-      ...[`--field-selector=spec.nodeName=${nodeName(node)}`, '--output=jsonpath={.items[*].metadata.name}'],
+      'get',
+      'pods',
+      `--selector=app.kubernetes.io/component=${component}`,
+      `--field-selector=spec.nodeName=${nodeName(node)}`,
+      '--output=jsonpath={.items[*].metadata.name}',
     );
   const isReady = (component: string): Promise<string> =>
     ground.own('rollout', 'status', `daemonset/stowage-${component}`, '--timeout=120s');
@@ -134,7 +137,10 @@ describe.skipIf(needs(...components))('pods that use a shared volume, when somet
   };
   const keepers = (): Promise<string> =>
     ground.own(
-      ...['get', 'pods', '--selector=app.kubernetes.io/component=keeper', '--sort-by=.metadata.name'],
+      'get',
+      'pods',
+      '--selector=app.kubernetes.io/component=keeper',
+      '--sort-by=.metadata.name',
       '--output=jsonpath={range .items[*]}{.metadata.name} {.status.containerStatuses[*].restartCount}{"\\n"}{end}',
     );
 

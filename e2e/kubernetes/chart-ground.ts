@@ -41,7 +41,10 @@ export async function startChartGround(signal: AbortSignal): Promise<ChartGround
   const own: ChartGround['own'] = (...words) => cluster.kubectl('--namespace', namespace, ...words);
   const all = ground.move();
   return {
-    ...{ cluster, dns, busybox, own },
+    cluster,
+    dns,
+    busybox,
+    own,
     helm: async (...words) => {
       const whole = [...words, '--namespace', namespace];
       return (await promisify(execFile)(toolPath('helm'), whole, { env, signal, timeout: 180_000 })).stdout;
@@ -66,12 +69,16 @@ export const serviceMonitors: object = {
     group: 'monitoring.coreos.com',
     scope: 'Namespaced',
     names: {
-      ...{ kind: 'ServiceMonitor', listKind: 'ServiceMonitorList' },
-      ...{ plural: 'servicemonitors', singular: 'servicemonitor' },
+      kind: 'ServiceMonitor',
+      listKind: 'ServiceMonitorList',
+      plural: 'servicemonitors',
+      singular: 'servicemonitor',
     },
     versions: [
       {
-        ...{ name: 'v1', served: true, storage: true },
+        name: 'v1',
+        served: true,
+        storage: true,
         schema: {
           openAPIV3Schema: {
             type: 'object',
@@ -143,7 +150,10 @@ export const deployment = (name: string, image: string): object => ({
         terminationGracePeriodSeconds: 0,
         containers: [
           {
-            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
+            name: 'main',
+            image,
+            imagePullPolicy: 'IfNotPresent',
+            command: ['sh', '-c', 'sleep 1000000'],
             volumeMounts: [{ name: 'data', mountPath: '/data' }],
           },
         ],

@@ -48,7 +48,9 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     for (const name of ['silver', 'gold']) await mkdir(join(filer.exported, name));
     await ground.cluster.apply(
       ...['silver', 'gold'].map((name) => ({
-        ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name } },
+        apiVersion: 'stowage.dev/v1',
+        kind: 'Store',
+        metadata: { name },
         spec: { uri: `${uri}/${name}`, options, storageClass: {} },
       })),
     );
@@ -64,7 +66,9 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   const wanted = (name: string): object => claim({ name, storageClassName: 'silver', mode: 'ReadWriteMany' });
   const bound = (...names: readonly string[]): Promise<string> =>
     ground.cluster.kubectl(
-      ...['wait', '--for=jsonpath={.status.phase}=Bound', '--timeout=90s'],
+      'wait',
+      '--for=jsonpath={.status.phase}=Bound',
+      '--timeout=90s',
       ...names.map((name) => `pvc/${name}`),
     );
   const { kubectl, own, apply } = {
@@ -80,32 +84,47 @@ describe.skipIf(needs(...components))('every right of an account', () => {
   const goes = (which: number): Promise<string> => kubectl('delete', 'pvc', `goes-${which}`, '--wait=false');
   const comes = (): Promise<string> => apply(wanted(`comes-${++number}`));
   const slice = (addressType: 'IPv4' | 'IPv6', address: string): object => ({
-    ...{ apiVersion: 'discovery.k8s.io/v1', kind: 'EndpointSlice', addressType },
+    apiVersion: 'discovery.k8s.io/v1',
+    kind: 'EndpointSlice',
+    addressType,
     metadata: { name: 'stowage-leader', namespace, labels: { 'kubernetes.io/service-name': 'stowage' } },
     endpoints: [{ addresses: [address] }],
     ports: [{ name: 'https', port: 8443, protocol: 'TCP' }],
   });
   const others = {
-    ...{ apiVersion: 'v1', kind: 'Endpoints', metadata: { name: 'stowage', namespace } },
+    apiVersion: 'v1',
+    kind: 'Endpoints',
+    metadata: { name: 'stowage', namespace },
     subsets: [{ addresses: [{ ip: '10.1.2.3' }], ports: [{ name: 'https', port: 8443 }] }],
   };
   const secret = (type: string, data: object): object => ({
-    ...{ apiVersion: 'v1', kind: 'Secret', metadata: { name: 'stowage-tls', namespace }, type, data },
+    apiVersion: 'v1',
+    kind: 'Secret',
+    metadata: { name: 'stowage-tls', namespace },
+    type,
+    data,
   });
   const empty = Buffer.from('nothing').toString('base64');
   const capacity = (storageClassName: string): object => ({
-    ...{ apiVersion: 'storage.k8s.io/v1', kind: 'CSIStorageCapacity', storageClassName, capacity: '1Ki' },
+    apiVersion: 'storage.k8s.io/v1',
+    kind: 'CSIStorageCapacity',
+    storageClassName,
+    capacity: '1Ki',
     metadata: { name: 'left', namespace, labels: { 'app.kubernetes.io/managed-by': 'stowage' } },
     nodeTopology: {},
   });
   const ghost = {
-    ...{ apiVersion: 'v1', kind: 'Node', metadata: { name: 'ghost' } },
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'ghost' },
     spec: { taints: [{ key: 'node.kubernetes.io/out-of-service', effect: 'NoExecute' }] },
   };
   /** A local volume on a node that is not there. */
   const astray = (): object => {
     const { metadata, ...rest } = claim({
-      ...{ name: `astray-${++number}`, storageClassName: 'local', mode: 'ReadWriteOnce' },
+      name: `astray-${++number}`,
+      storageClassName: 'local',
+      mode: 'ReadWriteOnce',
     }) as { readonly metadata: object };
     return { ...rest, metadata: { ...metadata, annotations: { 'volume.kubernetes.io/selected-node': 'nowhere' } } };
   };
@@ -145,8 +164,12 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     { rights: ['get namespaces kube-system'] },
     {
       rights: [
-        ...['create secrets', 'create storageclasses', 'patch stores/status', 'create persistentvolumes'],
-        ...['get nodes', 'get configmaps stowage-nodes'],
+        'create secrets',
+        'create storageclasses',
+        'patch stores/status',
+        'create persistentvolumes',
+        'get nodes',
+        'get configmaps stowage-nodes',
       ],
       before: async () => {
         await remove('secret', 'stowage-tls');
@@ -158,10 +181,14 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     },
     {
       rights: [
-        ...['create configmaps', 'delete storageclasses', 'get persistentvolumes'],
-        ...['patch persistentvolumeclaims/status', 'patch persistentvolumeclaims'],
+        'create configmaps',
+        'delete storageclasses',
+        'get persistentvolumes',
+        'patch persistentvolumeclaims/status',
+        'patch persistentvolumeclaims',
         // The claim of the round before gets its volume now, and is told so.
-        ...['get csidrivers file.stowage.dev,local.stowage.dev', 'create events'],
+        'get csidrivers file.stowage.dev,local.stowage.dev',
+        'create events',
       ],
       before: async () => {
         await remove('configmap', 'stowage-ca');
@@ -301,7 +328,10 @@ describe.skipIf(needs(...components))('every right of an account', () => {
     const { cert, key } = makeCredential(serverNames(namespace), Date.now());
     const [crt, secretKey] = [cert, key].map((text) => Buffer.from(text).toString('base64'));
     await apply({
-      ...{ apiVersion: 'v1', kind: 'Secret', metadata: { name: 'given', namespace }, type: 'kubernetes.io/tls' },
+      apiVersion: 'v1',
+      kind: 'Secret',
+      metadata: { name: 'given', namespace },
+      type: 'kubernetes.io/tls',
       data: { 'tls.crt': crt, 'tls.key': secretKey },
     });
     await ground.helm('upgrade', 'stowage', chart, '--reuse-values', '--set', 'tls.secretName=given');

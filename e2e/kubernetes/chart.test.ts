@@ -175,7 +175,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.cluster.apply(
         claim({ name: 'own', storageClassName: 'local', mode: 'ReadWriteOnce' }),
         claim({ name: 'remote', storageClassName: 'silver', mode: 'ReadWriteMany' }),
-        ...[pod('own', 0, 'own', addsLines), pod('remote', 1, 'remote', addsLines)],
+        pod('own', 0, 'own', addsLines),
+        pod('remote', 1, 'remote', addsLines),
       );
       await ready('own', 'remote');
       await goesOn('own', 'remote');
@@ -188,7 +189,8 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
     async () => {
       await ground.cluster.apply(
         claim({ name: 'shared', storageClassName: 'network', mode: 'ReadWriteMany' }),
-        ...[pod('writer', 0, 'shared', addsLines), pod('reader', 1, 'shared')],
+        pod('writer', 0, 'shared', addsLines),
+        pod('reader', 1, 'shared'),
       );
       await ready('writer', 'reader');
       await expect.poll(() => lines('reader'), wait).toBeGreaterThan(3);
@@ -269,7 +271,9 @@ describe.skipIf(needs(...components))('the chart on a real cluster', () => {
       await ground.cluster.apply(usingPod({ ...about, more: { hostUsers: false } }));
       const events = (): Promise<string> =>
         kubectl(
-          ...['get', 'events', '--field-selector=involvedObject.name=own-users,reason=FailedMount'],
+          'get',
+          'events',
+          '--field-selector=involvedObject.name=own-users,reason=FailedMount',
           '--output=jsonpath={.items[*].message}',
         );
       await expect.poll(events, wait).toContain("pod 'default/own-users' has a user namespace");

@@ -41,8 +41,13 @@ describe.skipIf(needs(...components))('Kubernetes’ own tests of storage', () =
       await using work = await mkdtempDisposable(join(tmpdir(), 'stowage-conformance-'));
       const focus = `(${names.map((name) => `${RegExp.escape(name)}$`).join('|')})`;
       const specs = await runSuite({
-        ...{ driver, focus, signal, atOnce: names.length, minutes: 5 },
-        ...{ folder: work.path, kubeconfig: ground.cluster.kubeconfig },
+        driver,
+        focus,
+        signal,
+        atOnce: names.length,
+        minutes: 5,
+        folder: work.path,
+        kubeconfig: ground.cluster.kubeconfig,
       });
       expect(specs.filter(({ state }) => state !== 'passed')).toEqual([]);
       expect(specs).toHaveLength(names.length);

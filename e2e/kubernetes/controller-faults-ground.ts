@@ -49,7 +49,9 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
   await cluster.kubectl('apply', '--filename', join(repository, 'deploy', 'kubernetes', 'crds', 'stores.yaml'));
   await cluster.kubectl('wait', '--for=condition=Established', 'crd/stores.stowage.dev', '--timeout=30s');
   await cluster.apply({
-    ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'silver' } },
+    apiVersion: 'stowage.dev/v1',
+    kind: 'Store',
+    metadata: { name: 'silver' },
     spec: {
       uri: `nfs://${nfs.host}${exported}`,
       options: { port: String(nfs.nfsPort), mountport: String(nfs.mountPort) },
@@ -67,7 +69,8 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
   /** Records too, but nothing of the store's own: one that was killed while it looked whether a store can be written leaves a file. */
   const entries = (): readonly string[] => readdirSync(exported).filter((name) => !name.startsWith('.stowage'));
   return {
-    ...{ cluster, nfs },
+    cluster,
+    nfs,
     start: (...more) => {
       const one = startController(cluster, join(folder, `state-${running.length}`), ...more);
       running.push(one);
@@ -98,7 +101,9 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
     },
     notes: (name) =>
       cluster.kubectl(
-        ...['get', 'events', `--field-selector=involvedObject.name=${name}`],
+        'get',
+        'events',
+        `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={.items[*].message}',
       ),
     [Symbol.asyncDispose]: () => all.disposeAsync(),
@@ -108,7 +113,8 @@ export async function startFaultGround(signal: AbortSignal): Promise<FaultGround
 const aClaim = (name: string): PersistentVolumeClaim => ({
   metadata: { name, namespace },
   spec: {
-    ...{ accessModes: ['ReadWriteMany'], storageClassName: 'silver' },
+    accessModes: ['ReadWriteMany'],
+    storageClassName: 'silver',
     resources: { requests: { storage: '1Gi' } },
   },
 });

@@ -36,7 +36,9 @@ export async function startHealthGround(signal: AbortSignal): Promise<HealthGrou
   const { kubectl } = cluster;
   const all = parts.move();
   return {
-    ...{ ...ground, filer, nodeName },
+    ...ground,
+    filer,
+    nodeName,
     application: async (name, node, annotations = {}) => {
       const wanted = claim({ name, storageClassName: 'files', mode: 'ReadWriteOnce' }) as { readonly metadata: object };
       const others = cluster.nodes.filter((_, index) => index !== node).map((one) => one.name);
@@ -53,7 +55,10 @@ export async function startHealthGround(signal: AbortSignal): Promise<HealthGrou
     runsOn: async (name) => (await readyPod(kubectl, name))?.spec.nodeName ?? '',
     told: (name) =>
       kubectl(
-        ...['get', 'events', '--sort-by=.metadata.creationTimestamp', `--field-selector=involvedObject.name=${name}`],
+        'get',
+        'events',
+        '--sort-by=.metadata.creationTimestamp',
+        `--field-selector=involvedObject.name=${name}`,
         '--output=jsonpath={range .items[*]}{.type} {.reason}: {.message}{"\\n"}{end}',
       ),
     [Symbol.asyncDispose]: () => all.disposeAsync(),

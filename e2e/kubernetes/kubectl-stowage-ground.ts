@@ -65,17 +65,17 @@ async function ofChart(): Promise<readonly object[]> {
 const objects: readonly object[] = [
   // The controller is a process of this machine: the API server's proxy wants a pod that has its address.
   {
-    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: pod, namespace } },
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name: pod, namespace },
     spec: { schedulerName: 'none', containers: [{ name: 'main', image: 'none' }] },
   },
 ];
 
 export const bound = (role: string, account: string, of: string): object => ({
-  ...{
-    apiVersion: 'rbac.authorization.k8s.io/v1',
-    kind: 'ClusterRoleBinding',
-    metadata: { name: `${role}-${account}` },
-  },
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'ClusterRoleBinding',
+  metadata: { name: `${role}-${account}` },
   roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'ClusterRole', name: role },
   subjects: [{ kind: 'ServiceAccount', name: account, namespace: of }],
 });
@@ -135,7 +135,9 @@ export async function startGround(signal: AbortSignal): Promise<Ground> {
     cluster.kubectl('create', 'token', account, ...(audience === undefined ? [] : ['--audience', audience]));
   const all = ground.move();
   return {
-    ...{ cluster, filer, token },
+    cluster,
+    filer,
+    token,
     kubeconfigOf: async (account) => await writeConfig(cluster, folder, account, { token: await token(account) }),
     stowage: (kubeconfig, ...words) =>
       run(program.replace(/stowage$/, 'kubectl-stowage'), words, { KUBECONFIG: kubeconfig, HOME: folder }),
@@ -168,9 +170,12 @@ async function end(child: ChildProcess, how: NodeJS.Signals): Promise<void> {
 async function agentToken(cluster: Cluster): Promise<string> {
   const name = 'stowage-agent-0';
   await cluster.apply({
-    ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name, namespace } },
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name, namespace },
     spec: {
-      ...{ nodeName: cluster.nodes[0]?.name, serviceAccountName: 'stowage-agent' },
+      nodeName: cluster.nodes[0]?.name,
+      serviceAccountName: 'stowage-agent',
       containers: [{ name: 'main', image: 'none', imagePullPolicy: 'Never' }],
     },
   });

@@ -22,19 +22,21 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       uri.search = '';
       await cluster.apply(
         ...['alice', 'stranger', 'maker'].map((name) => ({
-          ...{ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { name, namespace: 'default' } },
+          apiVersion: 'v1',
+          kind: 'ServiceAccount',
+          metadata: { name, namespace: 'default' },
         })),
         {
-          ...{
-            apiVersion: 'rbac.authorization.k8s.io/v1',
-            kind: 'RoleBinding',
-            metadata: { name: 'alice', namespace },
-          },
+          apiVersion: 'rbac.authorization.k8s.io/v1',
+          kind: 'RoleBinding',
+          metadata: { name: 'alice', namespace },
           roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'Role', name: 'stowage-viewers' },
           subjects: [{ kind: 'ServiceAccount', name: 'alice', namespace: 'default' }],
         },
         {
-          ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRole', metadata: { name: 'maker' } },
+          apiVersion: 'rbac.authorization.k8s.io/v1',
+          kind: 'ClusterRole',
+          metadata: { name: 'maker' },
           rules: [{ apiGroups: ['stowage.dev'], resources: ['volumes'], verbs: ['create'] }],
         },
         bound('maker', 'maker', 'default'),
@@ -87,7 +89,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       expect(await get('photos')).toMatchObject({ status: 403 });
       await ground.cluster.apply(
         {
-          ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'ClusterRole', metadata: { name: 'one' } },
+          apiVersion: 'rbac.authorization.k8s.io/v1',
+          kind: 'ClusterRole',
+          metadata: { name: 'one' },
           rules: [
             { apiGroups: ['stowage.dev'], resources: ['volumes'], verbs: ['get'], resourceNames: ['silver..photos'] },
           ],
@@ -148,7 +152,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const place = `${filer.exported}-local`;
       mkdirSync(place);
       await cluster.apply({
-        ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: 'disks' } },
+        apiVersion: 'stowage.dev/v1',
+        kind: 'Store',
+        metadata: { name: 'disks' },
         spec: { uri: `local://${place}` },
       });
       const agent = await ground.startAgent();

@@ -60,12 +60,17 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   const list = async (kind: string): Promise<Listed['items']> =>
     (JSON.parse(await kubectl('get', kind, '--all-namespaces', '--output=json')) as Listed).items;
   const claim = (name: string, storageClassName: string, storage = '64Mi'): object => ({
-    ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata: { name, namespace: 'default' } },
+    apiVersion: 'v1',
+    kind: 'PersistentVolumeClaim',
+    metadata: { name, namespace: 'default' },
     spec: { accessModes: ['ReadWriteOnce'], storageClassName, resources: { requests: { storage } } },
   });
   const pod = (name: string, more: Partial<UsingPod> = {}): object =>
     usingPod({
-      ...{ name, volume: name, image: ground.busybox, node: '' },
+      name,
+      volume: name,
+      image: ground.busybox,
+      node: '',
       script: 'echo "$HOSTNAME" >>/data/who; sleep 100000',
       ...more,
     });
@@ -97,7 +102,9 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
   };
   const eventsOf = (name: string): Promise<string> =>
     kubectl(
-      ...['get', 'events', `--field-selector=involvedObject.name=${name}`],
+      'get',
+      'events',
+      `--field-selector=involvedObject.name=${name}`,
       '--output=jsonpath={range .items[*]}{.message}{"\\n"}{end}',
     );
 
@@ -224,19 +231,27 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       const { spec } = pod('trio') as { readonly spec: { readonly containers: readonly object[] } };
       const spread = [
         {
-          ...{ maxSkew: 1, topologyKey: 'kubernetes.io/hostname', whenUnsatisfiable: 'DoNotSchedule' },
+          maxSkew: 1,
+          topologyKey: 'kubernetes.io/hostname',
+          whenUnsatisfiable: 'DoNotSchedule',
           labelSelector: { matchLabels: labels },
         },
       ];
       const { spec: wanted } = claim('data', 'local') as { readonly spec: object };
       await ground.cluster.apply({
-        ...{ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata: { name: 'trio', namespace: 'default' } },
+        apiVersion: 'apps/v1',
+        kind: 'StatefulSet',
+        metadata: { name: 'trio', namespace: 'default' },
         spec: {
-          ...{ replicas: 3, podManagementPolicy: 'Parallel', serviceName: 'trio', selector: { matchLabels: labels } },
+          replicas: 3,
+          podManagementPolicy: 'Parallel',
+          serviceName: 'trio',
+          selector: { matchLabels: labels },
           template: {
             metadata: { labels },
             spec: {
-              ...{ terminationGracePeriodSeconds: 0, topologySpreadConstraints: spread },
+              terminationGracePeriodSeconds: 0,
+              topologySpreadConstraints: spread,
               containers: spec.containers,
             },
           },
@@ -286,7 +301,9 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await ground.own('patch', 'daemonset', 'stowage-agent', '--patch', only(names[1] ?? ''));
       const agents = async (): Promise<string> =>
         await ground.own(
-          ...['get', 'pods', '--selector=app.kubernetes.io/component=agent'],
+          'get',
+          'pods',
+          '--selector=app.kubernetes.io/component=agent',
           '--output=jsonpath={.items[*].spec.nodeName}',
         );
       await expect.poll(agents, wait).toBe(names[1]);
@@ -314,8 +331,11 @@ describe.skipIf(needs(...components))('volumes on the disks of nodes', () => {
       await ground.cluster.apply(...all.map((name) => claim(name, 'quick', '1Mi')));
       await expect.poll(bound, { ...wait, interval: 20 }).toBeGreaterThan(0);
       await ground.own(
-        ...['delete', 'pods', '--selector=app.kubernetes.io/component=controller'],
-        ...['--grace-period=0', '--force'],
+        'delete',
+        'pods',
+        '--selector=app.kubernetes.io/component=controller',
+        '--grace-period=0',
+        '--force',
       );
       await expect.poll(bound, wait).toBe(count);
       const [one = 0, two = 0] = await onNodes();

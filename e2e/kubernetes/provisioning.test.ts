@@ -69,14 +69,20 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
 
     const options = (): object => ({ port: String(nfs.nfsPort), mountport: String(nfs.mountPort) });
     const store = (name: string, spec: object = {}): object => ({
-      ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name } },
+      apiVersion: 'stowage.dev/v1',
+      kind: 'Store',
+      metadata: { name },
       spec: { uri: `nfs://${nfs.host}${exported}`, options: options(), ...spec },
     });
     const claim = (name: string, spec: object = {}): object => ({
-      ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim', metadata: { name } },
+      apiVersion: 'v1',
+      kind: 'PersistentVolumeClaim',
+      metadata: { name },
       spec: {
-        ...{ accessModes: ['ReadWriteMany'], storageClassName: 'silver' },
-        ...{ resources: { requests: { storage: '1Gi' } }, ...spec },
+        accessModes: ['ReadWriteMany'],
+        storageClassName: 'silver',
+        resources: { requests: { storage: '1Gi' } },
+        ...spec,
       },
     });
     const start = (name: string, ...more: readonly string[]): RunningController => {
@@ -172,8 +178,12 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await start('one').leads();
       await cluster.apply(
         {
-          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'patient' } },
-          ...{ provisioner: 'file.stowage.dev', reclaimPolicy: 'Retain', volumeBindingMode: 'WaitForFirstConsumer' },
+          apiVersion: 'storage.k8s.io/v1',
+          kind: 'StorageClass',
+          metadata: { name: 'patient' },
+          provisioner: 'file.stowage.dev',
+          reclaimPolicy: 'Retain',
+          volumeBindingMode: 'WaitForFirstConsumer',
           parameters: { store: 'silver', nameTemplate: '{namespace}-{name}' },
         },
         claim('late', { storageClassName: 'patient' }),
@@ -181,7 +191,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await expect.poll(() => notes('late'), wait).toContain('waiting for first consumer');
       expect(onStore()).toEqual([]);
       await cluster.apply({
-        ...{ apiVersion: 'v1', kind: 'Pod', metadata: { name: 'first' } },
+        apiVersion: 'v1',
+        kind: 'Pod',
+        metadata: { name: 'first' },
         spec: {
           terminationGracePeriodSeconds: 0,
           containers: [
@@ -204,8 +216,11 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       await start('one').leads();
       await cluster.apply(
         {
-          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'wrong' } },
-          ...{ provisioner: 'file.stowage.dev', parameters: { store: 'silver', colour: 'red' } },
+          apiVersion: 'storage.k8s.io/v1',
+          kind: 'StorageClass',
+          metadata: { name: 'wrong' },
+          provisioner: 'file.stowage.dev',
+          parameters: { store: 'silver', colour: 'red' },
         },
         claim('hopeless', { storageClassName: 'wrong' }),
       );

@@ -148,16 +148,23 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
       path.pathname += '-other';
       const { options } = filer.spec;
       const store = (name: string, uri: string, more: object = {}): object => ({
-        ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name }, spec: { uri, options, ...more } },
+        apiVersion: 'stowage.dev/v1',
+        kind: 'Store',
+        metadata: { name },
+        spec: { uri, options, ...more },
       });
       const parameters = { store: 'small', onDelete: 'archive' };
       await mkdir(`${filer.exported}/small`);
       await ground.cluster.apply(
-        ...[store('wrong-host', host.href), store('wrong-path', path.href)],
+        store('wrong-host', host.href),
+        store('wrong-path', path.href),
         store('small', `${filer.spec.uri}/small`, { options: { ...options, maxBytes: '1G' }, storageClass: {} }),
         {
-          ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: 'odd' } },
-          ...{ provisioner: 'file.stowage.dev', parameters },
+          apiVersion: 'storage.k8s.io/v1',
+          kind: 'StorageClass',
+          metadata: { name: 'odd' },
+          provisioner: 'file.stowage.dev',
+          parameters,
         },
         claim({ name: 'odd', storageClassName: 'odd', mode: 'ReadWriteMany' }),
         { ...foreignClaim('csi', 'default', 'large'), spec: { ...largeClaim, storageClassName: 'small' } },
@@ -381,16 +388,23 @@ const largeClaim = { accessModes: ['ReadWriteMany'], resources: { requests: { st
 
 /** An application that brings its own claims. */
 const statefulSet = (image: string): object => ({
-  ...{ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata: { name: 'db', namespace: 'shop' } },
+  apiVersion: 'apps/v1',
+  kind: 'StatefulSet',
+  metadata: { name: 'db', namespace: 'shop' },
   spec: {
-    ...{ replicas: 1, serviceName: 'db', selector: { matchLabels: { app: 'db' } } },
+    replicas: 1,
+    serviceName: 'db',
+    selector: { matchLabels: { app: 'db' } },
     template: {
       metadata: { labels: { app: 'db' } },
       spec: {
         terminationGracePeriodSeconds: 0,
         containers: [
           {
-            ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', 'sleep 1000000'] },
+            name: 'main',
+            image,
+            imagePullPolicy: 'IfNotPresent',
+            command: ['sh', '-c', 'sleep 1000000'],
             volumeMounts: [{ name: 'data', mountPath: '/data' }],
           },
         ],

@@ -58,8 +58,11 @@ const guest = await makeGuest(
   {
     packages: ['e2fsprogs', 'netbase', 'nfs-kernel-server', 'xfsprogs'],
     modules: [
-      ...['fs/{lockd,nfs_common,nfsd,xfs}/*.ko*', 'net/sunrpc/**/*.ko*', 'lib/libcrc32c.ko*'],
-      ...['drivers/block/loop.ko*', 'arch/x86/crypto/crc32c-intel.ko*'],
+      'fs/{lockd,nfs_common,nfsd,xfs}/*.ko*',
+      'net/sunrpc/**/*.ko*',
+      'lib/libcrc32c.ko*',
+      'drivers/block/loop.ko*',
+      'arch/x86/crypto/crc32c-intel.ko*',
     ],
     init,
     finish: async (root) => {

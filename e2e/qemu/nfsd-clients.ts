@@ -47,7 +47,12 @@ export async function openWorkplace(
   const a = opened.use(connect({ ...options, addresses: [proxy, ...more] }));
   const held = opened.move();
   return {
-    ...{ proxy, a, b, directory, folder: join(exported, name), witnesses: root },
+    proxy,
+    a,
+    b,
+    directory,
+    folder: join(exported, name),
+    witnesses: root,
     [Symbol.dispose]: () => held.dispose(),
   };
 }

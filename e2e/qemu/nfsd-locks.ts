@@ -31,8 +31,13 @@ async function openHost(hosts: readonly string[], port: number, folder: string, 
   const marks = { own: randomInt(2, 2 ** 29), dead: [] };
   const parts = {
     options: parseOptions(`nfs://${hosts.join(',')}${folder}`, { port: `${port}`, mountport: `${mountPort}` }),
-    ...{ store: storeName('shown'), clock, connect: createConnect(clock), readOnly: false },
-    ...{ context: { instance, node: instance as NodeName, marks }, marks, held: new Set<string>() },
+    store: storeName('shown'),
+    clock,
+    connect: createConnect(clock),
+    readOnly: false,
+    context: { instance, node: instance as NodeName, marks },
+    marks,
+    held: new Set<string>(),
   };
   const { others, close } = await openNfsPlace(parts, scope);
   if (others === undefined) throw new Error('the store has no locks');

@@ -108,9 +108,25 @@ export async function boot(
   const args = [
     // Emulated: slow, but the same on every machine. With one emulation thread per processor, Node crashed in V8 (SIGSEGV, SIGTRAP): at 9 of about
     // 120 starts on `max`, and once on `Nehalem`. No crash was seen with a single thread. The cause inside qemu is not known.
-    ...[...firmware, '-accel', 'tcg,thread=single', '-cpu', 'Nehalem', '-m', '4096', '-smp', '2'],
-    ...['-nographic', '-no-reboot', '-nic', 'none'],
-    ...['-kernel', kernel, '-initrd', memory, '-append', 'console=ttyS0 rdinit=/init quiet panic=-1'],
+    ...firmware,
+    '-accel',
+    'tcg,thread=single',
+    '-cpu',
+    'Nehalem',
+    '-m',
+    '4096',
+    '-smp',
+    '2',
+    '-nographic',
+    '-no-reboot',
+    '-nic',
+    'none',
+    '-kernel',
+    kernel,
+    '-initrd',
+    memory,
+    '-append',
+    'console=ttyS0 rdinit=/init quiet panic=-1',
   ];
   const child = spawn(program, args, { env, stdio: ['ignore', 'pipe', 'inherit'] });
   const late = setTimeout(() => child.kill('SIGKILL'), limitMs);

@@ -57,7 +57,14 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
   const run = (...words: readonly string[]): Promise<string> => client(folder, socket, words, signal);
   const { inside, beside } = machine;
   return {
-    ...{ kind: 'docker', socket, plugins: join(folder, 'plugins'), run, docker: run, start, inside, beside },
+    kind: 'docker',
+    socket,
+    plugins: join(folder, 'plugins'),
+    run,
+    docker: run,
+    start,
+    inside,
+    beside,
     stop: async () => await inmate?.stop(),
     kill: async () => await inmate?.kill(),
     [Symbol.asyncDispose]: () => all.disposeAsync(),
@@ -66,8 +73,17 @@ export async function startDockerd(signal: AbortSignal, options: EngineOptions =
 
 const dockerd = (folder: string, socket: string): readonly string[] => [
   onPath('dockerd') ?? 'dockerd',
-  ...['--data-root', join(folder, 'root'), '--exec-root', join(folder, 'exec'), '--pidfile', join(folder, 'pid')],
-  ...['--host', `unix://${socket}`, '--cgroup-parent', `/${basename(folder)}`, '--userland-proxy=false'],
+  '--data-root',
+  join(folder, 'root'),
+  '--exec-root',
+  join(folder, 'exec'),
+  '--pidfile',
+  join(folder, 'pid'),
+  '--host',
+  `unix://${socket}`,
+  '--cgroup-parent',
+  `/${basename(folder)}`,
+  '--userland-proxy=false',
 ];
 
 async function client(folder: string, socket: string, words: readonly string[], signal: AbortSignal): Promise<string> {

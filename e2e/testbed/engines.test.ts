@@ -170,7 +170,10 @@ describe.skipIf(needs('root', 'mount', 'firewall', 'docker', 'busybox'))('a dock
     const serve = 'mkdir /www && echo hello >/www/index.html && exec httpd -f -h /www';
     await engine.docker('run', '--detach', '--network', 'silver', '--name', 'server', image, 'sh', '-c', serve);
     const address = await engine.docker(
-      ...['inspect', '--format', '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}', 'server'],
+      'inspect',
+      '--format',
+      '{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}',
+      'server',
     );
     // Not as the first process, which could not be ended from inside.
     const ask = `timeout 3 wget -q -O - http://${address}; exit $?`;

@@ -103,7 +103,10 @@ const squashes = { none: 'No_Root_Squash', root: 'Root_Squash', all: 'All_Squash
 async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts['listen']): Promise<string> {
   const one = async (what: GaneshaExport, i: number): Promise<string> =>
     block('EXPORT', {
-      ...{ Export_Id: i + 1, Path: `"${await realpath(what.path)}"`, Pseudo: `/${what.tag}`, Tag: what.tag },
+      Export_Id: i + 1,
+      Path: `"${await realpath(what.path)}"`,
+      Pseudo: `/${what.tag}`,
+      Tag: what.tag,
       // Of its own for each: otherwise two exports of one file system share their handles.
       Filesystem_Id: `${i + 1}.${i + 1}`,
       Squash: squashes[what.squash ?? 'none'],
@@ -116,8 +119,13 @@ async function settings(exports: readonly GaneshaExport[], listen: GaneshaParts[
     });
   return [
     block('NFS_CORE_PARAM', {
-      ...{ Protocols: 3, NFS_Port: listen.nfsPort, MNT_Port: listen.mountPort, Bind_addr: listen.host },
-      ...{ Enable_NLM: false, Enable_RQUOTA: false, mount_path_pseudo: false },
+      Protocols: 3,
+      NFS_Port: listen.nfsPort,
+      MNT_Port: listen.mountPort,
+      Bind_addr: listen.host,
+      Enable_NLM: false,
+      Enable_RQUOTA: false,
+      mount_path_pseudo: false,
     }),
     block('NFS_KRB5', { Active_krb5: false }),
     block('EXPORT_DEFAULTS', { SecType: 'sys', Protocols: 3, Transports: 'TCP' }),

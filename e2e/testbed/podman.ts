@@ -74,7 +74,8 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
       command: [program, '--log-level', 'info', 'system', 'service', '--time', '0', `unix://${socket}`],
       logFile: join(folder, 'log'),
       isReady: (log) => log.includes('API service listening'),
-      ...{ env, signal },
+      env,
+      signal,
     });
   };
   await start();
@@ -92,7 +93,14 @@ export async function startPodman(signal: AbortSignal, options: TestEngineOption
   const { inside, beside } = machine;
   const all = ground.move();
   return {
-    ...{ kind: 'podman', socket, plugins, run, podman: run, start, inside, beside },
+    kind: 'podman',
+    socket,
+    plugins,
+    run,
+    podman: run,
+    start,
+    inside,
+    beside,
     stop: async () => await service?.stop(),
     kill: async () => await service?.kill(),
     [Symbol.asyncDispose]: () => all.disposeAsync(),

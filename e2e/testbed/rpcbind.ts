@@ -64,7 +64,11 @@ export async function startGaneshaWithRpcbind({ exports, signal }: GaneshaOption
     const enter = ['net', 'mnt'].map((kind) => `--${kind === 'mnt' ? 'mount' : kind}=/proc/${network?.pid}/ns/${kind}`);
     const listen = { host: '0.0.0.0', nfsPort, mountPort };
     return await ganeshaDaemon({
-      ...{ folder, exports, listen, signal, env: quiet(folder) },
+      folder,
+      exports,
+      listen,
+      signal,
+      env: quiet(folder),
       inside: ['nsenter', ...enter, '--'],
     });
   };

@@ -34,7 +34,10 @@ export async function startScriptedEngine(script: Script): Promise<ScriptedEngin
     await once(last, 'close');
   };
   const engine: ScriptedEngine = {
-    ...{ socket, asked, script, stop },
+    socket,
+    asked,
+    script,
+    stop,
     version: { Version: '20.10.24', ApiVersion: '1.41', MinAPIVersion: '1.12' },
     start: async () => {
       server = createServer((request, response) => {

@@ -41,8 +41,14 @@ export async function startSshServer(folder: string, run: Run): Promise<SftpServ
   const [hostKey, ownKey, settings] = [join(folder, 'host'), join(folder, 'own'), join(folder, 'sshd_config')];
   for (const file of [hostKey, ownKey]) await run('ssh-keygen', ['-q', '-t', 'ed25519', '-N', '', '-f', file]);
   const lines = [
-    ...[`HostKey ${hostKey}`, `AuthorizedKeysFile ${ownKey}.pub`, `Subsystem sftp ${sftpServer()}`, 'StrictModes no'],
-    ...['UsePAM no', 'PasswordAuthentication no', 'PermitRootLogin prohibit-password', 'PidFile none'],
+    `HostKey ${hostKey}`,
+    `AuthorizedKeysFile ${ownKey}.pub`,
+    `Subsystem sftp ${sftpServer()}`,
+    'StrictModes no',
+    'UsePAM no',
+    'PasswordAuthentication no',
+    'PermitRootLogin prohibit-password',
+    'PidFile none',
   ];
   writeFileSync(settings, `${lines.join('\n')}\n`);
   const sshd = [onPath('sshd') ?? 'sshd', '-i', '-e', '-f', settings];

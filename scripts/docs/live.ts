@@ -51,7 +51,10 @@ export async function askController(): Promise<string> {
   let timed = (_seconds: number): void => undefined;
   const counts = { done: 1, again: 0, retried: 0, terminal: 0, waiting: 0, running: 0, delayed: 0 };
   const controller = {
-    ...{ name: 'example', add: () => undefined, follow: () => undefined, counts: () => counts },
+    name: 'example',
+    add: () => undefined,
+    follow: () => undefined,
+    counts: () => counts,
     timed: (listener: (seconds: number) => void) => {
       timed = listener;
     },

@@ -54,9 +54,13 @@ export function mutantOf({ path, text }: SourceFile, change: Change): Mutant {
   const context = text.slice(contextStart, contextEnd === -1 ? text.length : contextEnd);
   const starts = startsOf(text, context);
   return {
-    ...{ file: path, line: text.slice(0, change.offset).split('\n').length, ...change },
-    ...{ column: change.offset - contextStart, context },
-    ...{ contexts: starts.length, contextsBefore: starts.indexOf(contextStart) },
+    file: path,
+    line: text.slice(0, change.offset).split('\n').length,
+    ...change,
+    column: change.offset - contextStart,
+    context,
+    contexts: starts.length,
+    contextsBefore: starts.indexOf(contextStart),
   };
 }
 

@@ -36,7 +36,10 @@ export async function createScratch(checkout: string, folder: string, name: stri
   await linkPackages(join(checkout, 'node_modules'), join(root, 'node_modules'));
   await makeTemporary(temporary);
   return {
-    ...{ root, temporary, eventsFile: join(folder, `events${name}`), leftFile: join(folder, `left${name}`) },
+    root,
+    temporary,
+    eventsFile: join(folder, `events${name}`),
+    leftFile: join(folder, `left${name}`),
     logFile: join(folder, `log${name}`),
     write: async (file, text) => await writeFile(join(root, file), text),
     clean: async () => {

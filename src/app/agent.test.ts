@@ -40,7 +40,8 @@ function run(more: UpOptions = {}): Promise<number> {
   const kubeconfig = join(folder, 'kubeconfig');
   const cluster = { server: `http://127.0.0.1:${api.port}` };
   const config = {
-    ...{ 'current-context': 'it', contexts: [{ name: 'it', context: { cluster: 'it', namespace: 'storage' } }] },
+    'current-context': 'it',
+    contexts: [{ name: 'it', context: { cluster: 'it', namespace: 'storage' } }],
     clusters: [{ name: 'it', cluster }],
   };
   writeFileSync(kubeconfig, JSON.stringify(config));
@@ -166,7 +167,9 @@ describe('the agent of a node', () => {
       execFileSync('mount', ['-t', 'tmpfs', 'none', at]);
       try {
         await expect(run({ nodeName: 'worker-2' })).rejects.toMatchObject({
-          ...{ code: 'conflict', reason: 'node-name-changed', message: expect.stringContaining(at) },
+          code: 'conflict',
+          reason: 'node-name-changed',
+          message: expect.stringContaining(at),
           action: expect.stringContaining('name worker-1 back'),
         });
         expect(await served('worker-1')).toBe(first);

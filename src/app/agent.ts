@@ -90,8 +90,14 @@ export async function runAgent(
 
 /** No configuration file, and no container engines, unless somebody asks for them. */
 const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
-  ...{ config: 'none', plugins: 'none', dockerSocket: 'none', podmanSocket: 'none', kubelet: usualKubelet },
-  ...{ ...options, nodeName, bare: true },
+  config: 'none',
+  plugins: 'none',
+  dockerSocket: 'none',
+  podmanSocket: 'none',
+  kubelet: usualKubelet,
+  ...options,
+  nodeName,
+  bare: true,
 });
 
 const nameless = (): StowageError =>

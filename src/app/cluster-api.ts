@@ -52,12 +52,21 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     const connected = new Set(agents.nodes());
     // Of the controller's own pod there is nothing to be known.
     return {
-      ...{ ...found, pid: null, state: null, config: null },
+      ...found,
+      pid: null,
+      state: null,
+      config: null,
       agents: names().map((node) => ({ node, connected: connected.has(node) })),
     };
   };
   const rest = createRestServer({
-    ...{ core, clock, log, version, signal, status, isReady: () => true },
+    core,
+    clock,
+    log,
+    version,
+    signal,
+    status,
+    isReady: () => true,
     nodes: createClusterNodes(apis),
     guard: createUserAccess({ client, clock, reviews, log }),
     // Both are the nodes'.

@@ -55,8 +55,14 @@ async function live(): Promise<{
   await stores.whenKnown(scope.signal);
   const folders = { state: state(), run: folder, config: folder, socket: join(folder, 's') };
   const running = await startUp({
-    ...{ folders, config: 'none', listen: 'none', bare: true, log, signal: ending.signal },
-    ...{ kinds: [...kinds.values()], cluster: stores.configs },
+    folders,
+    config: 'none',
+    listen: 'none',
+    bare: true,
+    log,
+    signal: ending.signal,
+    kinds: [...kinds.values()],
+    cluster: stores.configs,
   });
   const apply = async (): Promise<readonly string[]> => {
     await running.reload();
@@ -82,7 +88,8 @@ describe('the stores of a node in a cluster', () => {
     aStore('disks', aPlace('disks'), { maxVolumes: '3' });
     const { running, names } = await live();
     expect(running.core.stores.view('disks')).toMatchObject({
-      ...{ config: { origin: 'cluster', policy: { maxVolumes: 3 } }, problem: undefined },
+      config: { origin: 'cluster', policy: { maxVolumes: 3 } },
+      problem: undefined,
     });
     aStore('more', aPlace('more'));
     await eventually(names).toEqual(['disks', 'more']);

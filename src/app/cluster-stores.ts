@@ -126,7 +126,9 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
 
 const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> =>
   createCache<StoreObject, StoreObject>({
-    ...{ client, clock, resource: storeObjects },
+    client,
+    clock,
+    resource: storeObjects,
     trim: ({ metadata, spec: { uri, options } }) => {
       const { deletionTimestamp } = metadata;
       return {

@@ -86,7 +86,11 @@ clients:
     '%j means no stores of its own',
     (text) => {
       expect(parse(text)).toEqual({
-        ...{ stores: [], defaultStore: undefined, listen: undefined, plugins: undefined, engines: {} },
+        stores: [],
+        defaultStore: undefined,
+        listen: undefined,
+        plugins: undefined,
+        engines: {},
       });
     },
   );

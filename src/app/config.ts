@@ -19,7 +19,11 @@ export interface FileConfig {
 }
 
 const nothing: FileConfig = {
-  ...{ stores: [], defaultStore: undefined, listen: undefined, plugins: undefined, engines: {} },
+  stores: [],
+  defaultStore: undefined,
+  listen: undefined,
+  plugins: undefined,
+  engines: {},
 };
 
 /** A file larger than this is not a configuration. */
@@ -104,8 +108,11 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
   checkClients(top, complain);
   const stores = storesIn(top, complain, kinds);
   return {
-    ...{ stores, defaultStore: defaultIn(top, stores, complain), listen: listenIn(top, complain) },
-    ...{ plugins: pathAt(top, 'plugins', complain), engines: enginesIn(top, complain) },
+    stores,
+    defaultStore: defaultIn(top, stores, complain),
+    listen: listenIn(top, complain),
+    plugins: pathAt(top, 'plugins', complain),
+    engines: enginesIn(top, complain),
   };
 }
 

@@ -33,7 +33,9 @@ beforeEach(async () => {
 
 const controller = (pod?: string): Promise<ControllerMarks> =>
   createControllerMarks({
-    ...{ client, clock: systemClock(), namespace: 'storage' },
+    client,
+    clock: systemClock(),
+    namespace: 'storage',
     env: pod === undefined ? {} : { POD_NAME: pod, POD_UID: `uid-${pod}` },
   });
 const acquire = ({ note }: ControllerMarks, text?: string): Promise<string> => note.whenAcquiring(text, signal);
@@ -136,8 +138,13 @@ describe('on an NFS store', () => {
     const directory = join(folder, 'export');
     mkdirSync(directory);
     const server = await createNfsServer({
-      ...{ clock: systemClock(), directory, state: join(folder, 'state'), port: 0, path: '/export' },
-      ...{ squash: 'none', onError: () => undefined },
+      clock: systemClock(),
+      directory,
+      state: join(folder, 'state'),
+      port: 0,
+      path: '/export',
+      squash: 'none',
+      onError: () => undefined,
     });
     onTestFinished(() => server.close());
     const options = { port: String(server.port), mountport: String(server.port) };

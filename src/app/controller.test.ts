@@ -66,7 +66,12 @@ async function exported(): Promise<{ readonly folder: string; readonly uri: stri
   const directory = join(folder, 'export');
   mkdirSync(directory);
   const nfs = await createNfsServer({
-    ...{ clock: systemClock(), directory, state: join(folder, 'nfs'), port: 0, path: '/export', squash: 'none' },
+    clock: systemClock(),
+    directory,
+    state: join(folder, 'nfs'),
+    port: 0,
+    path: '/export',
+    squash: 'none',
     onError: () => undefined,
   });
   onTestFinished(() => nfs.close());
@@ -150,11 +155,9 @@ describe('the controller', () => {
       { mark: expect.any(Number) },
     ]);
     expect([await health('/healthz'), await health('/readyz'), await health('/x')]).toEqual([
-      ...[
-        [200, 'ok'],
-        [200, 'ok'],
-        [404, 'not here'],
-      ],
+      [200, 'ok'],
+      [200, 'ok'],
+      [404, 'not here'],
     ]);
     ending.abort();
     expect(await status).toBe(0);

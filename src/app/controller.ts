@@ -126,8 +126,17 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const all = controllerKinds(clock);
   const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
   const running = await startUp({
-    ...{ folders, clock, log, signal: scope.signal, kinds: all, bare: true, marks: parts.marks() },
-    ...{ config: 'none', listen: 'none', plugins: 'none', engines: [] },
+    folders,
+    clock,
+    log,
+    signal: scope.signal,
+    kinds: all,
+    bare: true,
+    marks: parts.marks(),
+    config: 'none',
+    listen: 'none',
+    plugins: 'none',
+    engines: [],
   });
   const { core } = running;
   const caches = createCaches(client, clock);
@@ -153,9 +162,17 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const restarts = createRestarts(base);
   const stores = createStoresController({ ...common, mountsOf: createStoreHealth({ ...base, looks }) });
   const others = [
-    ...[createProvisioning(common), createDeleting(common), createResizing(common)],
-    ...[createOrphans(common), createNodeLoss(common), nodeStores, nodeVolumes, capacity],
-    ...[looks, restarts, createHealth({ ...base, looks, restarts })],
+    createProvisioning(common),
+    createDeleting(common),
+    createResizing(common),
+    createOrphans(common),
+    createNodeLoss(common),
+    nodeStores,
+    nodeVolumes,
+    capacity,
+    looks,
+    restarts,
+    createHealth({ ...base, looks, restarts }),
   ];
   parts.metrics.working({ controllers: [stores, ...others], caches: { ...caches }, agents, events });
   const ending = new AbortController();
@@ -186,7 +203,10 @@ async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise
     .digest('hex');
   // Of the form of a random one, which it is to everybody else.
   return [
-    ...[digest.slice(0, 8), digest.slice(8, 12), `8${digest.slice(13, 16)}`, `8${digest.slice(17, 20)}`],
+    digest.slice(0, 8),
+    digest.slice(8, 12),
+    `8${digest.slice(13, 16)}`,
+    `8${digest.slice(17, 20)}`,
     digest.slice(20, 32),
   ].join('-');
 }

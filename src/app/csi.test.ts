@@ -41,7 +41,10 @@ test('each driver has a socket that only its owner can open, and is registered w
     expect(await client(endpoint).call(Node.method.nodeGetInfo, {})).toMatchObject({ maxVolumesPerNode: 7n });
     const kubelet = client(join(folder, `${name}-reg.sock`));
     expect(await kubelet.call(Registration.method.getInfo, {})).toMatchObject({
-      ...{ type: 'CSIPlugin', name, endpoint, supportedVersions: ['1.0.0'] },
+      type: 'CSIPlugin',
+      name,
+      endpoint,
+      supportedVersions: ['1.0.0'],
     });
     await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: true });
     await kubelet.call(Registration.method.notifyRegistrationStatus, { pluginRegistered: false, error: 'no' });

@@ -40,7 +40,8 @@ export function csiWish(
   const csiRegistry = options.csiRegistry ?? within('plugins_registry');
   if (csi !== undefined)
     return {
-      ...{ folder: resolve(csi), registry: csiRegistry === undefined ? undefined : resolve(csiRegistry) },
+      folder: resolve(csi),
+      registry: csiRegistry === undefined ? undefined : resolve(csiRegistry),
       ...(options.maxVolumes === undefined ? {} : { maxVolumes: options.maxVolumes }),
     };
   if (csiRegistry === undefined) return undefined;

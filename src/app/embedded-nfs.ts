@@ -64,7 +64,8 @@ export async function startEmbeddedNfs(
     command: [...settings.program, '--json', 'nfs', 'serve', exported, ...options],
     // Beside it the server finds the user of the data path, which it lets in.
     env: { STOWAGE_SOCKET: parts.socket },
-    ...{ clock, log },
+    clock,
+    log,
     onReady: () => {
       // Only now: a port that it could not have must not be tried for ever.
       if (records.settings.get(portKey) !== String(port)) records.settings.set(portKey, String(port));
@@ -77,7 +78,8 @@ export async function startEmbeddedNfs(
   return {
     storeName: 'network',
     uri: nfsUri(host, path, port),
-    ...{ exported, child },
+    exported,
+    child,
     started: endsWithin(ready, startPatienceMs, clock),
     whenReady: (given) => {
       then = given;

@@ -35,7 +35,8 @@ test('in a container a store with client=host is refused when it is added, with 
   const { status, body } = await server.admin.post('/v1/stores', { name: 'silver', uri: `${uri}&client=host` });
   expect(status).toBe(422);
   expect(body).toMatchObject({
-    ...{ code: 'unsupported', reason: 'host-client-in-container' },
+    code: 'unsupported',
+    reason: 'host-client-in-container',
     detail:
       "store 'silver' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs",
     action: "Leave out client=host: Stowage's own client needs nothing of the machine.",

@@ -19,7 +19,11 @@ export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: st
   if (check !== undefined) return await checked(socket, check);
   const { words, env } = keeperCommand(
     {
-      ...{ enter: [], socket, program: dataPath, log: join(place, 'log'), flags: dataPathFlags },
+      enter: [],
+      socket,
+      program: dataPath,
+      log: join(place, 'log'),
+      flags: dataPathFlags,
       env: { PATH: process.env['PATH'] ?? '', STOWAGE_VERSION: version },
     },
     pod ?? '',

@@ -60,7 +60,8 @@ test('what a file names is meant from its own folder', async () => {
     ...named('cluster', 'a', { 'certificate-authority': 'pki/ca.crt', 'certificate-authority-data': 'x' }),
     users: [
       { name: 'me', user: { 'client-certificate': '/etc/me.crt', 'client-key': 'me.key', tokenFile: '../token' } },
-      ...[exec('aws'), exec('./helper')],
+      exec('aws'),
+      exec('./helper'),
     ],
   });
   expect(await read({ KUBECONFIG: one })).toMatchObject({
@@ -70,7 +71,8 @@ test('what a file names is meant from its own folder', async () => {
     users: [
       {
         user: {
-          ...{ 'client-certificate': '/etc/me.crt', 'client-key': join(home, 'one/me.key') },
+          'client-certificate': '/etc/me.crt',
+          'client-key': join(home, 'one/me.key'),
           tokenFile: join(home, 'token'),
         },
       },

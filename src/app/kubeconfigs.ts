@@ -94,7 +94,9 @@ function merged(configs: readonly Entry[]): object {
   };
   const current = configs.map((config) => config['current-context']).find((name) => name !== undefined && name !== '');
   return {
-    ...{ clusters: first('clusters'), users: first('users'), contexts: first('contexts') },
+    clusters: first('clusters'),
+    users: first('users'),
+    contexts: first('contexts'),
     ...(current === undefined ? {} : { 'current-context': current }),
   };
 }

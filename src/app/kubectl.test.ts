@@ -41,7 +41,10 @@ const refusal = (options?: object, env?: Readonly<Record<string, string>>) =>
 
 test('asks for a token of the viewer that is good for Stowage alone, and for ten minutes', async () => {
   expect(await find()).toMatchObject({
-    ...{ kind: 'cluster', token: 'short-lived', authorization: 'Bearer token-one', namespace: 'stowage-system' },
+    kind: 'cluster',
+    token: 'short-lived',
+    authorization: 'Bearer token-one',
+    namespace: 'stowage-system',
     prefix: '/api/v1/namespaces/stowage-system/services/https:stowage:443/proxy',
   });
   expect(requests).toMatchObject([
@@ -49,7 +52,8 @@ test('asks for a token of the viewer that is good for Stowage alone, and for ten
       url: '/k8s/api/v1/namespaces/stowage-system/serviceaccounts/stowage-viewer/token',
       authorization: 'Bearer token-one',
       body: {
-        ...{ apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
+        apiVersion: 'authentication.k8s.io/v1',
+        kind: 'TokenRequest',
         spec: { audiences: ['stowage.dev'], expirationSeconds: 600 },
       },
     },
@@ -66,14 +70,17 @@ test('of another context, namespace and account', async () => {
 describe('what can be wrong', () => {
   test('no kubeconfig', async () => {
     expect(await refusal({}, {})).toMatchObject({
-      ...{ code: 'invalid', reason: 'kubeconfig-missing' },
+      code: 'invalid',
+      reason: 'kubeconfig-missing',
       action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
     });
   });
 
   test('an unknown context', async () => {
     expect(await refusal({ context: 'three' })).toMatchObject({
-      ...{ code: 'invalid', reason: 'kubeconfig-unusable', message: 'the kubeconfig has no context “three”' },
+      code: 'invalid',
+      reason: 'kubeconfig-unusable',
+      message: 'the kubeconfig has no context “three”',
     });
   });
 

@@ -31,7 +31,12 @@ export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
   const token = await tokenFor(access, { namespace, account, clock, signal });
   const { authorization, tls } = await access.identity(signal);
   return {
-    ...{ kind: 'cluster', server: access.server, namespace, account, token, tls },
+    kind: 'cluster',
+    server: access.server,
+    namespace,
+    account,
+    token,
+    tls,
     prefix: `/api/v1/namespaces/${encodeURIComponent(namespace)}/services/${service}/proxy`,
     ...(authorization === undefined ? {} : { authorization }),
   };
@@ -67,7 +72,8 @@ interface TokenWish {
 async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenWish): Promise<string> {
   using client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 1 });
   const wanted = {
-    ...{ apiVersion: 'authentication.k8s.io/v1', metadata: {} },
+    apiVersion: 'authentication.k8s.io/v1',
+    metadata: {},
     spec: { audiences: ['stowage.dev'], expirationSeconds: tokenSeconds },
   };
   try {

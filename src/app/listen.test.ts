@@ -54,7 +54,8 @@ describe('who listens everywhere', () => {
     const { port } = server.address() as AddressInfo;
     const second = listenTcp(createServer(), { host: everywhere, port });
     await expect(second).rejects.toMatchObject({
-      ...{ reason: 'port-in-use', message: `cannot listen on port ${port}, at any address: the port is in use` },
+      reason: 'port-in-use',
+      message: `cannot listen on port ${port}, at any address: the port is in use`,
     });
   });
 

@@ -93,7 +93,10 @@ describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
         { client: 5, here: 6 },
       ],
       groups: [{ client: 1, here: 2 }],
-      ...{ readOnly: true, async: true, privilegedPorts: true, portmapper: 111 },
+      readOnly: true,
+      async: true,
+      privilegedPorts: true,
+      portmapper: 111,
     });
   });
 });
@@ -214,7 +217,9 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     const { cert, key } = certificate(top, 'one');
     const options = [exported, '--tls-cert', cert, '--tls-key', key, '--tls-ca', cert];
     expect((await plan(...options)).plan).toMatchObject({
-      ...{ host: '127.0.0.1', isOwnOnly: false, squash: 'root' },
+      host: '127.0.0.1',
+      isOwnOnly: false,
+      squash: 'root',
       tls: { required: true, options: { requestCert: true, rejectUnauthorized: true } },
     });
     expect(JSON.parse((await plan(...options, '--tls-optional')).stderr).reason).toBe('nfs-tls-contradictory');

@@ -45,7 +45,11 @@ export async function planNfsServer(options: NfsServeOptions, states: string): P
   const host = chosenHost(options);
   const tls = await readTls(options);
   return {
-    ...{ directory, host, path, isOwnOnly, tls },
+    directory,
+    host,
+    path,
+    isOwnOnly,
+    tls,
     networks: options.allow,
     port: options.port ?? 2049,
     state: await preparedState(resolve(options.state ?? stateFor(states, directory)), directory),

@@ -14,7 +14,10 @@ export async function describeServed(
 ): Promise<NfsServed> {
   const { directory, path, tls } = plan;
   return {
-    ...{ directory, host, port, path },
+    directory,
+    host,
+    port,
+    path,
     portmapper: portmapPort ?? null,
     uri: nfsUri(reachable(host), path, port) + needed(plan, options),
     name: storeNameFor(directory),

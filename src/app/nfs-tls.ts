@@ -30,7 +30,9 @@ export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls
   const [own] = certificates;
   if (own === undefined || !fits(own, tlsKey, key)) throw mismatch(tlsCert, tlsKey);
   const options: TlsOptions = {
-    ...{ cert, key, minVersion: 'TLSv1.3' },
+    cert,
+    key,
+    minVersion: 'TLSv1.3',
     ...(ca === undefined ? {} : { ca, requestCert: true, rejectUnauthorized: true }),
   };
   try {

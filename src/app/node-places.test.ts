@@ -24,7 +24,8 @@ describe('local stores of an agent', () => {
   test('are not in its container, whose content goes with the pod, be it there already or not', async () => {
     for (const root of ['/tmp', '/tmp/volumes', '/mnt/fast', '/srv-2', '/'])
       await expect(refuse(root)).rejects.toMatchObject({
-        ...{ code: 'invalid', reason: 'store-not-on-node' },
+        code: 'invalid',
+        reason: 'store-not-on-node',
         message: `the store's directory ${root} is not on the node, but in the container of its agent`,
         action: expect.stringContaining(`add ${root} to the value agent.hostPaths of the chart`),
       });

@@ -67,14 +67,14 @@ describe('one address in two networks', () => {
   const server = (network: string | undefined): string => servers[network ?? ''] ?? 'first';
   const atAddress = keepApart(
     {
-      ...{ scheme: 'nfs', placement: 'anywhere', options: {} },
+      scheme: 'nfs',
+      placement: 'anywhere',
+      options: {},
       open: async ({ uri, options: { network } }: StoreConfig) =>
         ({
-          ...{
-            changedByOthers: {},
-            identity: `${server(network)} ${new URL(uri).pathname}`,
-            close: async () => undefined,
-          },
+          changedByOthers: {},
+          identity: `${server(network)} ${new URL(uri).pathname}`,
+          close: async () => undefined,
           identityBelow: async (below: string) => `${server(network)} ${new URL(uri).pathname}/${below}`,
         }) as unknown as Store,
     } as unknown as StoreKind,

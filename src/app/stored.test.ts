@@ -27,7 +27,8 @@ test("controllers of different versions read each other's processes from the Lea
   const registry: ControllerRegistry = {
     processes: [
       {
-        ...{ mark: 20, kernel: { scope: 'boot-1 pid:[4026531836]', pid: 1, startTime: '4711' } },
+        mark: 20,
+        kernel: { scope: 'boot-1 pid:[4026531836]', pid: 1, startTime: '4711' },
         pod: { name: 'stowage-controller-0', uid: 'uid-0' },
       },
       { mark: 30 },

@@ -253,7 +253,9 @@ describe('container engines', () => {
     await mkdir(plugins);
     const other = await listening(taken);
     await expect(up({ plugins })).rejects.toMatchObject({
-      ...{ code: 'conflict', reason: 'plugin-socket-in-use', action: expect.stringContaining('--plugins none') },
+      code: 'conflict',
+      reason: 'plugin-socket-in-use',
+      action: expect.stringContaining('--plugins none'),
       message: `another Stowage serves container engines: another program listens on ${taken}`,
     });
     expect(existsSync(join(plugins, 'stowage.sock'))).toBe(false);

@@ -132,13 +132,19 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const engines = settings.engines ?? found;
   const clients = new Map(sockets.map(({ kind, socket }) => [kind, undo.use(createDockerClient({ socket, clock }))]));
   const networks = createEngineNetworks({
-    ...{ engines: clients, instance: instanceOf(records), log },
+    engines: clients,
+    instance: instanceOf(records),
+    log,
     hasHostNetwork: async () => !isContained || (await isInHostNetwork()),
   });
   late.find = networks.find;
   const keepers = undo.use(
     createKeepers({
-      ...{ clock, log, version, folder: keepersFolder(folders.socket), find: networks.find },
+      clock,
+      log,
+      version,
+      folder: keepersFolder(folders.socket),
+      find: networks.find,
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
       doubted: () => void late.repairing?.look(),
       gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),

@@ -73,7 +73,8 @@ function parseExt4(sb: Buffer): Ext4Superblock | undefined {
   const has64bit = (sb.readUInt32LE(0x60) & 0x80) !== 0;
   const inodeTableBytes = u32(0x28) * BigInt(sb.readUInt16LE(0x58));
   return {
-    ...{ kind: 'ext4', blockBytes },
+    kind: 'ext4',
+    blockBytes,
     blocks: u32(0x4) + (has64bit ? u32(0x150) << 32n : 0n),
     groupBlocks: u32(0x20),
     firstBlock: u32(0x14),

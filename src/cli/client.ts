@@ -24,8 +24,13 @@ export function addClientCommands(program: Verb, act: Act): void {
 }
 
 const tones: Readonly<Record<DataPathJson['state'], Tone>> = {
-  ...{ serving: 'good', idle: 'good', settling: 'warn', moving: 'warn', 'taking over': 'warn' },
-  ...{ failing: 'bad', 'not answering': 'bad' },
+  serving: 'good',
+  idle: 'good',
+  settling: 'warn',
+  moving: 'warn',
+  'taking over': 'warn',
+  failing: 'bad',
+  'not answering': 'bad',
 };
 
 function table({ out }: Session, all: readonly DataPathJson[]): void {

@@ -32,9 +32,14 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
   onTestFinished(() => void server.close());
   const { port } = server.address() as AddressInfo;
   const way: ClusterWay = {
-    ...{ kind: 'cluster', server: new URL(`http://127.0.0.1:${port}/k8s`), prefix, tls: {} },
-    ...{ authorization: 'Bearer for-kubernetes', token: 'for-stowage' },
-    ...{ namespace: 'stowage-system', account: 'stowage-viewer' },
+    kind: 'cluster',
+    server: new URL(`http://127.0.0.1:${port}/k8s`),
+    prefix,
+    tls: {},
+    authorization: 'Bearer for-kubernetes',
+    token: 'for-stowage',
+    namespace: 'stowage-system',
+    account: 'stowage-viewer',
   };
   const kubectl = (...argv: readonly string[]): Promise<Ran> =>
     run(undefined, argv, {
@@ -50,7 +55,12 @@ async function cluster(script: Readonly<Record<string, readonly [status: number,
 }
 
 const mount = (node: string, name: string) => ({
-  ...{ volume: 'sv1-x', name, target: `/pods/${name}`, readOnly: false, mounted: true, node },
+  volume: 'sv1-x',
+  name,
+  target: `/pods/${name}`,
+  readOnly: false,
+  mounted: true,
+  node,
   user: { kind: 'pod', name: 'default/web', node },
   since: new Date().toISOString(),
 });
@@ -63,7 +73,8 @@ test('each token goes to the one whom it is for, by the way of the proxy', async
   expect(given).toMatchObject([{ context: 'other', namespace: 'storage', account: 'boss' }]);
   expect(seen.map(({ request }) => request)).toEqual([`GET /k8s${prefix}/v1/stores`]);
   expect(seen[0]?.headers).toMatchObject({
-    ...{ authorization: 'Bearer for-kubernetes', 'stowage-authorization': 'Bearer for-stowage' },
+    authorization: 'Bearer for-kubernetes',
+    'stowage-authorization': 'Bearer for-stowage',
   });
 });
 

@@ -11,15 +11,17 @@ import { childrenOf, walk } from './tree.ts';
 const later = { fromALaterServer: 1 };
 const one = volume('s', 'v', later) as { readonly id: string };
 const operation = {
-  ...{
-    id: 'op1-a',
-    kind: 'volume.expand',
-    subject: 's/v',
-    store: 's',
-    state: 'done',
-    startedAt: '2026-01-01T00:00:00Z',
-  },
-  ...{ endedAt: null, progress: null, error: null, result: null, ...later },
+  id: 'op1-a',
+  kind: 'volume.expand',
+  subject: 's/v',
+  store: 's',
+  state: 'done',
+  startedAt: '2026-01-01T00:00:00Z',
+  endedAt: null,
+  progress: null,
+  error: null,
+  result: null,
+  ...later,
 };
 const store = { name: 's', uri: 'local:///s', ...later };
 const mount = { volume: one.id, target: '/mnt/a', ...later };

@@ -4,15 +4,22 @@ import { operation, page, run, scriptedServer, store, volume } from './scripted-
 
 const demo = volume('local', 'demo', { condition: 'ok', detail: null, users: [], mounts: [] }) as { id: string };
 const status = {
-  ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date().toISOString(), ready: true },
-  ...{
-    defaultStore: 'local',
-    listen: [],
-    state: '/s',
-    config: null,
-    mounting: { able: true, why: null, action: null },
-  },
-  ...{ stores: 1, volumes: 1, mounts: 0, operations: 0, rssBytes: 1 },
+  version: '1',
+  instance: 'i',
+  node: 'n',
+  pid: 1,
+  startedAt: new Date().toISOString(),
+  ready: true,
+  defaultStore: 'local',
+  listen: [],
+  state: '/s',
+  config: null,
+  mounting: { able: true, why: null, action: null },
+  stores: 1,
+  volumes: 1,
+  mounts: 0,
+  operations: 0,
+  rssBytes: 1,
 };
 const usage = { bytes: '4096', files: '1', complete: true, measuredAt: '' };
 

@@ -15,9 +15,23 @@ test('doctor asks the server, and looks for itself when there is none; what is m
 
 test('status says which engines there are, and which of them do not answer', async () => {
   const status = {
-    ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date().toISOString(), ready: true },
-    ...{ defaultStore: null, listen: [], state: '/s', config: null, stores: 0, volumes: 0, mounts: 0, operations: 0 },
-    ...{ mounting: { able: true, why: null, action: null }, rssBytes: 1, storesInTrouble: [] },
+    version: '1',
+    instance: 'i',
+    node: 'n',
+    pid: 1,
+    startedAt: new Date().toISOString(),
+    ready: true,
+    defaultStore: null,
+    listen: [],
+    state: '/s',
+    config: null,
+    stores: 0,
+    volumes: 0,
+    mounts: 0,
+    operations: 0,
+    mounting: { able: true, why: null, action: null },
+    rssBytes: 1,
+    storesInTrouble: [],
   };
   const plugins = ['/run/docker/plugins/stowage.sock', '/run/docker/plugins/stowage-local.sock'];
   const engines = [

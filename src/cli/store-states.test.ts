@@ -2,11 +2,27 @@ import { expect, test } from 'vitest';
 import { run, scriptedServer, volume } from './scripted-server.ts';
 
 const store = {
-  ...{ name: 'silver', kind: 'nfs', uri: 'nfs://filer/export', default: false, origin: 'api', pending: null },
-  ...{ state: 'not-answering', network: null, readOnly: false, enforcesCapacity: false, access: ['filesystem'] },
-  ...{ problem: { message: "the server of store 'silver' does not answer", action: 'Look at it.' } },
-  ...{ onDelete: 'delete', retention: '7d', maxVolumes: null, maxBytes: null, defaultSize: null },
-  ...{ volumes: 2, bytes: '0', totalBytes: null, freeBytes: null },
+  name: 'silver',
+  kind: 'nfs',
+  uri: 'nfs://filer/export',
+  default: false,
+  origin: 'api',
+  pending: null,
+  state: 'not-answering',
+  network: null,
+  readOnly: false,
+  enforcesCapacity: false,
+  access: ['filesystem'],
+  problem: { message: "the server of store 'silver' does not answer", action: 'Look at it.' },
+  onDelete: 'delete',
+  retention: '7d',
+  maxVolumes: null,
+  maxBytes: null,
+  defaultSize: null,
+  volumes: 2,
+  bytes: '0',
+  totalBytes: null,
+  freeBytes: null,
 };
 
 test('a store whose server fell silent is not called open', async () => {
@@ -45,9 +61,23 @@ test('a store of an older server, which does not report free space, is listed an
 
 test('status names the stores in trouble', async () => {
   const status = {
-    ...{ version: '1', instance: 'i', node: 'n', pid: 1, startedAt: new Date(0).toISOString(), ready: true },
-    ...{ defaultStore: null, listen: [], state: null, config: null, stores: 2, volumes: 0, mounts: 0, operations: 0 },
-    ...{ mounting: { able: true, why: null, action: null }, rssBytes: 1, storesInTrouble: ['silver'] },
+    version: '1',
+    instance: 'i',
+    node: 'n',
+    pid: 1,
+    startedAt: new Date(0).toISOString(),
+    ready: true,
+    defaultStore: null,
+    listen: [],
+    state: null,
+    config: null,
+    stores: 2,
+    volumes: 0,
+    mounts: 0,
+    operations: 0,
+    mounting: { able: true, why: null, action: null },
+    rssBytes: 1,
+    storesInTrouble: ['silver'],
   };
   await using server = await scriptedServer({ 'GET /v1/status': [200, status] });
   expect((await run(server, ['status'])).stdout).toMatch(/in trouble +silver; see: stowage store list/);

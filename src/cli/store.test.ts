@@ -2,7 +2,9 @@ import { expect, test } from 'vitest';
 import { page, run, scriptedServer, store } from './scripted-server.ts';
 
 const storage = store('silver', {
-  ...{ kind: 'nfs', uri: 'nfs://10.10.2.4/export?network=netns:storage', network: 'netns:storage' },
+  kind: 'nfs',
+  uri: 'nfs://10.10.2.4/export?network=netns:storage',
+  network: 'netns:storage',
 });
 const lines = (text: string): readonly string[] => text.trimEnd().split('\n');
 

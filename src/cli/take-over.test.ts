@@ -4,8 +4,12 @@ import { page, type Ran, run, type Server, scriptedServer, store, volume } from 
 import type { Candidate, CandidateState, TakeOverWish } from './taking-over.ts';
 
 const candidate = (name: string, state: CandidateState, detail = ''): Candidate => ({
-  ...{ claim: name === '' ? null : `shop/${name}`, from: `pvc-${name}`, to: `pvc-${name}-stowage` },
-  ...{ directory: `dir-${name}`, state, detail },
+  claim: name === '' ? null : `shop/${name}`,
+  from: `pvc-${name}`,
+  to: `pvc-${name}-stowage`,
+  directory: `dir-${name}`,
+  state,
+  detail,
 });
 
 /** How the store is. */
@@ -83,8 +87,12 @@ test('without claims it says what there is, and changes nothing', async () => {
 
 test('all that can be are taken over, those that are volumes already too; what is left is said', async () => {
   const all = [
-    ...[candidate('a', 'ready'), candidate('known', 'begun'), candidate('late', 'ready')],
-    ...[candidate('b', 'used', 'used by pod b-0'), candidate('c', 'taken-over'), candidate('', 'unclaimed')],
+    candidate('a', 'ready'),
+    candidate('known', 'begun'),
+    candidate('late', 'ready'),
+    candidate('b', 'used', 'used by pod b-0'),
+    candidate('c', 'taken-over'),
+    candidate('', 'unclaimed'),
   ];
   const { status, stdout, done } = await takeOver(all, 'silver', '--all', '--server', '10.0.0.9');
   expect(status).toBe(1);
@@ -96,7 +104,10 @@ test('all that can be are taken over, those that are volumes already too; what i
     'took over shop/known: it has pvc-known-stowage, directory dir-known',
   ]);
   expect(done.sort()).toEqual([
-    ...['adopt dir-a dir-late', 'over', 'take shop/a as sv1-of-dir-a', 'take shop/known as sv1-known'],
+    'adopt dir-a dir-late',
+    'over',
+    'take shop/a as sv1-of-dir-a',
+    'take shop/known as sv1-known',
     'would adopt dir-a dir-late',
   ]);
 });
@@ -107,7 +118,8 @@ test('only what is named', async () => {
   expect((await takeOver(all, 'silver', 'shop/a')).done).not.toContain('take shop/ab as sv1-of-dir-ab');
   expect((await takeOver(all, 'silver', 'shop')).done).toContain('take shop/ab as sv1-of-dir-ab');
   expect(await takeOver(all, 'silver', 'sho', 'shop/b')).toMatchObject({
-    ...{ status: 2, done: ['over'] },
+    status: 2,
+    done: ['over'],
     stderr: expect.stringContaining("no claim 'sho', 'shop/b' has a directory on that export"),
   });
 });
@@ -122,7 +134,8 @@ test('what no claim has is only worth a word to who names it', async () => {
 test('a trial adopts nothing and takes nothing', async () => {
   const { stdout, done, status } = await takeOver([candidate('a', 'ready')], 'silver', 'shop/a', '--dry-run');
   expect({ status, stdout }).toEqual({
-    ...{ status: 0, stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n' },
+    status: 0,
+    stdout: 'would take over shop/a: it has pvc-a-stowage, directory dir-a\n',
   });
   expect(done).toEqual(['would adopt dir-a', 'over']);
   const begun = await takeOver([candidate('known', 'begun', 'used by pod b-0')], 'silver', '--all', '--dry-run');

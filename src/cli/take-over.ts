@@ -218,7 +218,11 @@ function overview(
     out.table(
       ['CLAIM', 'STATE', 'FROM', 'DIRECTORY', 'DETAIL'],
       candidates.map(({ claim, state, from, directory, detail }) => [
-        ...[claim ?? '', state.replace('-', ' '), from, directory, detail],
+        claim ?? '',
+        state.replace('-', ' '),
+        from,
+        directory,
+        detail,
       ]),
     );
   if (candidates.length === 0)

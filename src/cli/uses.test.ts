@@ -2,8 +2,13 @@ import { describe, expect, test } from 'vitest';
 import { problem, run, scriptedServer, volume } from './scripted-server.ts';
 
 const use = (host: string, more: object = {}): object => ({
-  ...{ host, node: `node-${host}`, users: [{ kind: 'pod', name: 'web-0' }] },
-  ...{ writer: false, renewedAt: '2026-11-15T08:30:00.000Z', stale: false, ...more },
+  host,
+  node: `node-${host}`,
+  users: [{ kind: 'pod', name: 'web-0' }],
+  writer: false,
+  renewedAt: '2026-11-15T08:30:00.000Z',
+  stale: false,
+  ...more,
 });
 const detail = (uses: readonly object[] | null): { readonly id: string } =>
   volume('silver', 'photos', { condition: 'ok', detail: null, users: [], mounts: [], uses }) as { id: string };
@@ -59,7 +64,8 @@ describe('volume release', () => {
   ])('with --yes it does, and says who is left', async (uses, left) => {
     await using server = await scriptedServer(script(uses));
     expect(await run(server, [...argv, '--yes'])).toEqual({
-      ...{ status: 0, stderr: '' },
+      status: 0,
+      stderr: '',
       stdout: `broke the record of host h1 on silver/photos; ${left}\n`,
     });
     expect(server.seen.at(-1)).toMatchObject({

@@ -60,7 +60,8 @@ test('refuses what is not an address', async () => {
 
 test('names the chart value that gives agents access to the network namespaces', async () => {
   await expect(withPodNetworks(asItIs, '/nonexistent')('pod-address:192.0.2.7', signal)).rejects.toMatchObject({
-    ...{ code: 'unsupported', reason: 'pod-networks-hidden' },
+    code: 'unsupported',
+    reason: 'pod-networks-hidden',
     action: "Ask the administrator to set the chart's value agent.networkNamespaces to true (the default).",
   });
 });
@@ -137,7 +138,8 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
 
   test('refuses to choose among two that have the address, and says how that happens', async () => {
     await expect(find('198.18.8.1')).rejects.toMatchObject({
-      ...{ code: 'conflict', reason: 'pod-network-ambiguous' },
+      code: 'conflict',
+      reason: 'pod-network-ambiguous',
       action: expect.stringContaining('which pod took the address of another one'),
     });
   });
@@ -170,7 +172,8 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   test('does not say that no pod has the address while a namespace cannot be read', async () => {
     await instead(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
     await expect(find('198.18.7.2')).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'pod-network-unreadable' },
+      code: 'unavailable',
+      reason: 'pod-network-unreadable',
       message: `the addresses in the network namespace ${join(folder.path, names[1] ?? '')} cannot be read`,
       action: expect.stringContaining('nsenter --net='),
       cause: expect.objectContaining({ message: expect.stringContaining('not permitted') }),

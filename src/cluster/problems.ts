@@ -19,7 +19,9 @@ export function problemOf(thrown: unknown, status?: number): BareAnswer {
   return {
     status: document.status,
     headers: {
-      ...{ 'content-type': problemType, 'x-request-id': requestId, 'cache-control': 'no-store' },
+      'content-type': problemType,
+      'x-request-id': requestId,
+      'cache-control': 'no-store',
       ...(document.status === 401 ? { 'www-authenticate': 'Bearer realm="stowage"' } : {}),
     },
     body: JSON.stringify(document),

@@ -32,26 +32,30 @@ const aBitLonger = { timeout: 30_000, interval: 20 };
 const account = (name: string): object => ({ apiVersion: 'v1', kind: 'ServiceAccount', metadata: { namespace, name } });
 /** Never started: of pods on nodes that nobody runs only the objects count. */
 const pod = (name: string, nodeName: string, serviceAccountName: string): object => ({
-  ...{ apiVersion: 'v1', kind: 'Pod', metadata: { namespace, name } },
+  apiVersion: 'v1',
+  kind: 'Pod',
+  metadata: { namespace, name },
   spec: { nodeName, serviceAccountName, containers: [{ name: 'main', image: 'nowhere.invalid/nothing:1' }] },
 });
 /** All that an agent needs for its link. */
 const agentRole = {
-  ...{ apiVersion: 'rbac.authorization.k8s.io/v1', kind: 'Role', metadata: { namespace, name: 'stowage-agent' } },
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'Role',
+  metadata: { namespace, name: 'stowage-agent' },
   rules: [
     { apiGroups: [''], resources: ['configmaps'], resourceNames: ['stowage-ca'], verbs: ['list', 'watch'] },
     {
-      ...{ apiGroups: ['discovery.k8s.io'], resources: ['endpointslices'], resourceNames: ['stowage-leader'] },
+      apiGroups: ['discovery.k8s.io'],
+      resources: ['endpointslices'],
+      resourceNames: ['stowage-leader'],
       verbs: ['list', 'watch'],
     },
   ],
 };
 const agentBinding = {
-  ...{
-    apiVersion: 'rbac.authorization.k8s.io/v1',
-    kind: 'RoleBinding',
-    metadata: { namespace, name: 'stowage-agent' },
-  },
+  apiVersion: 'rbac.authorization.k8s.io/v1',
+  kind: 'RoleBinding',
+  metadata: { namespace, name: 'stowage-agent' },
   roleRef: { apiGroup: 'rbac.authorization.k8s.io', kind: 'Role', name: 'stowage-agent' },
   subjects: [{ kind: 'ServiceAccount', namespace, name: 'stowage-agent' }],
 };
@@ -70,15 +74,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     client = createKubeClient({ access, clock, userAgent: 'stowage/test' });
     await cluster.kubectl('apply', '--filename', join(import.meta.dirname, '../../deploy/kubernetes/crds'));
     await cluster.apply(
-      ...[{ apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } }],
+      { apiVersion: 'v1', kind: 'Namespace', metadata: { name: namespace } },
       // Registered by nobody, and so never found to be gone within the test.
-      ...[{ apiVersion: 'v1', kind: 'Node', metadata: { name: 'node-9' } }],
+      { apiVersion: 'v1', kind: 'Node', metadata: { name: 'node-9' } },
       ...['stowage-agent', 'stowage-controller'].map(account),
-      ...[agentRole, agentBinding],
+      agentRole,
+      agentBinding,
     );
     await cluster.apply(
-      ...[pod('agent-1', 'node-1', 'stowage-agent'), pod('agent-9', 'node-9', 'stowage-agent')],
-      ...[pod('agent-gone', 'node-1', 'stowage-agent'), pod('other', 'node-1', 'stowage-controller')],
+      pod('agent-1', 'node-1', 'stowage-agent'),
+      pod('agent-9', 'node-9', 'stowage-agent'),
+      pod('agent-gone', 'node-1', 'stowage-agent'),
+      pod('other', 'node-1', 'stowage-controller'),
     );
   }, 180_000);
   afterAll(async () => {
@@ -159,7 +166,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const { type, data } = await client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
     const text = (key: string): string => Buffer.from(data?.[key] ?? '', 'base64').toString();
     expect([type, readCredential(text('tls.crt'), text('tls.key')).isFor(serverNames(namespace)[0])]).toEqual([
-      ...['kubernetes.io/tls', true],
+      'kubernetes.io/tls',
+      true,
     ]);
     const published = () => client.get(configMaps, { namespace, name: 'stowage-ca' }, signal);
     expect((await published()).data).toEqual({ 'ca.crt': text('tls.crt') });
@@ -217,7 +225,9 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const { tls } = await access.identity(signal);
       const ca = Buffer.from(String(tls.ca)).toString('base64');
       const config = {
-        ...{ apiVersion: 'v1', kind: 'Config', 'current-context': 'it' },
+        apiVersion: 'v1',
+        kind: 'Config',
+        'current-context': 'it',
         contexts: [{ name: 'it', context: { cluster: 'it', user: 'it', namespace } }],
         clusters: [{ name: 'it', cluster: { server, 'certificate-authority-data': ca } }],
         users: [{ name: 'it', user }],
@@ -234,9 +244,19 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
       const admin = { 'client-certificate-data': data(tls.cert), 'client-key-data': data(tls.key) };
       const state = join(folder, `state-${controllers++}`);
       return start([
-        ...[...cluster.network.inside, program, 'controller', '--log-level', 'info', '--state', state],
-        ...['--kubeconfig', await kubeconfigFor('admin.json', admin), '--namespace', namespace],
-        ...['--listen', `${addresses.controlPlane}:${port}`],
+        ...cluster.network.inside,
+        program,
+        'controller',
+        '--log-level',
+        'info',
+        '--state',
+        state,
+        '--kubeconfig',
+        await kubeconfigFor('admin.json', admin),
+        '--namespace',
+        namespace,
+        '--listen',
+        `${addresses.controlPlane}:${port}`,
       ]);
     }
     async function agent(): Promise<Running> {

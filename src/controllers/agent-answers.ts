@@ -131,7 +131,10 @@ export function storeFrom(value: unknown): ListedStore {
   const { problem, access, volumes, maxVolumes, identity } = answer;
   const state = textIn(answer, 'state');
   return {
-    ...{ name: textIn(answer, 'name'), kind: textIn(answer, 'kind'), state, isOpen: state === 'open' },
+    name: textIn(answer, 'name'),
+    kind: textIn(answer, 'kind'),
+    state,
+    isOpen: state === 'open',
     identity: identityIn(identity),
     problem: isAnswer(problem) ? shortened(`${problem['message']}. ${problem['action']}`) : undefined,
     access: Array.isArray(access) ? modes.filter((mode) => access.includes(mode)) : [],
@@ -150,7 +153,11 @@ export function nodeStoreFrom(listed: ListedStore, check: unknown): NodeStore {
   const { name, access, identity, volumes } = listed;
   const why = failed && [failed['detail'], failed['action']].filter((text) => typeof text === 'string').join('. ');
   return {
-    ...{ name, access, identity, volumes, isOpen: failed === undefined },
+    name,
+    access,
+    identity,
+    volumes,
+    isOpen: failed === undefined,
     problem: (why && shortened(why)) ?? (failed === undefined ? undefined : listed.problem),
     totalBytes: bytesIn(answer, 'totalBytes') ?? 0n,
     freeBytes: roomForVolumes(bytesIn(answer, 'freeBytes') ?? 0n, listed, listed),

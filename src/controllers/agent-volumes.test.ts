@@ -38,7 +38,9 @@ function loseNextAnswer(): void {
     await answer(request);
     node.connect();
     throw new StowageError('the connection was lost', {
-      ...{ code: 'unavailable', reason: 'agent-lost', action: 'Wait a moment.' },
+      code: 'unavailable',
+      reason: 'agent-lost',
+      action: 'Wait a moment.',
     });
   });
 }

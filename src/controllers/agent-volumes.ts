@@ -46,7 +46,12 @@ export function createAgentVolumes(agents: Agents, cluster: string): AgentVolume
     const { uid } = want.claim;
     const { name, access, labels, enforce } = want;
     const body = {
-      ...{ store, name, access, labels, bytes: String(want.bytes), ownLabels: labelsFor(want, cluster) },
+      store,
+      name,
+      access,
+      labels,
+      bytes: String(want.bytes),
+      ownLabels: labelsFor(want, cluster),
       ...(enforce ? { enforce } : {}),
     };
     const request: AgentRequest = { method: 'POST', path: '/v1/volumes', body, deadlineMs: longMs };

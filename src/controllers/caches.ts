@@ -22,14 +22,20 @@ export interface Caches {
 export function createCaches(client: KubeClient, clock: Clock): Caches {
   return {
     claims: createCache({
-      ...{ client, clock, resource: claims, trim: trimClaim },
+      client,
+      clock,
+      resource: claims,
+      trim: trimClaim,
       indexes: {
         uid: ({ metadata: { uid = '' } }) => [uid],
         waiting: (claim) => (claim.spec.volumeName === undefined ? [classNameOf(claim)] : []),
       },
     }),
     volumes: createCache({
-      ...{ client, clock, resource: persistentVolumes, trim: trimVolume },
+      client,
+      clock,
+      resource: persistentVolumes,
+      trim: trimVolume,
       indexes: {
         handle: ({ spec: { csi } }) => (csi === undefined ? [] : [csi.volumeHandle]),
         claim: ({ spec: { claimRef } }) => (claimRef?.uid === undefined ? [] : [claimRef.uid]),
@@ -37,20 +43,28 @@ export function createCaches(client: KubeClient, clock: Clock): Caches {
       },
     }),
     classes: createCache({
-      ...{ client, clock, resource: storageClasses, trim: trimClass },
+      client,
+      clock,
+      resource: storageClasses,
+      trim: trimClass,
       indexes: {
         store: ({ metadata: { labels } }) => (labels?.[storeLabel] === undefined ? [] : [labels[storeLabel]]),
       },
     }),
     stores: createCache({
-      ...{ client, clock, resource: storeObjects },
+      client,
+      clock,
+      resource: storeObjects,
       trim: ({ metadata, spec, status }) => ({
         metadata: { ...identityOf({ metadata }), ...picked(metadata, 'generation', 'deletionTimestamp') },
-        ...{ spec, ...(status === undefined ? {} : { status }) },
+        spec,
+        ...(status === undefined ? {} : { status }),
       }),
     }),
     nodes: createCache({
-      ...{ client, clock, resource: nodes },
+      client,
+      clock,
+      resource: nodes,
       trim: ({ metadata, spec }) => ({
         metadata: { ...identityOf({ metadata }), ...picked(metadata, 'labels') },
         spec: picked(spec ?? {}, 'taints', 'unschedulable'),
@@ -87,7 +101,8 @@ function trimClaim({ metadata, spec, status }: PersistentVolumeClaim): Persisten
   return {
     metadata: { ...kept, annotations, ...picked(metadata, 'labels') },
     spec: {
-      ...{ ...sizes, ...picked(spec, 'accessModes', 'storageClassName', 'volumeMode', 'selector') },
+      ...sizes,
+      ...picked(spec, 'accessModes', 'storageClassName', 'volumeMode', 'selector'),
       ...picked(spec, 'dataSource', 'dataSourceRef'),
     },
     status: state,
@@ -106,11 +121,13 @@ function trimVolume(full: PersistentVolume): PersistentVolume | undefined {
   const about = picked(spec, 'capacity', 'claimRef', 'storageClassName', 'persistentVolumeReclaimPolicy');
   return {
     metadata: {
-      ...{ ...identityOf(full), ...picked(metadata, 'deletionTimestamp', 'finalizers') },
+      ...identityOf(full),
+      ...picked(metadata, 'deletionTimestamp', 'finalizers'),
       annotations: picked(metadata.annotations ?? {}, provisionedBy),
     },
     spec: {
-      ...{ ...about, csi: { driver, volumeHandle, volumeAttributes } },
+      ...about,
+      csi: { driver, volumeHandle, volumeAttributes },
       // Says which node it is on.
       ...(driverNamed(driver)?.topology === 'node' ? picked(spec, 'nodeAffinity') : {}),
     },

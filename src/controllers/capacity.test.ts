@@ -121,7 +121,8 @@ describe('how much room there is', () => {
 
   test('is said once for a class of a store that all nodes share', async () => {
     it.api.put(paths.stores, {
-      ...{ metadata: { name: 'silver' }, spec: { uri: 'nfs://server/export' } },
+      metadata: { name: 'silver' },
+      spec: { uri: 'nfs://server/export' },
       status: { capacity: { total: '10Gi', free: '4Gi' } },
     });
     it.api.put(paths.classes, aClass());

@@ -114,11 +114,15 @@ export function createCapacity(options: CapacityOptions): CapacityController {
         csiStorageCapacities,
         {
           metadata: {
-            ...{ name: own, namespace, ownerReferences: [owner] },
+            name: own,
+            namespace,
+            ownerReferences: [owner],
             labels: { ...capacityLabels, [classLabel]: labelFor(name) },
           },
           // One with no labels fits every node; none at all would fit none.
-          ...{ storageClassName: name, nodeTopology: { matchLabels: labels }, capacity },
+          storageClassName: name,
+          nodeTopology: { matchLabels: labels },
+          capacity,
         },
         signal,
       );
@@ -172,7 +176,9 @@ export function createCapacity(options: CapacityOptions): CapacityController {
 
 const createCapacityCache = (client: CapacityOptions['client'], clock: Clock, namespace: string) =>
   createCache<CsiStorageCapacity, CsiStorageCapacity>({
-    ...{ client, clock, resource: csiStorageCapacities },
+    client,
+    clock,
+    resource: csiStorageCapacities,
     select: {
       namespace,
       labelSelector: Object.entries(capacityLabels)

@@ -16,12 +16,15 @@ async function aVolume(more: { readonly spec?: object; readonly metadata?: objec
   const volume = await it.core.volumes.create(spec, aCall());
   const object: Thing = {
     metadata: {
-      ...{ name: 'pvc-1', finalizers: ['stowage.dev/volume'] },
+      name: 'pvc-1',
+      finalizers: ['stowage.dev/volume'],
       annotations: { 'pv.kubernetes.io/provisioned-by': 'file.stowage.dev' },
       ...more.metadata,
     },
     spec: {
-      ...{ persistentVolumeReclaimPolicy: 'Delete', storageClassName: 'fast', capacity: { storage: '1Mi' } },
+      persistentVolumeReclaimPolicy: 'Delete',
+      storageClassName: 'fast',
+      capacity: { storage: '1Mi' },
       claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' },
       csi: { driver: 'file.stowage.dev', volumeHandle: volume.id, volumeAttributes: { store: 'silver' } },
       ...more.spec,

@@ -104,7 +104,12 @@ export function createDeleting(parts: ControllerParts): Controller {
   }
 
   const controller = createController({
-    ...{ name: 'deleting', clock, reconcile, workers: 32, perGroup: 16, mostRetryMs: 60_000 },
+    name: 'deleting',
+    clock,
+    reconcile,
+    workers: 32,
+    perGroup: 16,
+    mostRetryMs: 60_000,
     groupOf: (key) => caches.volumes.get(key)?.spec.csi?.volumeAttributes?.['store'] ?? '',
     failed: (key, error) => {
       const volume = caches.volumes.get(key);

@@ -12,7 +12,8 @@ import type { Caches } from './caches.ts';
 export const heldBy = ({
   spec: { csi },
 }: PersistentVolume): { readonly handle: string; readonly store: string | undefined } => ({
-  ...{ handle: csi?.volumeHandle ?? '', store: csi?.volumeAttributes?.['store'] },
+  handle: csi?.volumeHandle ?? '',
+  store: csi?.volumeAttributes?.['store'],
 });
 
 /**

@@ -107,7 +107,11 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
   }
 
   const controller = createController({
-    ...{ name: 'health-looks', clock, reconcile, workers: 16, mostRetryMs: 2 * wellMs },
+    name: 'health-looks',
+    clock,
+    reconcile,
+    workers: 16,
+    mostRetryMs: 2 * wellMs,
     // None that is silent keeps another waiting.
     groupOf: (node) => node,
   });

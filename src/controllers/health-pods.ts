@@ -6,7 +6,11 @@ import type { Ill } from './health-looks.ts';
 import { found } from './parts.ts';
 
 export const podReference = ({ namespace, name, uid }: Ill['pod']): ObjectReference => ({
-  ...{ apiVersion: 'v1', kind: 'Pod', namespace, name, uid },
+  apiVersion: 'v1',
+  kind: 'Pod',
+  namespace,
+  name,
+  uid,
 });
 
 /** A mount that is ill for a pod which is there, and has it. */

@@ -28,9 +28,14 @@ let now: number;
 let refusal: number | undefined;
 
 const trouble = (pod: string, more: object = {}): object => ({
-  ...{ volume, name: 'silver/a', condition: 'store-silent', detail: "the server of store 'silver' does not answer" },
+  volume,
+  name: 'silver/a',
+  condition: 'store-silent',
+  detail: "the server of store 'silver' does not answer",
   target: `/var/lib/kubelet/pods/${uidOf(pod)}/volumes/kubernetes.io~csi/pvc-1/mount`,
-  ...{ user: { kind: 'pod', name: `shop/${pod}`, node: 'whatever' }, repairedAt: null, ...more },
+  user: { kind: 'pod', name: `shop/${pod}`, node: 'whatever' },
+  repairedAt: null,
+  ...more,
 });
 const repaired = (pod: string, at = '2026-01-01T12:00:00.500Z'): object =>
   trouble(pod, { condition: 'ok', detail: null, repairedAt: at });
@@ -168,10 +173,8 @@ const annotation = 'stowage.dev/unhealthy-nodes';
 const calledIll = (nodes: string | undefined): void => {
   const status = { phase: 'Bound', conditions: [{ type: 'Resizing', status: 'True' }, ill] };
   it.api.put(paths.claims, {
-    ...{
-      ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
-      status,
-    },
+    ...aClaim('data', { volumeName: 'pvc-1' }, { annotations: { mine: 'x', ...(nodes && { [annotation]: nodes }) } }),
+    status,
   });
 };
 /** As the next leader reads them. */
@@ -434,7 +437,9 @@ test('a store says how its mounts are on nodes, and keeps what was said until so
   const said = { type: 'MountsHealthy', status: 'False', reason: 'MountDead', message: 'On node-1: before.' };
   const spec = { uri: it.place('gold') };
   it.api.put(paths.stores, {
-    ...{ metadata: { name: 'gold' }, spec, status: { conditions: [said], unhealthyNodes: ['node-1'] } },
+    metadata: { name: 'gold' },
+    spec,
+    status: { conditions: [said], unhealthyNodes: ['node-1'] },
   });
   const mounts = async (): Promise<Condition | undefined> =>
     (await it.list(storeObjects))[0]?.status?.conditions?.find(({ type }) => type === 'MountsHealthy');

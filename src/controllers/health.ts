@@ -156,7 +156,11 @@ export function createHealth(options: HealthOptions): Controller {
   }
 
   const controller = createController({
-    ...{ name: 'health', clock, reconcile, workers: 8, mostRetryMs: patientMs },
+    name: 'health',
+    clock,
+    reconcile,
+    workers: 8,
+    mostRetryMs: patientMs,
   });
   looks.on((volumes) => {
     for (const volume of volumes) controller.add(volume);

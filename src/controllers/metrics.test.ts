@@ -25,7 +25,10 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   const failing = (key: string): Error => Object.assign(new Error('no'), { key });
   const controller = it.start(() =>
     createController({
-      ...{ name: 'example', clock: systemClock(), firstRetryMs: 60_000, mostRetryMs: 60_000 },
+      name: 'example',
+      clock: systemClock(),
+      firstRetryMs: 60_000,
+      mostRetryMs: 60_000,
       reconcile: async (key) => {
         if (key === 'bad') throw failing(key);
         return done;
@@ -37,7 +40,11 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
   controller.add('good');
   controller.add('bad');
   events.report({
-    ...{ regarding: { kind: 'Node', name: 'node-1' }, type: 'Normal', reason: 'Example', action: 'X', note: 'x' },
+    regarding: { kind: 'Node', name: 'node-1' },
+    type: 'Normal',
+    reason: 'Example',
+    action: 'X',
+    note: 'x',
   });
   await eventually(lines).toEqual(
     expect.arrayContaining([

@@ -37,14 +37,19 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
   collectDefaultMetrics({ register: registry, eventLoopMonitoringPrecision: loopEveryMs });
   const gauge = (name: string, help: string, value: () => number): void => {
     new Gauge({
-      ...{ name, help, registers },
+      name,
+      help,
+      registers,
       collect() {
         this.set(value());
       },
     });
   };
   new Gauge({
-    ...{ name: 'stowage_info', help: 'Always 1; the version as a label', labelNames: ['version'], registers },
+    name: 'stowage_info',
+    help: 'Always 1; the version as a label',
+    labelNames: ['version'],
+    registers,
     collect() {
       this.set({ version }, 1);
     },
@@ -58,7 +63,8 @@ export function createControllerMetrics(version: string, isLeading: () => boolea
     name: 'stowage_controller_reconcile_seconds',
     help: 'How long one look at a key took',
     labelNames: ['controller'],
-    ...{ buckets, registers },
+    buckets,
+    registers,
   });
   const requests = new Counter({
     name: 'stowage_kube_requests_total',

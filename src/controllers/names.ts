@@ -28,14 +28,16 @@ export const classNameOf = ({ metadata, spec }: PersistentVolumeClaim): string =
   metadata.annotations?.[classAnnotation] ?? spec.storageClassName ?? '';
 
 export const claimReference = ({ metadata: { namespace, name, uid } }: PersistentVolumeClaim): ObjectReference => ({
-  ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim' },
+  apiVersion: 'v1',
+  kind: 'PersistentVolumeClaim',
   ...(namespace === undefined ? {} : { namespace }),
   ...(name === undefined ? {} : { name }),
   ...(uid === undefined ? {} : { uid }),
 });
 
 export const volumeReference = ({ metadata: { name, uid } }: PersistentVolume): ObjectReference => ({
-  ...{ apiVersion: 'v1', kind: 'PersistentVolume' },
+  apiVersion: 'v1',
+  kind: 'PersistentVolume',
   ...(name === undefined ? {} : { name }),
   ...(uid === undefined ? {} : { uid }),
 });

@@ -379,8 +379,10 @@ describe('a claim that does not wait for a pod', () => {
     const [one, two] = await twoNodes('?maxBytes=8G', '?maxBytes=2G');
     it.api.put(paths.classes, aLocalClass(immediate));
     const ownLabels = {
-      ...{ 'stowage.dev/claim-uid': 'uid-of-data', 'stowage.dev/cluster': it.parts.cluster },
-      ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': 'data' },
+      'stowage.dev/claim-uid': 'uid-of-data',
+      'stowage.dev/cluster': it.parts.cluster,
+      'stowage.dev/claim-namespace': 'shop',
+      'stowage.dev/claim-name': 'data',
     };
     const body = { store: 'disks', name: 'pvc-uid-of-data', bytes: String(gib), ownLabels };
     await two.answer({ method: 'POST', path: '/v1/volumes', body, requestId: 'uid-of-data' });

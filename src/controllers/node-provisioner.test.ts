@@ -201,8 +201,9 @@ describe('a volume of a node', () => {
       const affinity = { nodeSelectorTerms: [{ matchExpressions: expressions }] };
       const name = `written-${at + 1}`;
       const spec = {
-        ...{ capacity: { storage: '1Ki' }, nodeAffinity: { required: affinity } },
-        ...{ claimRef: { namespace: 'shop', name, uid: `uid-of-${name}` } },
+        capacity: { storage: '1Ki' },
+        nodeAffinity: { required: affinity },
+        claimRef: { namespace: 'shop', name, uid: `uid-of-${name}` },
         csi: { driver: 'local.stowage.dev', volumeHandle: handle, volumeAttributes: { store: 'disks' } },
       };
       it.api.put(paths.volumes, { metadata: { name }, spec, status: { phase: 'Bound' } });

@@ -42,8 +42,15 @@ export interface NodeProvisionerOptions extends Omit<ControllerParts, 'provision
 
 /** Of a store that this node cannot use as it is, while others may. */
 const notHere = new Set([
-  ...['store-root-missing', 'store-root-changed', 'store-identity', 'store-permission', 'store-io-error'],
-  ...['store-damaged', 'store-file-system-read-only', 'store-not-on-node', 'node-unknown'],
+  'store-root-missing',
+  'store-root-changed',
+  'store-identity',
+  'store-permission',
+  'store-io-error',
+  'store-damaged',
+  'store-file-system-read-only',
+  'store-not-on-node',
+  'node-unknown',
 ]);
 
 /**

@@ -8,7 +8,14 @@ const it = controlled();
 const aStore = (name: string): void =>
   void it.api.put(paths.stores, { metadata: { name }, spec: { uri: `local:///${name}` } });
 const listed = (name: string, more: object = {}): object => ({
-  ...{ name, kind: 'local', state: 'open', problem: null, access: ['filesystem'], volumes: 1, bytes: '600', ...more },
+  name,
+  kind: 'local',
+  state: 'open',
+  problem: null,
+  access: ['filesystem'],
+  volumes: 1,
+  bytes: '600',
+  ...more,
 });
 const answering =
   (stores: () => readonly object[]) =>
@@ -30,7 +37,10 @@ const asked = (): number => it.agents.asked.filter((one) => one === 'node-1 GET 
 test('nodes are asked for what is their own: one disk that hangs says nothing of others, and limits count', async () => {
   for (const name of ['disks', 'bounded', 'full', 'silent']) aStore(name);
   const all = [
-    ...[listed('disks'), listed('bounded', { maxBytes: '1000' }), listed('full', { maxVolumes: 1 }), listed('silent')],
+    listed('disks'),
+    listed('bounded', { maxBytes: '1000' }),
+    listed('full', { maxVolumes: 1 }),
+    listed('silent'),
   ];
   it.agents.connect(
     'node-1',

@@ -144,7 +144,11 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
   }
 
   const controller = createController({
-    ...{ name: 'node-stores', clock, reconcile, workers: 16, mostRetryMs: wellMs },
+    name: 'node-stores',
+    clock,
+    reconcile,
+    workers: 16,
+    mostRetryMs: wellMs,
     // None that is silent keeps another waiting.
     groupOf: (node) => node,
   });
@@ -158,7 +162,7 @@ export function createNodeStores({ agents, clock, caches, kinds }: NodeStoresOpt
   controller.follow(caches.stores, () => []);
   /** What was seen of it is of another place, or of the same with other limits. */
   const forget = ({ metadata: { name = '' } }: StoreObject): void => {
-    for (const { node, stores } of [...views.values()]) {
+    for (const { node, stores } of Array.from(views.values())) {
       const others = new Map([...stores].filter(([one]) => one !== name));
       if (others.size < stores.size) see(node, others);
     }
@@ -202,7 +206,11 @@ export function isBetter(now: NodeView | undefined, before: NodeView | undefined
 }
 
 const closed = (store: Omit<NodeStore, 'totalBytes' | 'freeBytes'>, problem: string): NodeStore => ({
-  ...{ ...store, isOpen: false, problem, totalBytes: 0n, freeBytes: 0n },
+  ...store,
+  isOpen: false,
+  problem,
+  totalBytes: 0n,
+  freeBytes: 0n,
 });
 
 /** Their statuses change all the time. */

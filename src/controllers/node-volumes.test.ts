@@ -21,8 +21,10 @@ const start = (): NodeVolumes => it.start((parts) => createNodeVolumes({ ...part
 /** As it is made for a claim of that name. */
 async function madeOn(node: AgentNode, name: string, more: object = {}): Promise<Volume> {
   const ownLabels = {
-    ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
-    ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+    'stowage.dev/claim-uid': `uid-of-${name}`,
+    'stowage.dev/cluster': it.parts.cluster,
+    'stowage.dev/claim-namespace': 'shop',
+    'stowage.dev/claim-name': name,
   };
   const body = { store: 'disks', name, ownLabels, ...more };
   return (await node.answer({ method: 'POST', path: '/v1/volumes', body })) as Volume;
@@ -109,7 +111,11 @@ test.each<[string, (page: number) => object]>([
 });
 
 const listed = (name: string) => ({
-  ...{ id: `sv1-${randomUUID()}`, store: 'disks', name, access: 'filesystem', createdAt: '2026-01-01T00:00:00Z' },
+  id: `sv1-${randomUUID()}`,
+  store: 'disks',
+  name,
+  access: 'filesystem',
+  createdAt: '2026-01-01T00:00:00Z',
   labels: { 'stowage.dev/claim-uid': `uid-of-${name}` },
 });
 
@@ -159,11 +165,14 @@ describe('a volume that is to be retained', () => {
     const term = { matchExpressions: [{ key: 'local.stowage.dev/node', operator: 'In', values }] };
     it.api.put(paths.volumes, {
       metadata: {
-        ...{ name: 'pvc-uid-of-kept', finalizers: [volumeFinalizer], deletionTimestamp: '2026-01-01T00:00:00Z' },
+        name: 'pvc-uid-of-kept',
+        finalizers: [volumeFinalizer],
+        deletionTimestamp: '2026-01-01T00:00:00Z',
         annotations: { 'pv.kubernetes.io/provisioned-by': 'local.stowage.dev' },
       },
       spec: {
-        ...{ persistentVolumeReclaimPolicy: 'Retain', nodeAffinity: { required: { nodeSelectorTerms: [term] } } },
+        persistentVolumeReclaimPolicy: 'Retain',
+        nodeAffinity: { required: { nodeSelectorTerms: [term] } },
         csi: { driver: 'local.stowage.dev', volumeHandle: id, volumeAttributes: { store: 'disks' } },
         claimRef: { namespace: 'shop', name: 'kept', uid: 'uid-of-kept' },
       },

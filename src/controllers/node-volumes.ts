@@ -93,7 +93,7 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
 
   /** Of those that the API server itself knows, which may be newer than what was told to us. */
   async function clear(suspects: Map<string, AgentVolume>, { signal }: Scope): Promise<void> {
-    for (const suspect of [...suspects.values()]) {
+    for (const suspect of Array.from(suspects.values())) {
       const { id, labels } = suspect;
       const uid = labels[claimLabels.uid] ?? '';
       const [namespace, name] = [labels[claimLabels.namespace] ?? '', labels[claimLabels.name] ?? ''];
@@ -139,7 +139,11 @@ export function createNodeVolumes(options: NodeVolumesOptions): NodeVolumes {
   }
 
   const controller = createController({
-    ...{ name: 'node-volumes', clock, reconcile, workers: 8, mostRetryMs: 60_000 },
+    name: 'node-volumes',
+    clock,
+    reconcile,
+    workers: 8,
+    mostRetryMs: 60_000,
     groupOf: (node) => node,
   });
   agents.follow((node) => controller.add(node));

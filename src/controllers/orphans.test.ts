@@ -14,7 +14,11 @@ const later = (ms = 3_600_000) => ({ ...it.parts.clock, now: () => Date.now() + 
 const make = (name: string, own: Record<string, string> = {}, labels = {}): Promise<Volume> =>
   it.core.volumes.create(
     {
-      ...{ store: 'silver', name, bytes: 1n, access: undefined, labels },
+      store: 'silver',
+      name,
+      bytes: 1n,
+      access: undefined,
+      labels,
       ownLabels: { 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.core.instance, ...own },
     },
     aCall({ requestId: `uid-of-${name}` }),

@@ -72,8 +72,10 @@ export interface Provisioner {
 }
 
 export const labelsFor = ({ claim: { namespace, name, uid } }: Pick<Wanted, 'claim'>, cluster: string): Labels => ({
-  ...{ [claimLabels.namespace]: namespace, [claimLabels.name]: name },
-  ...{ [claimLabels.uid]: uid, [claimLabels.cluster]: cluster },
+  [claimLabels.namespace]: namespace,
+  [claimLabels.name]: name,
+  [claimLabels.uid]: uid,
+  [claimLabels.cluster]: cluster,
 });
 
 /** Somebody decided that the volume outlives its PersistentVolume. */

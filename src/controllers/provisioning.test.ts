@@ -47,7 +47,10 @@ describe('a claim', () => {
     await eventually(() => it.notes('ProvisioningSucceeded')).toEqual(["Volume 'silver/pvc-uid-of-cart' was made"]);
     const [volume] = await it.volumes();
     expect(volume).toMatchObject({
-      ...{ name: 'pvc-uid-of-cart', bytes: 1n << 30n, requestId: 'uid-of-cart', access: 'filesystem' },
+      name: 'pvc-uid-of-cart',
+      bytes: 1n << 30n,
+      requestId: 'uid-of-cart',
+      access: 'filesystem',
       labels: {
         team: 'red',
         'stowage.dev/claim-namespace': 'shop',
@@ -68,11 +71,16 @@ describe('a claim', () => {
           finalizers: ['stowage.dev/volume'],
         },
         spec: {
-          ...{ capacity: { storage: '1Gi' }, accessModes: ['ReadWriteMany'], volumeMode: 'Filesystem' },
-          ...{ persistentVolumeReclaimPolicy: 'Delete', storageClassName: 'fast', mountOptions: ['nosuid'] },
+          capacity: { storage: '1Gi' },
+          accessModes: ['ReadWriteMany'],
+          volumeMode: 'Filesystem',
+          persistentVolumeReclaimPolicy: 'Delete',
+          storageClassName: 'fast',
+          mountOptions: ['nosuid'],
           claimRef: { kind: 'PersistentVolumeClaim', namespace: 'shop', name: 'cart', uid: 'uid-of-cart' },
           csi: {
-            ...{ driver: 'file.stowage.dev', volumeHandle: volume?.id },
+            driver: 'file.stowage.dev',
+            volumeHandle: volume?.id,
             volumeAttributes: { store: 'silver', name: 'pvc-uid-of-cart' },
           },
         },

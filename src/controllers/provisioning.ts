@@ -145,7 +145,11 @@ export function createProvisioning(parts: ControllerParts): Controller {
   }
 
   const controller: Controller = createController({
-    ...{ name: 'provisioning', clock, reconcile, workers: 96, perGroup: 48 },
+    name: 'provisioning',
+    clock,
+    reconcile,
+    workers: 96,
+    perGroup: 48,
     groupOf: (key) =>
       takingBack.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
@@ -220,8 +224,13 @@ function wantedBy(claim: PersistentVolumeClaim, kind: StorageClass): Wanted {
     );
   if (access === 'filesystem') refuseMountOptions(kind);
   return {
-    ...{ claim: { namespace, name, uid }, store, enforce, bytes, access },
-    ...{ name: nameFor(claim, nameTemplate), labels: labelsOf(metadata.labels ?? {}) },
+    claim: { namespace, name, uid },
+    store,
+    enforce,
+    bytes,
+    access,
+    name: nameFor(claim, nameTemplate),
+    labels: labelsOf(metadata.labels ?? {}),
     // With any other binding mode it is what is left of another class, or of nobody.
     node: kind.volumeBindingMode === 'WaitForFirstConsumer' ? metadata.annotations?.[selectedNode] : undefined,
     allowed: kind.allowedTopologies ?? [],
@@ -258,7 +267,9 @@ function volumeFor(
     },
     spec: {
       capacity: { storage: quantityOf(volume.bytes ?? bytes) },
-      ...{ accessModes, volumeMode, persistentVolumeReclaimPolicy: reclaimPolicy },
+      accessModes,
+      volumeMode,
+      persistentVolumeReclaimPolicy: reclaimPolicy,
       storageClassName: classNameOf(claim),
       ...(mountOptions === undefined ? {} : { mountOptions }),
       claimRef: claimReference(claim),

@@ -13,7 +13,8 @@ async function aPair(status: object, { enforce = false, wants = '2Mi', has = '1M
   it.api.put(paths.volumes, {
     metadata: { name: 'pvc-1' },
     spec: {
-      ...{ capacity: { storage: has }, claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' } },
+      capacity: { storage: has },
+      claimRef: { namespace: 'shop', name: 'cart', uid: 'uid-of-cart' },
       csi: { driver: 'file.stowage.dev', volumeHandle: handle || id, volumeAttributes: { store: 'silver' } },
     },
     status: { phase: 'Bound' },
@@ -33,7 +34,10 @@ test('a claim that asks for more gets it', async () => {
   expect(await it.list(persistentVolumes)).toMatchObject([{ spec: { capacity: { storage: '2Mi' } } }]);
   const [claim] = await it.list(claims);
   expect(claim?.status).toEqual({
-    ...{ phase: 'Bound', capacity: { storage: '2Mi' }, allocatedResources: { storage: '2Mi' }, conditions: [other] },
+    phase: 'Bound',
+    capacity: { storage: '2Mi' },
+    allocatedResources: { storage: '2Mi' },
+    conditions: [other],
   });
   expect(it.changes()).toHaveLength(3);
 });
@@ -44,8 +48,9 @@ test('where nodes have to see to it too, they are told, and the claim has it whe
   await eventually(() => it.notes('VolumeResizeSuccessful')).toHaveLength(1);
   const [claim] = await it.list(claims);
   expect(claim?.status).toMatchObject({
-    ...{ capacity: { storage: '1Mi' }, allocatedResources: { storage: '2Mi' } },
-    ...{ allocatedResourceStatuses: { storage: 'NodeResizePending' } },
+    capacity: { storage: '1Mi' },
+    allocatedResources: { storage: '2Mi' },
+    allocatedResourceStatuses: { storage: 'NodeResizePending' },
     conditions: [{ type: 'FileSystemResizePending', status: 'True' }],
   });
   const before = it.changes().length;

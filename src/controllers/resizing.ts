@@ -48,13 +48,16 @@ export function createResizing(parts: ControllerParts): Controller {
     const { namespace = '', name = '', resourceVersion = '' } = claim.metadata;
     const kept = (claim.status?.conditions ?? []).filter(({ type }) => !resizing.has(type));
     const pending: Condition = {
-      ...{ type: 'FileSystemResizePending', status: 'True', message: 'Waiting for the nodes that have it mounted.' },
+      type: 'FileSystemResizePending',
+      status: 'True',
+      message: 'Waiting for the nodes that have it mounted.',
       lastTransitionTime: new Date(clock.now()).toISOString().replace(/\.\d+Z$/, 'Z'),
     };
     const size = { [storage]: quantityOf(bytes) };
     const status = onNodes
       ? {
-          ...{ conditions: [...kept, pending], allocatedResources: size },
+          conditions: [...kept, pending],
+          allocatedResources: size,
           allocatedResourceStatuses: { [storage]: 'NodeResizePending' },
         }
       : { conditions: kept, capacity: size, allocatedResources: size, allocatedResourceStatuses: null };
@@ -63,7 +66,10 @@ export function createResizing(parts: ControllerParts): Controller {
   }
 
   const controller = createController({
-    ...{ name: 'resizing', clock, reconcile, workers: 16 },
+    name: 'resizing',
+    clock,
+    reconcile,
+    workers: 16,
     groupOf: (key) => {
       const volume = caches.volumes.get(caches.claims.get(key)?.spec.volumeName ?? '');
       return volume?.spec.csi?.volumeAttributes?.['store'] ?? '';

@@ -99,7 +99,12 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
   }
 
   const controller = createController({
-    ...{ name: 'restarts', clock, reconcile, workers: 1, firstRetryMs: 5_000, mostRetryMs },
+    name: 'restarts',
+    clock,
+    reconcile,
+    workers: 1,
+    firstRetryMs: 5_000,
+    mostRetryMs,
   });
   return {
     ...controller,

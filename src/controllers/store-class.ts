@@ -82,7 +82,10 @@ function isSame(one: StorageClass, wanted: StorageClass): boolean {
     metadata.name,
     metadata.annotations?.[defaultClass] === 'true',
     metadata.ownerReferences?.map(({ uid }) => uid),
-    ...[rest.provisioner, rest.parameters ?? {}, rest.reclaimPolicy, rest.volumeBindingMode],
+    rest.provisioner,
+    rest.parameters ?? {},
+    rest.reclaimPolicy,
+    rest.volumeBindingMode,
     rest.allowVolumeExpansion ?? false,
   ];
   return isDeepStrictEqual(own(one), own(wanted));

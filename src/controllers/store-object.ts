@@ -40,11 +40,18 @@ export interface StoreStatus {
 }
 
 export const storeObjects: Resource<StoreObject> = {
-  ...{ group: 'stowage.dev', version: 'v1', plural: 'stores', kind: 'Store', namespaced: false },
+  group: 'stowage.dev',
+  version: 'v1',
+  plural: 'stores',
+  kind: 'Store',
+  namespaced: false,
 };
 
 export const storeReference = ({ metadata: { name = '', uid = '' } }: StoreObject): ObjectReference => ({
-  ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', name, uid },
+  apiVersion: 'stowage.dev/v1',
+  kind: 'Store',
+  name,
+  uid,
 });
 
 /** What a core is told of all of them. */

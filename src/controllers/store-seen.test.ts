@@ -12,7 +12,9 @@ test.each([
   'a store problem with the code %s and the reason %s becomes the condition reason %s',
   (code, reason, said) => {
     expect(saying(relayed('it failed', { code, reason, action: 'Look.' }))).toEqual({
-      ...{ status: 'False', reason: said, message: 'it failed. Look.' },
+      status: 'False',
+      reason: said,
+      message: 'it failed. Look.',
     });
   },
 );

@@ -16,18 +16,19 @@ export type Verdict = Required<Pick<Condition, 'status' | 'reason' | 'message'>>
 
 export const yes = (reason: string, message: string): Verdict => ({ status: 'True', reason, message });
 export const no = (reason: string, message: string, action: string | undefined): Verdict => ({
-  ...{
-    status: 'False',
-    reason,
-    message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
-  },
+  status: 'False',
+  reason,
+  message: [message, action].filter((text) => text !== undefined && text !== '').join('. '),
 });
 /** `Denied` is for denied access only: the code also stands for a server that Stowage does not trust, and for read-only places. */
 const reasonOf = (problem: StowageError): string =>
   isAccessDenied(problem) ? 'Denied' : problem.code === 'denied' ? 'NotUsable' : words(problem.code);
 export const saying = (problem: StowageError): Verdict => no(reasonOf(problem), problem.message, problem.action);
 export const nothing = (ready: Verdict): Seen => ({
-  ...{ ready, reachable: ready, capacity: undefined, volumes: undefined },
+  ready,
+  reachable: ready,
+  capacity: undefined,
+  volumes: undefined,
 });
 
 /** `not-found` → `NotFound` */

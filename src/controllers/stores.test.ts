@@ -32,11 +32,15 @@ describe('a Store object', () => {
     const { config } = it.core.stores.view('gold');
     expect(config).toMatchObject({ origin: 'cluster', policy: { maxVolumes: 3 } });
     await expect(it.core.stores.remove('gold', aCall())).rejects.toMatchObject({
-      ...{ code: 'denied', reason: 'store-from-cluster', action: 'Delete the object: kubectl delete store gold' },
+      code: 'denied',
+      reason: 'store-from-cluster',
+      action: 'Delete the object: kubectl delete store gold',
     });
     const [object] = await it.list(storeObjects);
     expect(object?.status).toMatchObject({
-      ...{ kind: 'nfs', observedGeneration: 1, volumes: 0 },
+      kind: 'nfs',
+      observedGeneration: 1,
+      volumes: 0,
       capacity: { total: expect.any(String), free: expect.any(String) },
       conditions: [
         { type: 'Ready', status: 'True', reason: 'Open', observedGeneration: 1 },
@@ -176,13 +180,16 @@ describe('the class of a store', () => {
     await eventually(classes).toMatchObject([
       {
         metadata: {
-          ...{ name: 'gold', labels: { 'stowage.dev/store': 'gold' } },
+          name: 'gold',
+          labels: { 'stowage.dev/store': 'gold' },
           annotations: { 'storageclass.kubernetes.io/is-default-class': 'true' },
           ownerReferences: [{ kind: 'Store', name: 'gold', uid: 'uid-of-gold' }],
         },
         provisioner: 'file.stowage.dev',
         parameters: { store: 'gold', nameTemplate: '{name}', enforce: 'true' },
-        ...{ reclaimPolicy: 'Retain', volumeBindingMode: 'Immediate', allowVolumeExpansion: true },
+        reclaimPolicy: 'Retain',
+        volumeBindingMode: 'Immediate',
+        allowVolumeExpansion: true,
       },
     ]);
     it.api.remove(paths.classes, 'gold');

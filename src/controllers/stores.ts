@@ -114,7 +114,11 @@ export function createStoresController(options: StoresOptions): StoresController
   }
 
   const controller = createController({
-    ...{ name: 'stores', clock, reconcile, workers: 8, perGroup: 1 },
+    name: 'stores',
+    clock,
+    reconcile,
+    workers: 8,
+    perGroup: 1,
     // One that is silent keeps only itself waiting.
     groupOf: (key) => key,
   });

@@ -21,7 +21,8 @@ const it = controlled();
 /** A Store object of a newer Stowage: this one has no such kind. */
 const putUnknown = (name: string, more: object = {}): void =>
   void it.api.put(paths.stores, {
-    ...{ metadata: { name, uid: `uid-of-${name}`, generation: 1 }, spec: { uri: `ceph://cluster/${name}` } },
+    metadata: { name, uid: `uid-of-${name}`, generation: 1 },
+    spec: { uri: `ceph://cluster/${name}` },
     ...more,
   });
 const putLocal = (name: string): void =>
@@ -62,7 +63,8 @@ describe('a Store object of an unknown kind', () => {
     it.start(createNodeVolumes);
     await whenSynced();
     await expect(it.parts.provisioners.get('file.stowage.dev')?.create(wanted('odd'), aCall())).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'store-object-invalid' },
+      code: 'unavailable',
+      reason: 'store-object-invalid',
     });
   });
 
@@ -73,7 +75,8 @@ describe('a Store object of an unknown kind', () => {
     const local = createNodeProvisioner({ ...it.parts, stores: it.parts.nodeStores, volumes });
     await whenSynced();
     await expect(local.create(wanted('odd'), aCall())).rejects.toMatchObject({
-      ...{ reason: 'class-store-unknown', message: "there is no store 'odd' for the class" },
+      reason: 'class-store-unknown',
+      message: "there is no store 'odd' for the class",
       action: 'Ask the administrator for a class whose parameter store is one of these: disks',
     });
     // Without a parameter, the only store of the driver is meant.
@@ -89,7 +92,8 @@ describe('a Store object of an unknown kind', () => {
       it.api.put(driversPath, { metadata: { name, uid: `uid-of-${name}` }, spec: {} });
     const withRoom = (free: string) => ({ status: { capacity: { total: '10Gi', free } } });
     it.api.put(paths.stores, {
-      ...{ metadata: { name: 'silver' }, spec: { uri: 'nfs://server/export' } },
+      metadata: { name: 'silver' },
+      spec: { uri: 'nfs://server/export' },
       ...withRoom('4Gi'),
     });
     putUnknown('odd', withRoom('1Gi'));
@@ -181,6 +185,13 @@ describe('looking for volumes that nobody claims', () => {
 });
 
 const wanted = (store: string | undefined): Wanted => ({
-  ...{ claim: { namespace: 'shop', name: 'data', uid: 'uid-of-data' }, store, name: 'data', bytes: 1n, enforce: false },
-  ...{ access: 'filesystem', labels: {}, node: undefined, allowed: [] },
+  claim: { namespace: 'shop', name: 'data', uid: 'uid-of-data' },
+  store,
+  name: 'data',
+  bytes: 1n,
+  enforce: false,
+  access: 'filesystem',
+  labels: {},
+  node: undefined,
+  allowed: [],
 });

@@ -155,8 +155,15 @@ function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work
   async function take(store: Store, name: VolumeName, work: Work): Promise<Volume> {
     using _ = await operations.lock([nameKey(store.name, name)], work.signal);
     const spec: VolumeSpec = {
-      ...{ id: newVolumeId(), name, bytes: undefined, enforce: false, access: 'filesystem', labels: {} },
-      ...{ requestId: work.operation, createdAt: clock.now(), instance },
+      id: newVolumeId(),
+      name,
+      bytes: undefined,
+      enforce: false,
+      access: 'filesystem',
+      labels: {},
+      requestId: work.operation,
+      createdAt: clock.now(),
+      instance,
     };
     const volume = await facetOf(store, 'adoption').adopt(name, spec, work);
     keep(volume);

@@ -127,7 +127,9 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       .filter(visible);
 
   const asUnsearched = (name: StoreName): Unsearched => ({
-    ...{ name, isOpen: parts.stores().view(name).store !== undefined, refusal: parts.answers.refusal(name) },
+    name,
+    isOpen: parts.stores().view(name).store !== undefined,
+    refusal: parts.answers.refusal(name),
   });
 
   return {

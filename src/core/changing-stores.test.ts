@@ -41,7 +41,8 @@ test('one that is being added keeps nobody from adding, removing and checking ot
 
   expect(names(server)).toEqual(['local']);
   await expect(add(server, 'a', 'c')).rejects.toMatchObject({
-    ...{ code: 'busy', reason: 'store-being-added' },
+    code: 'busy',
+    reason: 'store-being-added',
     message: "a store 'a' is being added already, with another URI",
   });
   // The same again, as by somebody whose connection broke.

@@ -76,7 +76,10 @@ const maintenanceEveryMs = 30_000;
 const passMs = 600_000;
 
 const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
-  ...{ name, run, deadlineMs, everyMs: maintenanceEveryMs },
+  name,
+  run,
+  deadlineMs,
+  everyMs: maintenanceEveryMs,
 });
 const unending = new AbortController().signal;
 
@@ -119,18 +122,39 @@ export function createCore(parts: CoreParts): WholeCore {
   const catalogue = createCatalogue({ records, answers, stores: laterStores, instance });
   const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const holds: Holds = createHolds({
-    ...{ records, mounter, operations, clock, log, node, folder: parts.publishedFolder },
-    ...{ mounts: () => mounts, references: laterReferences, stageOf },
+    records,
+    mounter,
+    operations,
+    clock,
+    log,
+    node,
+    folder: parts.publishedFolder,
+    mounts: () => mounts,
+    references: laterReferences,
+    stageOf,
     remapped: createRemappedUsers({ engines: parts.engines, clients, stores: laterStores, clock }),
   });
   const mounts: Mounts = createMounts({
-    ...{ ...parts, clients, stores: laterStores, catalogue, operations, events },
-    ...{ holds: () => holds, references: laterReferences },
+    ...parts,
+    clients,
+    stores: laterStores,
+    catalogue,
+    operations,
+    events,
+    holds: () => holds,
+    references: laterReferences,
   });
   const steps: Record<string, Step> = {};
   const identities = createIdentities({ records, clock });
   const recover = createRecovery({
-    ...{ records, operations, catalogue, steps, log, identities, stores: laterStores, boot: parts.boot },
+    records,
+    operations,
+    catalogue,
+    steps,
+    log,
+    identities,
+    stores: laterStores,
+    boot: parts.boot,
   });
   const takeUp: TakeUp = async (store, config, scope) => {
     await recover(store, config, scope);
@@ -142,7 +166,11 @@ export function createCore(parts: CoreParts): WholeCore {
   Object.assign(late, { stores, reclaim });
   const engineNames = createEngineNames({ records, stores, catalogue });
   const references = createReferences({
-    ...{ records, clock, log, engines: parts.engines, names: engineNames },
+    records,
+    clock,
+    log,
+    engines: parts.engines,
+    names: engineNames,
     changed: (ids) => {
       const scope = { signal: unending, log };
       for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
@@ -175,23 +203,29 @@ export function createCore(parts: CoreParts): WholeCore {
     clock,
   });
   return {
-    ...{ instance, node, mounter, stores, answers, catalogue, volumes, deletions, adoptions },
-    ...{
-      provision,
-      mounts,
-      mountHealth,
-      ephemerals,
-      uses,
-      engineNames,
-      asks,
-      holds,
-      references,
-      operations,
-      tokens,
-      events,
-      requestAnswers: records.answers,
-      records,
-    },
+    instance,
+    node,
+    mounter,
+    stores,
+    answers,
+    catalogue,
+    volumes,
+    deletions,
+    adoptions,
+    provision,
+    mounts,
+    mountHealth,
+    ephemerals,
+    uses,
+    engineNames,
+    asks,
+    holds,
+    references,
+    operations,
+    tokens,
+    events,
+    requestAnswers: records.answers,
+    records,
     maintenance: [
       task('open stores', (scope) => stores.retry(scope)),
       task('repair mounts', (scope) => mounts.repair(scope)),

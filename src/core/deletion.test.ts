@@ -71,7 +71,8 @@ describe('delete', () => {
       const discard = ({ id }: Volume) => server.core.deletions.delete(id, undefined, aCall(), { discard: true });
       expect(await discard(nothing)).toMatchObject({ outcome: 'deleted' });
       await expect(discard(something)).rejects.toMatchObject({
-        ...{ code: 'conflict', reason: 'volume-not-empty' },
+        code: 'conflict',
+        reason: 'volume-not-empty',
         message: "volume 'keep/something' is not certain to be empty",
       });
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'something', 'something.meta']);
@@ -126,7 +127,8 @@ describe('delete', () => {
       const volume = await create('a');
       beforeDelete = () => writeFile(join(root, 'a', 'file'), 'precious');
       await expect(discard(volume.id)).rejects.toMatchObject({
-        ...{ code: 'conflict', reason: 'volume-not-empty' },
+        code: 'conflict',
+        reason: 'volume-not-empty',
         message: "volume 'keep/a' is not certain to be empty",
       });
       expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('precious');

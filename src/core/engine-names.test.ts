@@ -50,7 +50,8 @@ describe('the names that engines know volumes by', () => {
     await make('silver', 'a');
     await make('gold', 'a');
     await expect(resolve('a')).rejects.toMatchObject({
-      ...{ code: 'conflict', message: "'a' is in several stores: gold/a, silver/a" },
+      code: 'conflict',
+      message: "'a' is in several stores: gold/a, silver/a",
       action: expect.stringContaining('store..name'),
     });
     expect(await listed()).toEqual(['gold..a', 'silver..a']);
@@ -97,7 +98,8 @@ describe('the names that engines know volumes by', () => {
   test('of the other scope are answered for by saying which driver has them', async () => {
     await make('local', 'a');
     await expect(resolve('a', 'stowage')).rejects.toMatchObject({
-      ...{ reason: 'plugin-other-scope', action: expect.stringContaining('-d stowage-local') },
+      reason: 'plugin-other-scope',
+      action: expect.stringContaining('-d stowage-local'),
     });
     await expect(resolve('local..a', 'stowage')).rejects.toMatchObject({ reason: 'plugin-other-scope' });
     await expect(resolve('none', 'stowage')).rejects.toMatchObject({ code: 'not-found' });
@@ -152,7 +154,9 @@ describe('the store for a new volume', () => {
     expect(() => placeFor('gold..a', 'silver')).toThrow('names another store');
     expect(() => placeFor('a', 'bronze')).toThrow(
       expect.objectContaining({
-        ...{ code: 'not-found', reason: 'store-unknown', message: "there is no store 'bronze'" },
+        code: 'not-found',
+        reason: 'store-unknown',
+        message: "there is no store 'bronze'",
         action: "Name one of those of this driver: 'local', 'silver', 'gold'",
       }),
     );

@@ -214,7 +214,8 @@ function noStore(name: string, others: readonly StoreName[]): StowageError {
   const { message, code, reason, action } = unknownStore(name);
   const these = others.map(quoted).join(', ');
   return relayed(message, {
-    ...{ code, reason },
+    code,
+    reason,
     action: others.length === 0 ? action : `Name one of those of this driver: ${these}`,
   });
 }

@@ -29,18 +29,34 @@ const id: VolumeId = newVolumeId();
 const stage = `/s/${id}`;
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/a' } as unknown as Source;
 const volume: Volume = {
-  ...{ id, name: 'key' as VolumeName, store: 'silver' as StoreName, bytes: undefined, enforce: false, labels: {} },
-  ...{ access: 'filesystem', requestId: 'ephemeral:key', createdAt: 1, revision: 1, instance: 'i' },
+  id,
+  name: 'key' as VolumeName,
+  store: 'silver' as StoreName,
+  bytes: undefined,
+  enforce: false,
+  labels: {},
+  access: 'filesystem',
+  requestId: 'ephemeral:key',
+  createdAt: 1,
+  revision: 1,
+  instance: 'i',
 };
 
 const unwritten = (): never => {
   throw new StowageError('a file has data that the server does not have yet, and it does not take them', {
-    ...{ code: 'busy', reason: 'data-unwritten', action: 'Wait.' },
+    code: 'busy',
+    reason: 'data-unwritten',
+    action: 'Wait.',
   });
 };
 
 const point = ([at, from]: [string, string]): MountPoint => ({
-  ...{ at, device: from, root: '/', source: from, type: 'fuse.stowage', readOnly: false },
+  at,
+  device: from,
+  root: '/',
+  source: from,
+  type: 'fuse.stowage',
+  readOnly: false,
 });
 
 const mounter = {
@@ -74,17 +90,15 @@ beforeEach(async () => {
   const events = createEvents('e', clock);
   const operations = createOperations({ records, events, clock, log });
   const parts = {
-    ...{
-      records,
-      mounter,
-      clients: createClients({ nfs } as unknown as ClientTable),
-      mountsFolder: '/s',
-      operations,
-      events,
-      clock,
-      log,
-      node: 'n' as NodeName,
-    },
+    records,
+    mounter,
+    clients: createClients({ nfs } as unknown as ClientTable),
+    mountsFolder: '/s',
+    operations,
+    events,
+    clock,
+    log,
+    node: 'n' as NodeName,
     holds: () => ({ isHeld: () => false }),
   } as unknown as MountParts;
   const uses = { settle: async () => undefined } as unknown as OwnUses;
@@ -95,7 +109,11 @@ beforeEach(async () => {
     records.mounts.put({ volumeId: id, source, target, readOnly: false, user, since: 1, madeTarget: false });
   };
   ephemerals = createEphemerals({
-    ...{ records, operations, clock, log, mounts: { publish, unpublish } },
+    records,
+    operations,
+    clock,
+    log,
+    mounts: { publish, unpublish },
     stores: { view: () => ({ config: { policy: {} }, placement: 'node' }) },
     volumes: {
       create: async () => {

@@ -50,7 +50,9 @@ function unheard(inner: StoreKind): StoreKind {
 
 /** Directories, said to be reached by other hosts too. */
 const far: StoreKind = {
-  ...{ ...createLocalStoreKind(), scheme: 'far', placement: 'anywhere' },
+  ...createLocalStoreKind(),
+  scheme: 'far',
+  placement: 'anywhere',
   refuse: () => undefined,
   open: ({ uri, ...config }, ...rest) =>
     createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),

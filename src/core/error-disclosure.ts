@@ -29,7 +29,8 @@ export function toldToUser(trouble: Trouble, how: string): Trouble {
   if (isForEverybody(reason)) return trouble;
   const ask = `sk the administrator, who finds out why ${how}`;
   return {
-    ...{ code, reason },
+    code,
+    reason,
     message: errorReason(reason)?.short ?? errorCodes[isErrorCode(code) ? code : 'internal'].short,
     action: isErrorCode(code) && errorCodes[code].retry ? `Try again in a while. If it persists, a${ask}` : `A${ask}`,
   };

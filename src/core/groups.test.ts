@@ -60,8 +60,13 @@ describe('a volume that is mounted as the group of a pod before', () => {
 
   const at = (target: string, kind: 'kubelet' | 'pod', group?: number, madeTarget = false): void =>
     void mounts.set(target, {
-      ...{ volumeId: volume.id, source: nfs({ squash: 'all', group }), target, readOnly: false, since: 1 },
-      ...{ madeTarget, user: { kind, name: target, node: 'n' } },
+      volumeId: volume.id,
+      source: nfs({ squash: 'all', group }),
+      target,
+      readOnly: false,
+      since: 1,
+      madeTarget,
+      user: { kind, name: target, node: 'n' },
     } as Mount);
 
   const regrouping = () =>

@@ -283,7 +283,9 @@ describe('what engines have mounted', () => {
   test('a volume that a stopped container names is not deleted, and the message names it', async () => {
     docker.run('web', { photos: plugin }, false);
     await expect(remove()).rejects.toMatchObject({
-      ...{ code: 'in-use', reason: 'volume-in-use', action: expect.stringContaining('docker rm') },
+      code: 'in-use',
+      reason: 'volume-in-use',
+      action: expect.stringContaining('docker rm'),
       message: expect.stringContaining('it is used by container web on'),
     });
     docker.isDown = true;
@@ -296,7 +298,9 @@ describe('what engines have mounted', () => {
   test('a volume is neither deleted nor renamed while an engine does not say who uses it', async () => {
     docker.isDown = true;
     const unknown = {
-      ...{ code: 'unavailable', reason: 'volume-use-unknown', action: expect.stringContaining('--docker-socket none') },
+      code: 'unavailable',
+      reason: 'volume-use-unknown',
+      action: expect.stringContaining('--docker-socket none'),
       message: expect.stringContaining('whether containers of docker use it is not known: '),
     };
     await expect(remove()).rejects.toMatchObject(unknown);

@@ -6,8 +6,15 @@ import { newOperationId } from './names.ts';
 const id = 'sv1-00000000-0000-4000-8000-000000000000';
 const keysOf = (kind: string, params: Operation['params']): readonly string[] =>
   operationKeys({
-    ...{ id: newOperationId(), kind, store: 'silver', subject: 'silver/a', params },
-    ...{ state: 'running', startedAt: 1, endedAt: undefined, error: undefined },
+    id: newOperationId(),
+    kind,
+    store: 'silver',
+    subject: 'silver/a',
+    params,
+    state: 'running',
+    startedAt: 1,
+    endedAt: undefined,
+    error: undefined,
   });
 
 test('an operation on a volume has locked the volume and its names', () => {

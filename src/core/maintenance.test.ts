@@ -17,7 +17,9 @@ async function pass(clock: ReturnType<typeof createFakeClock>, seconds: number):
 function taskAt(clock: ReturnType<typeof createFakeClock>, about: Partial<MaintenanceTask> = {}) {
   const at: number[] = [];
   const task: MaintenanceTask = {
-    ...{ name: 'renewal', everyMs: 30_000, deadlineMs: 20_000 },
+    name: 'renewal',
+    everyMs: 30_000,
+    deadlineMs: 20_000,
     ...about,
     run: async (own) => {
       at.push(clock.elapsed() / 1_000);
@@ -30,7 +32,8 @@ function taskAt(clock: ReturnType<typeof createFakeClock>, about: Partial<Mainte
 test('renews records of use on time while a hundred dead mounts are repaired, 20 s each', async () => {
   const clock = createFakeClock();
   const repair = taskAt(clock, {
-    ...{ name: 'repair', deadlineMs: 3_600_000 },
+    name: 'repair',
+    deadlineMs: 3_600_000,
     run: async ({ signal }) => {
       for (let mount = 0; mount < 100; mount++) await clock.sleep(20_000, signal);
     },

@@ -16,7 +16,8 @@ test('who only uses containers is not told where on a host a volume is mounted, 
     "volume 'silver/photos' cannot be deleted: it is used by path /mnt/x on one, path /var/lib/kubelet/pods/7/volumes/v on one, container web on one",
   );
   expect(told(error)).toEqual({
-    ...{ code: 'in-use', reason: 'volume-in-use' },
+    code: 'in-use',
+    reason: 'volume-in-use',
     message: "volume 'silver/photos' cannot be deleted: it is used by container web on one, 2 mounts on one",
     action:
       'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts',
@@ -34,7 +35,11 @@ test('containers are named to everybody, with what can be done about them', () =
 
 test('nor where it is mounted on another host', () => {
   const use: SeenUse = {
-    ...{ host: 'h2', node: 'two' as NodeName, writer: false, renewedAt: 0, stale: true },
+    host: 'h2',
+    node: 'two' as NodeName,
+    writer: false,
+    renewedAt: 0,
+    stale: true,
     users: [
       { kind: 'path', name: '/mnt/x' },
       { kind: 'container', name: 'web' },

@@ -34,7 +34,12 @@ function mounted(target: string, { store = 'silver', network = 'one', client = '
   const id = newVolumeId();
   const volume = { id, name: target.slice(1) as VolumeName, store: store as StoreName, labels: {}, revision: 1 };
   records.volumes.put({
-    ...{ ...volume, bytes: undefined, enforce: false, access: 'filesystem', requestId: target, createdAt: 1 },
+    ...volume,
+    bytes: undefined,
+    enforce: false,
+    access: 'filesystem',
+    requestId: target,
+    createdAt: 1,
     instance: 'i',
   } satisfies Volume);
   const source = { kind: 'nfs', hosts: ['filer'], path: target, way: { network, client } } as unknown as Source;
@@ -52,7 +57,8 @@ const nfsParts = {
 
 async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [string, string | undefined]>>> {
   const parts = {
-    ...{ records, clock },
+    records,
+    clock,
     mounts: {
       list: async () => mounts,
       of: async (id: VolumeId) => mounts.filter(({ volumeId }) => volumeId === id),

@@ -52,8 +52,17 @@ beforeEach(() => {
   writer = undefined;
   [said, isConfigured, isDown, isHung, hung] = [new Map(), true, false, false, []];
   volume = {
-    ...{ id: newVolumeId(), name: volumeName('photos'), store: store.name, bytes: undefined, access: 'filesystem' },
-    ...{ labels: {}, createdAt: 1, revision: 1, requestId: 'r', instance: 'i', enforce: false },
+    id: newVolumeId(),
+    name: volumeName('photos'),
+    store: store.name,
+    bytes: undefined,
+    access: 'filesystem',
+    labels: {},
+    createdAt: 1,
+    revision: 1,
+    requestId: 'r',
+    instance: 'i',
+    enforce: false,
   } as Volume;
   records.volumes.put(volume);
 });
@@ -68,7 +77,12 @@ function started(clock = systemClock()): OwnUses {
     },
   };
   return createOwnUses({
-    ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
+    records,
+    clients,
+    clock,
+    log: silentLog(),
+    instance: 'host-1',
+    node,
     stores: () => stores as unknown as Stores,
   });
 }
@@ -81,7 +95,13 @@ async function begin(own: OwnUses, path: string): Promise<void> {
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/photos' } as unknown as Source;
 const mountAt = (target: string): Mount => ({
-  ...{ volumeId: volume.id, source, target, readOnly: false, user: userAt(target), since: 1, madeTarget: true },
+  volumeId: volume.id,
+  source,
+  target,
+  readOnly: false,
+  user: userAt(target),
+  since: 1,
+  madeTarget: true,
 });
 const names = (): readonly string[] | undefined => said.get('host-1')?.users.map(({ name }) => name);
 
@@ -290,7 +310,12 @@ describe('renewal on several stores', () => {
         records.mounts.put({ ...mountAt(`/${name}/${n}`), volumeId: one.id });
       }
     const own = createOwnUses({
-      ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
+      records,
+      clients,
+      clock,
+      log: silentLog(),
+      instance: 'host-1',
+      node,
       stores: () => stores as unknown as Stores,
     });
     return { own, renewed };
@@ -328,7 +353,12 @@ describe('renewal on several stores', () => {
       records.mounts.put({ ...mountAt(`/v/${n}`), volumeId: one.id });
     }
     const own = createOwnUses({
-      ...{ records, clients, clock, log: silentLog(), instance: 'host-1', node },
+      records,
+      clients,
+      clock,
+      log: silentLog(),
+      instance: 'host-1',
+      node,
       stores: () => stores as unknown as Stores,
     });
     for (let round = 0; round < 2; round++) {

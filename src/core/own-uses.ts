@@ -73,7 +73,8 @@ export function createOwnUses({ records, clients, stores, clock, log, instance, 
     if (left.length < listed.all().size) listed.set(left);
   };
   const useBy = (users: readonly User[]) => ({
-    ...{ host: instance, node },
+    host: instance,
+    node,
     users: users.map(({ kind, name }) => ({ kind, name })),
   });
 

@@ -155,7 +155,10 @@ function failed(operation: Operation, failure: StowageError, endedAt: number): E
 
 /** What is kept of it on record. */
 export const errorOf = ({ code, reason, message, action }: StowageError): NonNullable<Operation['error']> => ({
-  ...{ code, reason, message, action },
+  code,
+  reason,
+  message,
+  action,
 });
 
 export function publishOperation(

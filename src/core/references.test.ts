@@ -59,7 +59,8 @@ test('a plugin of ours that an engine knows by another name has its containers c
     [unasked, 'db'],
   ] as const)
     await expect(core.deletions.delete(volume.id, undefined, aCall())).rejects.toMatchObject({
-      ...{ code: 'in-use', message: expect.stringContaining(`it is used by container ${name} on`) },
+      code: 'in-use',
+      message: expect.stringContaining(`it is used by container ${name} on`),
     });
   expect(core.references.isLive(asked.id)).toBe(true);
   docker.remove('web');
@@ -78,7 +79,12 @@ test('names that a silent store would have to be asked for do not make the engin
     return new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
   };
   const references = createReferences({
-    ...{ records, clock, engines: [docker], log: silentLog(), names: { resolve }, changed: () => undefined },
+    records,
+    clock,
+    engines: [docker],
+    log: silentLog(),
+    names: { resolve },
+    changed: () => undefined,
   });
   for (let i = 0; i < 10; i++) docker.run(`c${i}`, { [`never${i}`]: 'stowage-local' });
   const asked = references.of('sv1-00000000-0000-0000-0000-000000000000' as VolumeId, aCall());

@@ -203,7 +203,10 @@ function inTurn(work: () => Promise<void>): () => Promise<void> {
 }
 
 const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContainer): Omit<Reference, 'volumeId'> => ({
-  ...{ engine, container: id, name, running },
+  engine,
+  container: id,
+  name,
+  running,
 });
 
 /** However many events there are, one look at a time; what happens during one is seen by the next. */

@@ -14,7 +14,8 @@ describe('a store that could not be opened', () => {
     const error = unavailable(config, problem('denied', 'nfs-export-denied'));
     expect(toldToUser(error, how)).toEqual({
       // It is opened again by itself, so requests may be repeated.
-      ...{ code: 'unavailable', reason: 'nfs-export-denied' },
+      code: 'unavailable',
+      reason: 'nfs-export-denied',
       message: "access to store 'silver' is denied: this is a permission problem, not a network problem",
       action: 'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.',
     });

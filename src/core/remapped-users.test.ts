@@ -21,7 +21,9 @@ interface Asked extends ContainerEngine {
 
 function engine(kind: 'docker' | 'podman', says: boolean | Error): Asked {
   const asked: Asked = {
-    ...{ ...createFakeEngine(kind), times: 0, says },
+    ...createFakeEngine(kind),
+    times: 0,
+    says,
     remapsUsers: async () => {
       asked.times++;
       if (asked.says instanceof Error) throw asked.says;
@@ -48,7 +50,8 @@ describe('an engine that remaps users', () => {
   test('is refused, with what can be done', async () => {
     for (const source of [onNfs('none'), onNfs('root'), { kind: 'directory' } as Source])
       await expect(refusing([engine('docker', true)], source).refuse()).rejects.toMatchObject({
-        ...{ code: 'unsupported', reason: 'engine-remaps-users' },
+        code: 'unsupported',
+        reason: 'engine-remaps-users',
         message: "volume 'silver/photos' cannot be used by docker, which remaps users",
         action: expect.stringContaining('squash=all'),
       });

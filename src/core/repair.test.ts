@@ -82,8 +82,15 @@ function parts(): MountParts {
   const events = createEvents('e', clock);
   events.subscribe(({ type, subject }) => type === 'mount.repaired' && repaired.push(subject));
   return {
-    ...{ records, ...failing(), mountsFolder: at('s'), clock, events, log: silentLog(), instance: 'i' },
-    ...{ node: 'n' as NodeName, catalogue: {} },
+    records,
+    ...failing(),
+    mountsFolder: at('s'),
+    clock,
+    events,
+    log: silentLog(),
+    instance: 'i',
+    node: 'n' as NodeName,
+    catalogue: {},
     stores: () => ({
       use: async (_: string, work: (store: unknown) => unknown) => {
         if (now === undefined) throw new Error('the store does not answer');
@@ -113,8 +120,17 @@ async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
 }
 
 const volumeOf = (id: VolumeId): Volume => ({
-  ...{ id, name: 'a' as VolumeName, store: 'silver' as StoreName, bytes: undefined, enforce: false, labels: {} },
-  ...{ access: 'filesystem', requestId: 'r', createdAt: 1, revision: 1, instance: 'i' },
+  id,
+  name: 'a' as VolumeName,
+  store: 'silver' as StoreName,
+  bytes: undefined,
+  enforce: false,
+  labels: {},
+  access: 'filesystem',
+  requestId: 'r',
+  createdAt: 1,
+  revision: 1,
+  instance: 'i',
 });
 
 const kill = (id: VolumeId): Promise<void> => clients.nfs.kill(stageOf(id));

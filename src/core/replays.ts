@@ -106,7 +106,11 @@ export function createReplays(parts: {
         one.refused = failure;
         if (number === 1)
           log.warn('an interrupted operation cannot be finished now and is retried', {
-            ...{ operation: id, kind, subject, why: failure.message, action: failure.action },
+            operation: id,
+            kind,
+            subject,
+            why: failure.message,
+            action: failure.action,
           });
         first.refused();
         // It was refused while Stowage stops: its next attempt is after the next start.
@@ -144,7 +148,10 @@ export function createReplays(parts: {
       // A store that is opened anew at run time can still have work under way.
       if (pending.has(operation.id) || running.has(operation.id)) return;
       const one: Pending = {
-        ...{ operation, keys: new Set(replay.keys), refused: undefined, wake: () => undefined },
+        operation,
+        keys: new Set(replay.keys),
+        refused: undefined,
+        wake: () => undefined,
         waiting: new AbortController(),
       };
       const isAwaited = !replay.keys.some((key) => locks.isHeld(key));

@@ -22,7 +22,12 @@ beforeEach(async () => {
   onTestFinished(() => rm(parent, { recursive: true, force: true }));
   folder = await mkdtemp(join(parent, 'export-'));
   const nfs = await createNfsServer({
-    ...{ clock, directory: folder, state: join(parent, 'state'), port: 0, path: '/export', squash: 'none' },
+    clock,
+    directory: folder,
+    state: join(parent, 'state'),
+    port: 0,
+    path: '/export',
+    squash: 'none',
     onError: () => undefined,
   });
   onTestFinished(() => nfs.close());

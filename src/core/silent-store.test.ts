@@ -161,7 +161,8 @@ test('one whose trash is not listed in time, and whose server no longer allows t
   await gate.reached;
   clock.advance(10_000);
   expect((await listed).body).toMatchObject({
-    ...{ status: 503, reason: 'store-access-denied' },
+    status: 503,
+    reason: 'store-access-denied',
     detail:
       "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem",
     action: 'Ask the administrator to grant Stowage access; the reason is found with: stowage store check silver',

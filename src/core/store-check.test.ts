@@ -69,7 +69,9 @@ test('a check from another network that does not end blames no disk', async () =
     ok: false,
     steps: [
       {
-        ...{ step: 'answer', ok: false, detail: 'the check from docker:apps did not end within 15 s' },
+        step: 'answer',
+        ok: false,
+        detail: 'the check from docker:apps did not end within 15 s',
         action:
           'Try again when the machine is less busy. If it persists, check without --from: if that works, the store is not the cause.',
       },

@@ -12,7 +12,10 @@ import type { Stores } from './stores.ts';
 export const checkDeadlineMs = 15_000;
 
 const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
-  ...{ ok: false, steps, totalBytes: undefined, freeBytes: undefined },
+  ok: false,
+  steps,
+  totalBytes: undefined,
+  freeBytes: undefined,
 });
 
 /** A disk that hangs is what people ask about with a check, so it must not hang with it. */

@@ -151,7 +151,12 @@ export function createEntries(parts: EntryParts): Entries {
   }
 
   return {
-    ...{ all, coming, open, bring, shut, drop },
+    all,
+    coming,
+    open,
+    bring,
+    shut,
+    drop,
     prepare: async (config, scope, patienceMs) => {
       const entry = newEntry(config);
       coming.set(config.name, entry);
@@ -179,8 +184,16 @@ export function createEntries(parts: EntryParts): Entries {
 
 function newEntry(config: StoreConfig): Entry {
   return {
-    ...{ config, store: undefined, problem: undefined, opening: undefined, shutting: undefined, pending: undefined },
-    ...{ users: 0, background: 0, idle: undefined, closing: new AbortController() },
+    config,
+    store: undefined,
+    problem: undefined,
+    opening: undefined,
+    shutting: undefined,
+    pending: undefined,
+    users: 0,
+    background: 0,
+    idle: undefined,
+    closing: new AbortController(),
   };
 }
 

@@ -116,7 +116,8 @@ describe('a store with the required members only', () => {
     const { id } = await create('a');
     const enforcing = { store: 'plain', name: 'b', bytes: 10n, enforce: true, access: undefined, labels: {} };
     const unsupported = {
-      ...{ code: 'unsupported', reason: 'enforcement-unsupported' },
+      code: 'unsupported',
+      reason: 'enforcement-unsupported',
       message: "store 'plain' cannot hold a volume to its size",
     };
     await expect(server.core.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
@@ -127,7 +128,8 @@ describe('a store with the required members only', () => {
   test('refuses to enlarge a volume before an operation is recorded, unless it has that size already', async () => {
     const made = await create('a', 10n);
     await expect(server.core.volumes.expand(made.id, 20n, undefined, aCall())).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'expand-unsupported' },
+      code: 'unsupported',
+      reason: 'expand-unsupported',
       message: "store 'plain' cannot enlarge volumes",
     });
     expect(await server.core.volumes.expand(made.id, 10n, undefined, aCall())).toEqual(made);
@@ -141,7 +143,8 @@ describe('a store with the required members only', () => {
   test('refuses to rename a volume before an operation is recorded, unless it has that name already', async () => {
     const made = await create('a');
     await expect(server.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'rename-unsupported' },
+      code: 'unsupported',
+      reason: 'rename-unsupported',
       message: "store 'plain' cannot rename volumes",
     });
     expect(await server.core.volumes.rename(made.id, 'a', undefined, aCall())).toEqual(made);
@@ -151,7 +154,8 @@ describe('a store with the required members only', () => {
   test('does not know how much a volume holds, neither for CSI nor for Docker', async () => {
     const made = await create('a');
     await expect(server.core.volumes.usage(made.id, aCall())).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'usage-unsupported' },
+      code: 'unsupported',
+      reason: 'usage-unsupported',
       message: "store 'plain' does not know how much its volumes hold",
     });
     const log = collectingLog();
@@ -165,7 +169,8 @@ describe('a store with the required members only', () => {
   test('decides by itself whether a volume is deleted that must be empty', async () => {
     const { id } = await create('a');
     await expect(server.core.deletions.delete(id, undefined, aCall(), { discard: true })).rejects.toMatchObject({
-      ...{ code: 'conflict', reason: 'volume-not-empty' },
+      code: 'conflict',
+      reason: 'volume-not-empty',
     });
     expect(operations()).toEqual(['volume.delete', 'volume.create']);
     expect(await volumes()).toEqual(['a']);
@@ -196,7 +201,8 @@ describe('a store with the required members only', () => {
     for (const dryRun of [true, false]) {
       const adopting = server.core.adoptions.adopt('plain', { dryRun, data: true }, aCall());
       await expect(adopting).rejects.toMatchObject({
-        ...{ code: 'unsupported', reason: 'adoption-unsupported' },
+        code: 'unsupported',
+        reason: 'adoption-unsupported',
         message: "store 'plain' cannot adopt volumes",
       });
     }
@@ -215,7 +221,8 @@ describe('a store with the required members only', () => {
     const made = await create('a');
     expect(await server.core.uses.of(made, aCall())).toBeUndefined();
     await expect(server.core.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'uses-unsupported' },
+      code: 'unsupported',
+      reason: 'uses-unsupported',
       message: "store 'plain' has no records of who uses its volumes: no other host can",
     });
   });
@@ -223,14 +230,16 @@ describe('a store with the required members only', () => {
 
 describe.each(['archive', 'retain'])('onDelete=%s on a store that does not support it', (onDelete) => {
   const unsupported = {
-    ...{ code: 'invalid', reason: 'store-policy-unsupported' },
+    code: 'invalid',
+    reason: 'store-policy-unsupported',
     message: `store 'plain' does not support onDelete=${onDelete}`,
   };
 
   test('is refused when the store is added', async () => {
     const adding = server.core.stores.add('other', `minimal://${root}?onDelete=${onDelete}`, aCall());
     await expect(adding).rejects.toMatchObject({
-      ...{ code: 'invalid', reason: 'store-policy-unsupported' },
+      code: 'invalid',
+      reason: 'store-policy-unsupported',
       message: `store 'other' does not support onDelete=${onDelete}`,
     });
     expect(server.core.stores.list().map(({ config: { name } }) => name as string)).toEqual(['plain', 'local']);

@@ -105,22 +105,28 @@ async function useAll(server: TestCore): Promise<Volume> {
 }
 
 const settingsWritten = [
-  ...[
-    'compared keep',
-    'defaultStore',
-    'ephemeral.volumes',
-    'identity of keep',
-    'instance',
-    'place of keep',
-    'place of silver',
-  ],
-  ...['process marks', 'uses.unsaid'],
+  'compared keep',
+  'defaultStore',
+  'ephemeral.volumes',
+  'identity of keep',
+  'instance',
+  'place of keep',
+  'place of silver',
+  'process marks',
+  'uses.unsaid',
 ];
 
 /** Clients filter events by type. */
 const eventTypes = [
-  ...['mount.mounted', 'mount.unmounted', 'operation.ended', 'operation.started', 'store.added', 'store.removed'],
-  ...['volume.changed', 'volume.created', 'volume.deleted'],
+  'mount.mounted',
+  'mount.unmounted',
+  'operation.ended',
+  'operation.started',
+  'store.added',
+  'store.removed',
+  'volume.changed',
+  'volume.created',
+  'volume.deleted',
 ];
 
 /** Ids, paths and times are replaced by fixed text. */
@@ -176,8 +182,12 @@ describe('an operation that 0.1 left unfinished', () => {
       .replaceAll('<instance>', instance)
       .replaceAll('<targets>', targets);
     const operation: Operation = {
-      ...{ ...JSON.parse(text), id: newOperationId(), state: 'running', startedAt: 1 },
-      ...{ endedAt: undefined, error: undefined },
+      ...JSON.parse(text),
+      id: newOperationId(),
+      state: 'running',
+      startedAt: 1,
+      endedAt: undefined,
+      error: undefined,
     };
     records.open().operations.begin(operation);
     return operation;

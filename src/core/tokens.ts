@@ -84,7 +84,9 @@ function lifeOf(expiresIn: string | undefined): number | undefined {
 
 function requireSame(present: Token | undefined, want: Token): void {
   const asked = ({ name, role, stores, createdAt, expiresAt }: Token): unknown[] => [
-    ...[name, role, stores],
+    name,
+    role,
+    stores,
     expiresAt === undefined ? undefined : expiresAt - createdAt,
   ];
   if (present === undefined || isDeepStrictEqual(asked(present), asked(want))) return;

@@ -35,14 +35,12 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
       directory: createDirectoryClient({ mounter }),
       loop: createLoopClient({ mounter, run: createRun(clock, undefined, parent), clock }),
       nfs: createNfsClient({
-        ...{
-          mounter,
-          clock,
-          run: createRun(clock, undefined, parent),
-          look: createLook(clock),
-          readTable: readMountTable,
-          instance: 'here',
-        },
+        mounter,
+        clock,
+        run: createRun(clock, undefined, parent),
+        look: createLook(clock),
+        readTable: readMountTable,
+        instance: 'here',
         keepers: createKeepers({
           clock,
           log: silentLog(),
@@ -56,7 +54,12 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
     mountsFolder: folder('mounts'),
     publishedFolder: folder('published'),
     engines: [],
-    ...{ instance: 'i', epoch: 'e', boot: undefined, node: 'n' as NodeName, clock, log: silentLog() },
+    instance: 'i',
+    epoch: 'e',
+    boot: undefined,
+    node: 'n' as NodeName,
+    clock,
+    log: silentLog(),
   });
   onTestFinished(async () => {
     await core.close();

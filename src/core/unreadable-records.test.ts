@@ -43,14 +43,12 @@ async function exported(): Promise<string> {
   onTestFinished(() => rm(parent, { recursive: true, force: true }));
   folder = await mkdtemp(join(parent, 'export-'));
   const nfs = await createNfsServer({
-    ...{
-      clock: systemClock(),
-      directory: folder,
-      state: join(parent, 'state'),
-      port: 0,
-      path: '/export',
-      squash: 'none',
-    },
+    clock: systemClock(),
+    directory: folder,
+    state: join(parent, 'state'),
+    port: 0,
+    path: '/export',
+    squash: 'none',
     onError: () => undefined,
   });
   onTestFinished(() => nfs.close());

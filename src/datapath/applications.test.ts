@@ -20,9 +20,35 @@ describe.skipIf(needs('root', 'fuse', 'ganesha'))('applications on an NFS volume
    */
   test.skipIf(needs('stress-ng'))('stress-ng reports no errors', async () => {
     const stressors = [
-      ...['access', 'chattr', 'chdir', 'chmod', 'chown', 'dentry', 'dir', 'dirdeep', 'dirmany', 'dup', 'fcntl'],
-      ...['file-ioctl', 'filename', 'flock', 'fstat', 'getdent', 'handle', 'hdd', 'iomix', 'lease', 'locka', 'lockf'],
-      ...['lockofd', 'mknod', 'open', 'rename', 'seek', 'touch', 'utime'],
+      'access',
+      'chattr',
+      'chdir',
+      'chmod',
+      'chown',
+      'dentry',
+      'dir',
+      'dirdeep',
+      'dirmany',
+      'dup',
+      'fcntl',
+      'file-ioctl',
+      'filename',
+      'flock',
+      'fstat',
+      'getdent',
+      'handle',
+      'hdd',
+      'iomix',
+      'lease',
+      'locka',
+      'lockf',
+      'lockofd',
+      'mknod',
+      'open',
+      'rename',
+      'seek',
+      'touch',
+      'utime',
     ];
     const sizes = ['--chdir-dirs=64', '--dentries=64', '--dir-dirs=64', '--hdd-bytes=1m', '--iomix-bytes=1m'];
     await using mounts = await keepMounts();

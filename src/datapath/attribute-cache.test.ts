@@ -7,8 +7,23 @@ import { createCacheLimit } from './cache-limit.ts';
 import { createNameCache, type Name, type NameCache } from './name-cache.ts';
 
 const file: Attributes = {
-  ...{ type: 1, mode: 0o644, links: 1, uid: 0, gid: 0, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
-  ...{ size: 10, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
+  type: 1,
+  mode: 0o644,
+  links: 1,
+  uid: 0,
+  gid: 0,
+  used: 4096,
+  major: 0,
+  minor: 0,
+  fsid: 1n,
+  fileId: 5n,
+  size: 10,
+  atime: 1,
+  atimeNs: 0,
+  mtime: 1,
+  mtimeNs: 0,
+  ctime: 1,
+  ctimeNs: 0,
 };
 /** Attributes after this many changes. */
 const at = (change: number): Attributes => ({ ...file, size: 10 + change, mtime: 1 + change, ctime: 1 + change });
@@ -18,7 +33,10 @@ const id = 2;
 function cache(ttlMs = 1_000, end?: () => number | undefined) {
   const clock = createFakeClock();
   const attributes = createAttributeCache({
-    ...{ clock, ttlMs, isHidden: () => false, limit: createCacheLimit(1_000) },
+    clock,
+    ttlMs,
+    isHidden: () => false,
+    limit: createCacheLimit(1_000),
     ...(end === undefined ? {} : { end }),
   });
   const saw = (what: Attributes, since = attributes.now()) => attributes.update(id, what, since);

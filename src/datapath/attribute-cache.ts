@@ -124,9 +124,22 @@ export function createAttributeCache({
     const found = nodes.get(id);
     if (found !== undefined) return found;
     const made: Known = {
-      ...{ attributes: undefined, at: never, relyMs: 0, order: 0, epoch: ++epochs, changing: 0 },
-      ...{ reached: undefined, ended: [], isTorn: false, isTied: false, isTouched: false, isChanged: false },
-      ...{ toldSize: undefined, toldRights: told.get(id), toldEpoch: -1, isHidden: isHidden(id) },
+      attributes: undefined,
+      at: never,
+      relyMs: 0,
+      order: 0,
+      epoch: ++epochs,
+      changing: 0,
+      reached: undefined,
+      ended: [],
+      isTorn: false,
+      isTied: false,
+      isTouched: false,
+      isChanged: false,
+      toldSize: undefined,
+      toldRights: told.get(id),
+      toldEpoch: -1,
+      isHidden: isHidden(id),
     };
     nodes.set(id, made);
     told.forget(id);
@@ -235,7 +248,10 @@ export function createAttributeCache({
   }
 
   return {
-    ...{ update, change, freshMs, forget },
+    update,
+    change,
+    freshMs,
+    forget,
     now: () => order,
     relyMs: (id) => {
       const known = nodes.get(id);

@@ -46,7 +46,12 @@ export function createBackgroundWrites(
   const forever = new Promise<never>(() => undefined);
 
   const requestOf = ({ uid, gid }: Writer): Request => ({
-    ...{ uid, gid, pid: 0, place: -1, resent: false, signal: never },
+    uid,
+    gid,
+    pid: 0,
+    place: -1,
+    resent: false,
+    signal: never,
   });
 
   async function sendOnceReady<R>(call: () => Promise<R>): Promise<R> {

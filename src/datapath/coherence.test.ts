@@ -28,7 +28,9 @@ describe.skipIf(needs('fuse', 'ganesha'))('two mounts of one directory', () => {
     const faults = () => [...a.faults, ...b.faults];
     const kept = stack.move();
     return {
-      ...{ faults, a: (name: string) => join(a.at, name), b: (name: string) => join(b.at, name) },
+      faults,
+      a: (name: string) => join(a.at, name),
+      b: (name: string) => join(b.at, name),
       [Symbol.asyncDispose]: () => kept.disposeAsync(),
     };
   }

@@ -59,15 +59,20 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
     const { addresses, port, connections, tls } = spec;
     const [first, ...more] = addresses;
     return createRpcClient({
-      ...{ clock, connections, deadlineMs: usualDeadlineMs, maxInFlight: maxInFlight },
+      clock,
+      connections,
+      deadlineMs: usualDeadlineMs,
+      maxInFlight: maxInFlight,
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? privilegedPort : undefined,
-      ...{ onOpened: onOpened(about, listeners), reading: readPromptly },
+      onOpened: onOpened(about, listeners),
+      reading: readPromptly,
       tls:
         tls === undefined
           ? undefined
           : {
-              ...{ program: nfsProgram, version: nfsVersion },
+              program: nfsProgram,
+              version: nfsVersion,
               options: {
                 ...(tls.ca === undefined ? {} : { ca: tls.ca }),
                 ...(tls.certificate === undefined ? {} : { cert: tls.certificate }),
@@ -88,7 +93,8 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
       known.users++;
       shared.set(key, known);
       return {
-        ...{ nfs: known.nfs, about },
+        nfs: known.nfs,
+        about,
         onConnected: (tell) => {
           own.add(tell);
           known.listeners.add(tell);

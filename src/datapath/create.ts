@@ -182,7 +182,10 @@ export function createCreateOperations(context: Context, entries: Entries): Crea
     symlink: (parent, name, target, request) =>
       made(
         {
-          ...{ parent, name, type: fileType.link, target },
+          parent,
+          name,
+          type: fileType.link,
+          target,
           // Without a time: a server that cannot set it fails, and it would prove nothing.
           make: (directory, _, options) => nfs.symlink(directory, name, target, {}, options),
         },

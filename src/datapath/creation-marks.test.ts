@@ -71,11 +71,20 @@ describe.skipIf(needs('ganesha'))('times of created files', () => {
 
   test('times are in the order of creation and change, and not in the future', async () => {
     const on = createFileSystem({
-      ...{ nfs: it.nfs, nodes: createMemoryNodes(it.directory), proofs: createMemoryProofs(), clock: systemClock() },
-      ...{ notify: () => undefined, options: { identity: asCaller } },
+      nfs: it.nfs,
+      nodes: createMemoryNodes(it.directory),
+      proofs: createMemoryProofs(),
+      clock: systemClock(),
+      notify: () => undefined,
+      options: { identity: asCaller },
     }) as Operations;
     const request = (place: number): Request => ({
-      ...{ uid: 0, gid: 0, pid: 1, place, resent: false, signal: new AbortController().signal },
+      uid: 0,
+      gid: 0,
+      pid: 1,
+      place,
+      resent: false,
+      signal: new AbortController().signal,
     });
     const flags = { wx: constants.O_EXCL | constants.O_WRONLY, w: constants.O_WRONLY };
     const times: bigint[] = [];

@@ -11,7 +11,11 @@ test('the data loss log names each file once, a limited number per minute, and s
   const lose = createDataLossLog({ clock, log, mount: 'm', report: (text) => void reports.push(text) });
   const loss = (id: number) => ({ id, fileId: BigInt(1000 + id), code: 'ENOSPC' as const, bytes: 10 });
   const named = (id: number) => ({
-    ...{ message: 'acknowledged data were lost', mount: 'm', file: `${1000 + id}`, error: 'ENOSPC', bytes: 10 },
+    message: 'acknowledged data were lost',
+    mount: 'm',
+    file: `${1000 + id}`,
+    error: 'ENOSPC',
+    bytes: 10,
   });
   for (let id = 0; id < 25; id++) for (let i = 0; i < 2; i++) lose(loss(id));
   expect(lines.splice(0)).toEqual(Array.from({ length: 20 }, (_, id) => named(id)));

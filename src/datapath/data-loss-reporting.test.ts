@@ -122,7 +122,10 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'python3'))('loss of acknowledg
         .split('\n')
         .filter((line) => line.includes('acknowledged data were lost'));
       expect(JSON.parse(logged[0] ?? '{}')).toMatchObject({
-        ...{ level: 'error', mount: 'mnt-1', error: 'ENOSPC', file: `${statSync(join(small.folder, 'file')).ino}` },
+        level: 'error',
+        mount: 'mnt-1',
+        error: 'ENOSPC',
+        file: `${statSync(join(small.folder, 'file')).ino}`,
       });
       const next = await user.open(path);
       expect([await user.sync(next), await user.sync(next), await user.close(next)]).toEqual(['ENOSPC', 'ok', 'ok']);

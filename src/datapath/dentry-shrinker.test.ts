@@ -42,7 +42,9 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', ()
     const table = createNodeTable(memory, limits);
     let mount: FuseMount | undefined;
     const operations = createFileSystem({
-      ...{ nfs: it.nfs, nodes: withoutPlaces(table.of(0, it.directory)), clock: systemClock() },
+      nfs: it.nfs,
+      nodes: withoutPlaces(table.of(0, it.directory)),
+      clock: systemClock(),
       proofs: { find: () => undefined, write: () => undefined },
       notify: (bytes) => mount?.device.write(bytes),
       notifyApart: async (bytes) => await mount?.device.writeApart(bytes),

@@ -11,20 +11,33 @@ import { createFileSystem } from './file-system.ts';
 
 const root = 1;
 const request: Request = {
-  ...{ uid: 0, gid: 0, pid: 1, place: 0, resent: false, signal: new AbortController().signal },
+  uid: 0,
+  gid: 0,
+  pid: 1,
+  place: 0,
+  resent: false,
+  signal: new AbortController().signal,
 };
 const attributes = { type: 1, mode: 0, size: 0, used: 0, fileId: 1n } as never;
 const refusal = (status: NfsStatusName) => new NfsError('READDIRPLUS', nfsStatus[status], false);
 
 const entry = (name: string, cookie: number): EntryPlus => ({
-  ...{ fileId: BigInt(cookie), name, bytes: undefined, cookie: BigInt(cookie) },
-  ...{ attributes: undefined, handle: Uint8Array.of(cookie) },
+  fileId: BigInt(cookie),
+  name,
+  bytes: undefined,
+  cookie: BigInt(cookie),
+  attributes: undefined,
+  handle: Uint8Array.of(cookie),
 });
 
 function serving(nfs: Partial<NfsClient>) {
   const operations = createFileSystem({
-    ...{ nfs: nfs as NfsClient, nodes: createMemoryNodes(Uint8Array.of(0)), proofs: createMemoryProofs() },
-    ...{ clock: systemClock(), notify: () => undefined, options: { identity: asCaller, softMs: 1_000 } },
+    nfs: nfs as NfsClient,
+    nodes: createMemoryNodes(Uint8Array.of(0)),
+    proofs: createMemoryProofs(),
+    clock: systemClock(),
+    notify: () => undefined,
+    options: { identity: asCaller, softMs: 1_000 },
   }) as Operations;
 
   /** Reads on from a position, `most` entries at once. */
@@ -175,8 +188,11 @@ describe('reading a directory', () => {
   test('does not count entries that did not fit into the reply', async () => {
     const nodes = createMemoryNodes(Uint8Array.of(0));
     const operations = createFileSystem({
-      ...{ nodes, proofs: createMemoryProofs(), clock: systemClock(), notify: () => undefined },
-      ...{ options: { identity: asCaller } },
+      nodes,
+      proofs: createMemoryProofs(),
+      clock: systemClock(),
+      notify: () => undefined,
+      options: { identity: asCaller },
       nfs: {
         readdirplus: async (args: ReaddirArgs) => ({
           ...paged(names, args),

@@ -138,7 +138,9 @@ export function createEntries(context: Context): Entries {
   }
 
   return {
-    ...{ find, entry, undoLookup },
+    find,
+    entry,
+    undoLookup,
     forget: (id, lookups) => {
       nodes.forget(id, lookups);
       forgetIfGone(id);

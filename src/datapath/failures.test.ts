@@ -162,7 +162,8 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('a server that does not answer
       return line;
     };
     return {
-      ...{ child, isOpen: answer() },
+      child,
+      isOpen: answer(),
       does: async (what: 'write' | 'sync' | 'close'): Promise<string> => {
         child.stdin.write(`${what}\n`);
         return await answer();

@@ -1,5 +1,4 @@
 import { constants } from 'node:fs';
-import { unlessAborted } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Operations, Request, Statfs } from '#wire/fuse/operations.ts';
@@ -24,16 +23,17 @@ import { createNameCache } from './name-cache.ts';
 import { createPendingReleases } from './pending-releases.ts';
 import { withPermissionChecks } from './permission-checks.ts';
 import type { JournaledWrites, Nodes, Proofs } from './ports.ts';
-import { type Charges, createCharges, noCharges } from './quota/charges.ts';
+import { createCharges, noCharges } from './quota/charges.ts';
 import type { Quota } from './quota/quota.ts';
+import { withQuota } from './quota/with-quota.ts';
 import { createRename } from './rename.ts';
 import { createRequestSequence, type RequestSequence } from './request-sequence.ts';
-import { createRequestWait, type RequestWait } from './request-wait.ts';
+import { createRequestWait } from './request-wait.ts';
 import { createServer } from './server.ts';
 import { createSetattr } from './setattr.ts';
 import { createSharedCaches, type SharedCaches } from './shared-caches.ts';
 import { createUnlink } from './unlink.ts';
-import { createWrites, type UncommittedWrites, type Writes } from './writes.ts';
+import { createWrites, type UncommittedWrites } from './writes.ts';
 
 export interface FileSystemOptions {
   readonly identity: IdentityOptions;
@@ -101,33 +101,41 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const { cacheMs: ttlMs = 1_000, softMs: timeoutMs = Number.POSITIVE_INFINITY } = options;
   const { maxRead = maxTransfer, maxWrite = maxTransfer } = options;
   const attributes = createAttributeCache({
-    ...{ clock, ttlMs, isHidden: (id) => nodes.hidden(id) !== undefined, end: (id) => writes.end(id) },
-    ...{ limit: shared.attributes, group: options.group },
+    clock,
+    ttlMs,
+    isHidden: (id) => nodes.hidden(id) !== undefined,
+    end: (id) => writes.end(id),
+    limit: shared.attributes,
+    group: options.group,
   });
   const names = createNameCache({ epochOf: attributes.epoch, clock, limit: shared.names });
   const calls = createCalls({ clock, timeoutMs, ended: parts.ended });
   const server = createServer({
-    ...{ nfs, nodes, attributes, names, calls, notify },
+    nfs,
+    nodes,
+    attributes,
+    names,
+    calls,
+    notify,
     identities: createIdentities(options.identity),
   });
   const sequence = createRequestSequence(attributes);
   const waitFor = createRequestWait({ clock, calls, timeoutMs });
   const ready = parts.behind?.ready ?? (() => undefined);
   const context: Context = {
-    ...{
-      nfs,
-      nodes,
-      proofs,
-      clock,
-      server,
-      attributes,
-      names,
-      marks: createCreationMarks(clock),
-      sequence,
-      ttlMs,
-      notify,
-    },
-    ...{ waitFor, releases: createPendingReleases(nodes, waitFor) },
+    nfs,
+    nodes,
+    proofs,
+    clock,
+    server,
+    attributes,
+    names,
+    marks: createCreationMarks(clock),
+    sequence,
+    ttlMs,
+    notify,
+    waitFor,
+    releases: createPendingReleases(nodes, waitFor),
   };
   const entries = createEntries(context);
   const creating = createCreateOperations(context, entries);
@@ -140,16 +148,27 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
   const unlinking = createUnlink(context, entries, { charges, ready });
   const own = createBudget(maxUnwrittenOfMount);
   const uncharged = createWrites({
-    ...{ context, calls, kept: parts.behind?.kept, ready, isSync: options.sync === true },
-    ...{ maxWrite: Math.min(maxWrite, maxTransfer), isHard: timeoutMs === Number.POSITIVE_INFINITY },
-    ...{ onDone: charges.written, onLost: parts.behind?.onLost },
+    context,
+    calls,
+    kept: parts.behind?.kept,
+    ready,
+    isSync: options.sync === true,
+    maxWrite: Math.min(maxWrite, maxTransfer),
+    isHard: timeoutMs === Number.POSITIVE_INFINITY,
+    onDone: charges.written,
+    onLost: parts.behind?.onLost,
     budgets: [own, ...(parts.behind === undefined ? [] : [parts.behind.budget])],
   });
   const writes = withQuota(uncharged, charges, waitFor);
   const setattrOperation = createSetattr(context, writes, charges, options.group);
   const { forget: forgetFile, ...files } = createFiles({
-    ...{ context, entries, creating, unlinking, writes },
-    ...{ memory: shared.reads, maxRead: Math.min(maxRead, maxTransfer) },
+    context,
+    entries,
+    creating,
+    unlinking,
+    writes,
+    memory: shared.reads,
+    maxRead: Math.min(maxRead, maxTransfer),
   });
   const directories = createDirectories(context, entries);
   const { mkdir, mknod, symlink, link } = creating;
@@ -184,9 +203,14 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
       const found = await server.on(request, id, (handle, how) => nfs.fsstat(handle, how), access.none);
       const blocks = (bytes: bigint): number => Number(bytes / BigInt(statfsBlock));
       return {
-        ...{ blocks: blocks(found.totalBytes), bfree: blocks(found.freeBytes), bavail: blocks(found.availableBytes) },
-        ...{ files: Number(found.totalFiles), ffree: Number(found.freeFiles) },
-        ...{ bsize: statfsBlock, frsize: statfsBlock, namelen: 255 },
+        blocks: blocks(found.totalBytes),
+        bfree: blocks(found.freeBytes),
+        bavail: blocks(found.availableBytes),
+        files: Number(found.totalFiles),
+        ffree: Number(found.freeFiles),
+        bsize: statfsBlock,
+        frsize: statfsBlock,
+        namelen: 255,
       };
     },
   };
@@ -207,7 +231,8 @@ export function openFileSystem(parts: FileSystemParts): FileSystem {
     },
   };
   return {
-    ...{ operations: bound, behind: writes.behind },
+    operations: bound,
+    behind: writes.behind,
     [Symbol.dispose]: () => {
       // Unsent writes are dropped and free their memory.
       parts.behind?.budget.give(own.used);
@@ -226,42 +251,17 @@ function quotaStatfs({ bytes, used }: { readonly bytes: number; readonly used: n
   const [blocks, taken] = [Math.floor(bytes / statfsBlock), Math.ceil(used / statfsBlock)];
   const bfree = Math.max(0, blocks - taken);
   return {
-    ...{ blocks, bfree, bavail: bfree, files: 0, ffree: 0 },
+    blocks,
+    bfree,
+    bavail: bfree,
+    files: 0,
+    ffree: 0,
     bsize: statfsBlock,
     frsize: statfsBlock,
     namelen: 255,
   };
 }
 
-/** Accepts no write that exceeds the quota. */
-function withQuota(writes: Writes, charges: Charges, waitFor: RequestWait): Writes {
-  return {
-    ...writes,
-    get revalidations() {
-      return writes.revalidations;
-    },
-    write: (id, at, data, request) => {
-      const room = charges.write(id, at.offset, data.length, request);
-      if (room === undefined) return writes.write(id, at, data, request);
-      return waitFor(request, (signal) => unlessAborted(room, signal).catch(fail))
-        .then(() => writes.write(id, at, data, request))
-        .catch((cause: unknown) => {
-          charges.abandoned(request);
-          throw cause;
-        });
-    },
-    behind: {
-      ...writes.behind,
-      get files() {
-        return writes.behind.files;
-      },
-      restore: (written) => {
-        charges.restored(written.place, written.data.length);
-        writes.behind.restore(written);
-      },
-    },
-  };
-}
 const writing = constants.O_WRONLY | constants.O_RDWR | constants.O_TRUNC;
 
 type AnyOperation = (...args: never[]) => unknown;

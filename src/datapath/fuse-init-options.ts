@@ -23,7 +23,10 @@ const always: readonly InitFlag[] = [
 export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
   // Without these flags, the kernel handles locks among all processes of the node.
   flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
-  ...{ maxWrite: maxTransfer, maxReadahead: maxTransfer, maxBackground: 64, timeGranularity: 1 },
+  maxWrite: maxTransfer,
+  maxReadahead: maxTransfer,
+  maxBackground: 64,
+  timeGranularity: 1,
 });
 
 function refuse(): never {

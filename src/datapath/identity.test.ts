@@ -66,8 +66,16 @@ describe('the credential of a call', () => {
 /** Runs as a user with groups. */
 const as = (uid: number, groups: string, script: string, ...args: readonly string[]) =>
   run('setpriv', [
-    ...['--reuid', `${uid}`, '--regid', `${uid}`, ...(groups === '' ? ['--clear-groups'] : ['--groups', groups])],
-    ...['sh', '-ec', script, 'sh', ...args],
+    '--reuid',
+    `${uid}`,
+    '--regid',
+    `${uid}`,
+    ...(groups === '' ? ['--clear-groups'] : ['--groups', groups]),
+    'sh',
+    '-ec',
+    script,
+    'sh',
+    ...args,
   ]);
 
 describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
@@ -247,8 +255,17 @@ describe.skipIf(needs('fuse', 'ganesha', 'perl'))('users of a mount', () => {
       const { handle } = await it.nfs.lookup(it.directory, 'file');
       const script = 'exec 3<>"$1"; echo opened; read go; cat <&3; echo more >&3';
       const child = execFile('setpriv', [
-        ...['--reuid', '1000', '--regid', '1000', '--groups', '2000'],
-        ...['sh', '-ec', script, 'sh', join(mount.at, 'file')],
+        '--reuid',
+        '1000',
+        '--regid',
+        '1000',
+        '--groups',
+        '2000',
+        'sh',
+        '-ec',
+        script,
+        'sh',
+        join(mount.at, 'file'),
       ]);
       const said: string[] = [];
       child.stdout?.on('data', (text: string) => said.push(text));

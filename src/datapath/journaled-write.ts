@@ -5,8 +5,13 @@ import type { AcknowledgedWrite } from './ports.ts';
 
 /** Decodes a WRITE from the journal. */
 export const readJournaledWrite = (place: number, message: Message): AcknowledgedWrite => ({
-  ...{ place, node: header.node(message), uid: header.uid(message), gid: header.gid(message) },
-  ...{ fh: number(message, 0), offset: number(message, 8), data: bytes(message, 40, u32(message, 16)) },
+  place,
+  node: header.node(message),
+  uid: header.uid(message),
+  gid: header.gid(message),
+  fh: number(message, 0),
+  offset: number(message, 8),
+  data: bytes(message, 40, u32(message, 16)),
 });
 
 /** The reply that all bytes were written. */

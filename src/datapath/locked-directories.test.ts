@@ -27,7 +27,12 @@ describe('locked directories', () => {
       return answer.promise;
     };
     operations = lockedDirectories.tracked({
-      ...{ lookup: asks, create: asks, rename: asks, link: asks, setattr: asks, read: asks },
+      lookup: asks,
+      create: asks,
+      rename: asks,
+      link: asks,
+      setattr: asks,
+      read: asks,
     });
   });
 

@@ -19,7 +19,14 @@ type AnyOperation = (...args: never[]) => unknown;
 
 /** The directories that each operation locks. */
 const locked: { readonly [K in keyof Operations]?: (...args: Parameters<Operations[K]>) => readonly number[] } = {
-  ...{ lookup: one, symlink: one, mknod: one, mkdir: one, create: one, unlink: one, rmdir: one, readdir: one },
+  lookup: one,
+  symlink: one,
+  mknod: one,
+  mkdir: one,
+  create: one,
+  unlink: one,
+  rmdir: one,
+  readdir: one,
   rename: (from, to) => [from.parent, to.parent],
   link: (_, parent) => [parent],
 };

@@ -33,7 +33,11 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
       const armed = requests.arm(0) ?? expect.fail();
       const nodes = table.of(0, it.directory);
       const on = createFileSystem({
-        ...{ nfs: it.nfs, nodes, proofs: requests, clock: systemClock(), notify: () => undefined },
+        nfs: it.nfs,
+        nodes,
+        proofs: requests,
+        clock: systemClock(),
+        notify: () => undefined,
         options: { identity: asCaller },
       }) as Operations;
       const take = (): Request => {

@@ -31,11 +31,19 @@ process.on('uncaughtException', fail);
 process.on('unhandledRejection', fail);
 
 const link = joinKeeper({
-  ...{ clock, log, version, signal: stopping.signal },
+  clock,
+  log,
+  version,
+  signal: stopping.signal,
   handlers: {
     serve: (given) => {
       program = startProgram(given, {
-        ...{ clock, log, holder: link, report: link.report, ended: link.ended, unserved: link.unserved },
+        clock,
+        log,
+        holder: link,
+        report: link.report,
+        ended: link.ended,
+        unserved: link.unserved,
         signal: stopping.signal,
       });
       program.then(() => link.ready(), fail);

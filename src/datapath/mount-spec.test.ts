@@ -2,9 +2,21 @@ import { describe, expect, test } from 'vitest';
 import { type MountSpec, readSpec } from './mount-spec.ts';
 
 const spec: MountSpec = {
-  ...{ version: 1, addresses: ['10.0.0.5', 'fd00::5'], port: 2049, root: 'AAECAw==', connections: 2 },
-  ...{ privilegedPorts: true, squash: 'root', uid: 1000, gid: 1000, softMs: 10_000, readOnly: false },
-  ...{ maxRead: 1024 * 1024, maxWrite: 65_536, cacheMs: 1000, locks: 'refused' },
+  version: 1,
+  addresses: ['10.0.0.5', 'fd00::5'],
+  port: 2049,
+  root: 'AAECAw==',
+  connections: 2,
+  privilegedPorts: true,
+  squash: 'root',
+  uid: 1000,
+  gid: 1000,
+  softMs: 10_000,
+  readOnly: false,
+  maxRead: 1024 * 1024,
+  maxWrite: 65_536,
+  cacheMs: 1000,
+  locks: 'refused',
   quota: { bytes: 2 ** 40, ledger: 'BAUG', host: '7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11' },
   tls: { ca: 'a certificate', certificate: undefined, key: 'a secret', serverName: 'nas' },
 };
@@ -18,7 +30,8 @@ describe('the description of a mount', () => {
     const synced: MountSpec = { ...unchecked, version: 3, sync: true };
     expect(readSpec(JSON.parse(JSON.stringify(synced)))).toEqual(synced);
     expect(readSpec(JSON.parse(JSON.stringify(plain)))).toEqual({
-      ...{ ...plain, checks: 'kernel' },
+      ...plain,
+      checks: 'kernel',
       tls: undefined,
       softMs: undefined,
       quota: undefined,

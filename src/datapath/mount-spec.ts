@@ -83,8 +83,10 @@ function readTls(given: unknown): TlsSpec {
   const fields = given as Fields;
   const maybe = (name: string): string | undefined => (fields[name] === undefined ? undefined : text(fields, name));
   return {
-    ...{ ca: maybe('ca'), certificate: maybe('certificate') },
-    ...{ key: maybe('key'), serverName: maybe('serverName') },
+    ca: maybe('ca'),
+    certificate: maybe('certificate'),
+    key: maybe('key'),
+    serverName: maybe('serverName'),
   };
 }
 

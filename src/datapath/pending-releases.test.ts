@@ -33,13 +33,23 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
     const clock = parts.clock ?? systemClock();
     const { softMs } = parts.options ?? {};
     const on = openFileSystem({
-      ...{ nodes: createMemoryNodes(it.directory), proofs: createMemoryProofs(), notify: () => undefined },
-      ...{ ...parts, nfs, clock, options: { identity: asCaller, cacheMs: 60_000, softMs } },
+      nodes: createMemoryNodes(it.directory),
+      proofs: createMemoryProofs(),
+      notify: () => undefined,
+      ...parts,
+      nfs,
+      clock,
+      options: { identity: asCaller, cacheMs: 60_000, softMs },
     }).operations as Operations;
     let places = 0;
     const interrupt = new AbortController();
     const request = (signal = new AbortController().signal): Request => ({
-      ...{ uid: 0, gid: 0, pid: 1, place: ++places, resent: false, signal },
+      uid: 0,
+      gid: 0,
+      pid: 1,
+      place: ++places,
+      resent: false,
+      signal,
     });
 
     /** Blocks calls of this kind, or their answers, until opened. */
@@ -90,7 +100,7 @@ describe.skipIf(needs('ganesha'))('the last close of a removed file', () => {
       return { directory, close: () => close(file, fh) };
     }
 
-    return { ...{ nfs, on, request, interrupt, gate, look, list, close, removed } };
+    return { nfs, on, request, interrupt, gate, look, list, close, removed };
   }
 
   test('ends before its directory is listed', async () => {

@@ -69,7 +69,8 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
   /** Served as in production: by a data path with a journal, started by a keeper. */
   const mounted = (mounts: KeptMounts): Promise<KeptMount> =>
     mounts.mount({
-      ...{ host: it.server.host, port: it.server.nfsPort },
+      host: it.server.host,
+      port: it.server.nfsPort,
       root: Buffer.from(it.directory).toString('base64'),
     });
 

@@ -16,9 +16,22 @@ import type { MountSpec } from './mount-spec.ts';
 import { type ReceivedMount, startProgram } from './program.ts';
 
 const spec: MountSpec = {
-  ...{ version: 1, addresses: ['127.0.0.1'], port: 1, connections: 1, privilegedPorts: false, tls: undefined },
-  ...{ root: Buffer.alloc(28).toString('base64'), squash: 'none', uid: 0, gid: 0, softMs: undefined, readOnly: false },
-  ...{ maxRead: 65_536, maxWrite: 65_536, cacheMs: 1_000, locks: 'node' },
+  version: 1,
+  addresses: ['127.0.0.1'],
+  port: 1,
+  connections: 1,
+  privilegedPorts: false,
+  tls: undefined,
+  root: Buffer.alloc(28).toString('base64'),
+  squash: 'none',
+  uid: 0,
+  gid: 0,
+  softMs: undefined,
+  readOnly: false,
+  maxRead: 65_536,
+  maxWrite: 65_536,
+  cacheMs: 1_000,
+  locks: 'node',
 };
 
 interface Told {
@@ -43,7 +56,10 @@ async function started() {
     startProgram(
       { journal, mounts, sockets: [] },
       {
-        ...{ clock: systemClock(), log: silentLog(), signal: stop.signal, report: () => undefined },
+        clock: systemClock(),
+        log: silentLog(),
+        signal: stop.signal,
+        report: () => undefined,
         ended: (id) => void told.ended.push(id),
         unserved: (id) => void told.unserved.push(id),
         holder: { hold: () => '', letGo: () => undefined },

@@ -6,7 +6,7 @@ import { header } from '#wire/fuse/message.ts';
 import { createBudget, maxUnwritten } from './budget.ts';
 import { createConnections, type ServerLease, type SocketHolder } from './connections.ts';
 import { createDataLossLog } from './data-loss-log.ts';
-import { openFileSystem } from './file-system.ts';
+import { type FileSystemOptions, openFileSystem } from './file-system.ts';
 import { fuseInitOptions, refuseLocks } from './fuse-init-options.ts';
 import { holdUntilDrained } from './hold-until-drained.ts';
 import { formatJournal, openJournal } from './journal/memory.ts';
@@ -93,7 +93,9 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
   const left = Map.groupBy(requests.left().toSorted(byUnique), ({ mount }) => mount);
   const rented = new Set<ServerLease>();
   const predecessorConnections = createPredecessorConnections(given.sockets, {
-    ...{ clock, log, letGo: (id) => holder.letGo(id) },
+    clock,
+    log,
+    letGo: (id) => holder.letGo(id),
     clientsOf: (about) => [...rented].filter((server) => server.about === about).map(({ nfs }) => nfs),
   });
   const shared = createSharedCaches();
@@ -113,28 +115,32 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     const { signal: ended } = unmounted;
     const journal = createMountJournal({ requests, growth: rows.growth(row.index) }, ended);
     const ready = (): Promise<void> | undefined => predecessorConnections.ready(server.about);
-    const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready });
+    const quota = quotaOf({ mount: id, spec, server, kept: journal.growth, ready }, parts);
     cleanup.use(quota);
     rented.add(server);
     // It references the whole file system.
     cleanup.defer(() => rented.delete(server));
     const root = Buffer.from(spec.root, 'base64');
     const known = nodes.of(row.index, root);
-    const { squash, uid, gid, cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite } = spec;
+    const { softMs } = spec;
     const { operations, behind } = cleanup.use(
       openFileSystem({
-        ...{ nfs: server.nfs, nodes: known, proofs: journal.proofs, clock, shared, ended },
+        nfs: server.nfs,
+        nodes: known,
+        proofs: journal.proofs,
+        clock,
+        shared,
+        ended,
         quota: quota.quota,
         notify: (bytes) => served.notify(bytes),
         notifyApart: (bytes) => served.notifyApart(bytes),
         behind: {
           kept: { keep: journal.keep, free: (place) => served.committed(place) },
-          ...{ budget, ready, onLost: createDataLossLog({ clock, log, mount: id, report: parts.report }) },
+          budget,
+          ready,
+          onLost: createDataLossLog({ clock, log, mount: id, report: parts.report }),
         },
-        options: {
-          identity: { squash, uid, gid, machine: 'stowage' },
-          ...{ cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite },
-        },
+        options: optionsOf(spec),
       }),
     );
     // Late writes must not overwrite those of another node that mounts the volume now.
@@ -148,7 +154,14 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     );
     isGiven = true;
     const served = await serveMount({
-      ...{ fd, mount: row.index, requests, paused, left: unanswered, clock, poisonRequests, ages },
+      fd,
+      mount: row.index,
+      requests,
+      paused,
+      left: unanswered,
+      clock,
+      poisonRequests,
+      ages,
       operations: unanswered.length === 0 ? heldOperations : withSoftDeadline(heldOperations, { clock, softMs, ages }),
       onUnreleased: known.closed,
       wishes: fuseInitOptions(spec),
@@ -171,35 +184,14 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
     left.delete(row.index);
     cleanup.use(served);
     const kept = cleanup.move();
-    running.set(id, { ...{ index: row.index, served, behind }, [Symbol.dispose]: () => kept.dispose() });
-  }
-
-  /** Also owns the connection, which it needs until unused grants are returned. */
-  function quotaOf({ spec, server, ...own }: QuotaRequest): MountedQuota {
-    if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
-    const gone = new AbortController();
-    const failed = (cause: unknown): void =>
-      log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
-    const quota = createMountQuota({
-      ...{ nfs: server.nfs, spec, quota: spec.quota, ...own, clock, signal: gone.signal, failed },
-    });
-    return {
-      quota,
-      [Symbol.dispose]: () => {
-        gone.abort();
-        void quota
-          .close()
-          .catch(failed)
-          .finally(() => server[Symbol.dispose]());
-      },
-    };
+    running.set(id, { index: row.index, served, behind, [Symbol.dispose]: () => kept.dispose() });
   }
 
   function forget(index: number): void {
     requests.freeAll(index);
     nodes.drop(index);
     rows.remove(index);
-    for (const wake of [...paused]) wake();
+    for (const wake of Array.from(paused)) wake();
   }
 
   /** By id. One after the other: they share the mount's row in the journal. */
@@ -286,4 +278,37 @@ function byUnique(one: UnfinishedRequest, other: UnfinishedRequest): number {
   const unique = ({ message: { view } }: UnfinishedRequest): number =>
     (view.getUint32(12, true) & 0x7fff_ffff) * 0x1_0000_0000 + view.getUint32(8, true);
   return unique(one) - unique(other);
+}
+
+/** Also owns the connection, which it needs until unused grants are returned. */
+function quotaOf({ spec, server, ...own }: QuotaRequest, { clock, log }: ProgramParts): MountedQuota {
+  if (spec.quota === undefined) return { quota: undefined, [Symbol.dispose]: () => server[Symbol.dispose]() };
+  const gone = new AbortController();
+  const failed = (cause: unknown): void =>
+    log.warn('failed to count the volume', { mount: own.mount, cause: String(cause) });
+  const quota = createMountQuota({
+    nfs: server.nfs,
+    spec,
+    quota: spec.quota,
+    ...own,
+    clock,
+    signal: gone.signal,
+    failed,
+  });
+  return {
+    quota,
+    [Symbol.dispose]: () => {
+      gone.abort();
+      void quota
+        .close()
+        .catch(failed)
+        .finally(() => server[Symbol.dispose]());
+    },
+  };
+}
+
+function optionsOf(spec: MountSpec): FileSystemOptions {
+  const { squash, uid, gid, cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite } = spec;
+  const identity = { squash, uid, gid, machine: 'stowage' };
+  return { identity, cacheMs, softMs, readOnly, sync, checks, group, maxRead, maxWrite };
 }

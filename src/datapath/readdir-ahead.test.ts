@@ -167,8 +167,23 @@ describe.skipIf(needs('fuse', 'ganesha'))('names looked up one after the other',
 
 describe('the credential of a listing ahead', () => {
   const directory: Attributes = {
-    ...{ type: 2, mode: 0o751, links: 2, uid: 0, gid: 2000, used: 4096, major: 0, minor: 0, fsid: 1n, fileId: 5n },
-    ...{ size: 4096, atime: 1, atimeNs: 0, mtime: 1, mtimeNs: 0, ctime: 1, ctimeNs: 0 },
+    type: 2,
+    mode: 0o751,
+    links: 2,
+    uid: 0,
+    gid: 2000,
+    used: 4096,
+    major: 0,
+    minor: 0,
+    fsid: 1n,
+    fileId: 5n,
+    size: 4096,
+    atime: 1,
+    atimeNs: 0,
+    mtime: 1,
+    mtimeNs: 0,
+    ctime: 1,
+    ctimeNs: 0,
   };
 
   test.each([
@@ -182,7 +197,9 @@ describe('the credential of a listing ahead', () => {
     const nfs = {
       getattr: async () => now,
       lookup: async (_directory: FileHandle, name: Buffer) => ({
-        ...{ handle: Buffer.from(name), attributes: { ...now, type: 1 }, directory: now },
+        handle: Buffer.from(name),
+        attributes: { ...now, type: 1 },
+        directory: now,
       }),
       readdirplus: (_args: unknown, options: CallOptions) => {
         asked.push(options.credential);
@@ -190,8 +207,12 @@ describe('the credential of a listing ahead', () => {
       },
     } as unknown as NfsClient;
     const on = createFileSystem({
-      ...{ nfs, nodes: createMemoryNodes(Buffer.from('root')), proofs: createMemoryProofs(), clock: createFakeClock() },
-      ...{ notify: () => undefined, options: { identity: asCaller } },
+      nfs,
+      nodes: createMemoryNodes(Buffer.from('root')),
+      proofs: createMemoryProofs(),
+      clock: createFakeClock(),
+      notify: () => undefined,
+      options: { identity: asCaller },
     }) as Operations;
     const { signal } = new AbortController();
     const request: Request = { uid: 1000, gid: 1000, pid: 1, place: 1, resent: false, signal };
@@ -214,7 +235,9 @@ describe('the limits of listing ahead', () => {
       return { entries, verifier: 1n, isEnd: false };
     };
     const ahead = createReaddirAhead({
-      ...{ clock, ttlMs: 1_000, nfs: { readdirplus } },
+      clock,
+      ttlMs: 1_000,
+      nfs: { readdirplus },
       server: { on: async (_: unknown, id: number, call: (id: number) => unknown) => await call(id) },
       attributes: { last: () => undefined, now: () => 0 },
       names: { get: () => undefined, put: () => undefined, changes: () => 0, complete: () => undefined },

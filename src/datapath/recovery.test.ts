@@ -27,10 +27,22 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     const { folder } = ganesha.fresh();
     using server = await openExport(ganesha.server, folder);
     const spec: MountSpec = {
-      ...{ version: 1, addresses: [ganesha.server.host], port: ganesha.server.nfsPort, connections: 2 },
-      ...{ root: Buffer.from(server.root).toString('base64'), privilegedPorts: false, tls: undefined },
-      ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
-      ...{ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, cacheMs: 1000, locks: 'node' },
+      version: 1,
+      addresses: [ganesha.server.host],
+      port: ganesha.server.nfsPort,
+      connections: 2,
+      root: Buffer.from(server.root).toString('base64'),
+      privilegedPorts: false,
+      tls: undefined,
+      squash: 'none',
+      uid: 65_534,
+      gid: 65_534,
+      softMs: undefined,
+      readOnly: false,
+      maxRead: 1024 * 1024,
+      maxWrite: 1024 * 1024,
+      cacheMs: 1000,
+      locks: 'node',
     };
     const at = join(ground.folder, 'mnt');
     mkdirSync(at);
@@ -85,10 +97,27 @@ describe.skipIf(needs('fuse', 'ganesha', 'fio'))('a mount whose data path is kil
     const { at, client } = await mounted(ground, keepers);
     // Through the kernel's cache and with direct I/O: the longest requests, several at once.
     const fio = [
-      ...[`--directory=${at}`, '--rw=randrw', '--verify=crc32c', '--verify_fatal=1', '--group_reporting', '--minimal'],
+      `--directory=${at}`,
+      '--rw=randrw',
+      '--verify=crc32c',
+      '--verify_fatal=1',
+      '--group_reporting',
+      '--minimal',
       '--verify_state_save=0',
-      ...['--name=x', '--bs=4k-256k', '--size=6m', '--ioengine=psync', '--numjobs=2', '--loops=4', '--fsync=20'],
-      ...['--name=direct', '--bs=1m', '--size=8m', '--ioengine=libaio', '--iodepth=4', '--direct=1', '--loops=2'],
+      '--name=x',
+      '--bs=4k-256k',
+      '--size=6m',
+      '--ioengine=psync',
+      '--numjobs=2',
+      '--loops=4',
+      '--fsync=20',
+      '--name=direct',
+      '--bs=1m',
+      '--size=8m',
+      '--ioengine=libaio',
+      '--iodepth=4',
+      '--direct=1',
+      '--loops=2',
     ];
     await killing(client, 12, () => run('fio', fio, { cwd: ground.folder, timeout: 100_000 }));
     await run('umount', [at]);

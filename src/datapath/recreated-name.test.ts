@@ -60,21 +60,24 @@ const cases: Readonly<Record<string, Case>> = {
     put: (on) => on.make('x', 'old'),
     script: 'unlink x',
     meanwhile: (on) => on.make('x'),
-    ...{ told: '', left: { x: theirs } },
+    told: '',
+    left: { x: theirs },
   },
   rmdir: {
     procedure: procedure.rmdir,
     put: (on) => on.makeDirectory('x'),
     script: 'rmdir x',
     meanwhile: (on) => on.makeDirectory('x'),
-    ...{ told: '', left: { x: '' } },
+    told: '',
+    left: { x: '' },
   },
   'rename, the old name': {
     procedure: procedure.rename,
     put: (on) => on.make('x', 'moved'),
     script: 'mv x y',
     meanwhile: (on) => on.make('x'),
-    ...{ told: '', left: { x: theirs, y: 'moved' } },
+    told: '',
+    left: { x: theirs, y: 'moved' },
   },
   'rename, both names': {
     procedure: procedure.rename,
@@ -84,14 +87,16 @@ const cases: Readonly<Record<string, Case>> = {
       await on.rename('y', 'z');
       for (const name of ['x', 'y']) await on.make(name);
     },
-    ...{ told: '', left: { x: theirs, y: theirs, z: 'moved' } },
+    told: '',
+    left: { x: theirs, y: theirs, z: 'moved' },
   },
   'create, and nobody did anything': {
     procedure: procedure.create,
     put: nothing,
     script: 'set -C; echo mine > x',
     meanwhile: nothing,
-    ...{ told: '', left: { x: 'mine\n' } },
+    told: '',
+    left: { x: 'mine\n' },
   },
   'create with O_EXCL': {
     procedure: procedure.create,
@@ -101,7 +106,8 @@ const cases: Readonly<Record<string, Case>> = {
       await on.remove('x');
       await on.make('x');
     },
-    ...{ told: 'exist', left: { x: theirs } },
+    told: 'exist',
+    left: { x: theirs },
   },
   mkdir: {
     procedure: procedure.mkdir,
@@ -111,7 +117,8 @@ const cases: Readonly<Record<string, Case>> = {
       await on.rmdir('x');
       await on.makeDirectory('x', 'inside');
     },
-    ...{ told: 'exist', left: { x: 'inside' } },
+    told: 'exist',
+    left: { x: 'inside' },
   },
   symlink: {
     procedure: procedure.symlink,
@@ -121,7 +128,8 @@ const cases: Readonly<Record<string, Case>> = {
       await on.remove('x');
       await on.make('x');
     },
-    ...{ told: 'exist', left: { x: theirs } },
+    told: 'exist',
+    left: { x: theirs },
   },
   link: {
     procedure: procedure.link,
@@ -131,7 +139,8 @@ const cases: Readonly<Record<string, Case>> = {
       await on.remove('y');
       await on.make('y');
     },
-    ...{ told: 'exist', left: { x: 'linked', y: theirs } },
+    told: 'exist',
+    left: { x: 'linked', y: theirs },
   },
 };
 

@@ -25,13 +25,23 @@ describe.skipIf(needs('ganesha'))('a request resent after a crash', () => {
     const proofs = createMemoryProofs();
     const process = (nfs: NfsClient = it.nfs): Operations =>
       createFileSystem({
-        ...{ nfs, nodes, proofs, clock: systemClock(), notify: () => undefined, options: { identity: asCaller } },
+        nfs,
+        nodes,
+        proofs,
+        clock: systemClock(),
+        notify: () => undefined,
+        options: { identity: asCaller },
       }) as Operations;
     return { nodes, proofs, process };
   }
 
   const request = (at = place): Request => ({
-    ...{ uid: 0, gid: 0, pid: 1, place: at, resent: true, signal: new AbortController().signal },
+    uid: 0,
+    gid: 0,
+    pid: 1,
+    place: at,
+    resent: true,
+    signal: new AbortController().signal,
   });
 
   /** The process dies just before it sends such a call. */

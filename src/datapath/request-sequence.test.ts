@@ -3,7 +3,12 @@ import type { Request } from '#wire/fuse/operations.ts';
 import { createRequestSequence } from './request-sequence.ts';
 
 const by = (pid: number): Request => ({
-  ...{ uid: 0, gid: 0, pid, place: 0, resent: false, signal: new AbortController().signal },
+  uid: 0,
+  gid: 0,
+  pid,
+  place: 0,
+  resent: false,
+  signal: new AbortController().signal,
 });
 
 function sequence() {

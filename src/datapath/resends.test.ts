@@ -19,21 +19,24 @@ interface Sequence {
 
 const sequences: readonly Sequence[] = [
   {
-    ...{ name: 'rm', procedure: remove.number },
+    name: 'rm',
+    procedure: remove.number,
     before: (on) => writeFileSync(on('file'), 'old'),
     command: (on) => ['rm', on('file')],
     meanwhile: (on) => writeFileSync(on('file'), 'of another node'),
     after: (on) => expect(readFileSync(on('file'), 'utf8')).toBe('of another node'),
   },
   {
-    ...{ name: 'rmdir', procedure: rmdir.number },
+    name: 'rmdir',
+    procedure: rmdir.number,
     before: (on) => mkdirSync(on('sub')),
     command: (on) => ['rmdir', on('sub')],
     meanwhile: (on) => mkdirSync(on('sub')),
     after: (on) => expect(readdirSync(on('.'))).toEqual(['sub']),
   },
   {
-    ...{ name: 'mv', procedure: rename.number },
+    name: 'mv',
+    procedure: rename.number,
     before: (on) => writeFileSync(on('from'), 'old'),
     command: (on) => ['mv', on('from'), on('to')],
     meanwhile: (on) => writeFileSync(on('from'), 'of another node'),
@@ -43,7 +46,8 @@ const sequences: readonly Sequence[] = [
     },
   },
   {
-    ...{ name: 'mkdir', procedure: mkdir.number },
+    name: 'mkdir',
+    procedure: mkdir.number,
     before: () => undefined,
     command: (on) => ['mkdir', on('sub')],
     meanwhile: (on) => rmdirSync(on('sub')),

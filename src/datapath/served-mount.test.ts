@@ -82,7 +82,10 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
 
 /** No callbacks expected. */
 const untold = {
-  ...{ wishes: usualWishes, onBehind: () => expect.fail(), onAgreed: () => undefined, onEnd: () => undefined },
+  wishes: usualWishes,
+  onBehind: () => expect.fail(),
+  onAgreed: () => undefined,
+  onEnd: () => undefined,
   onFault: (_operation: string, cause: unknown) => expect.fail(String(cause)),
 };
 
@@ -139,7 +142,14 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
       { ...other, ageMs: 60 },
     ];
     using _served = await serveMount({
-      ...{ fd, mount: 0, requests, paused: new Set(), ...trying(), ages, left: given, ...untold },
+      fd,
+      mount: 0,
+      requests,
+      paused: new Set(),
+      ...trying(),
+      ages,
+      left: given,
+      ...untold,
       operations: { statfs, release },
     });
     expect(seen).toEqual([[[one.place, 50]], [[other.place, 60]]]);
@@ -183,7 +193,14 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     };
     const ends = [Promise.withResolvers<never>(), Promise.withResolvers<undefined>()] as const;
     const served = await serveMount({
-      ...{ fd, mount: 0, requests, paused: new Set(), clock, poisonRequests, ...untold, left: [one, other] },
+      fd,
+      mount: 0,
+      requests,
+      paused: new Set(),
+      clock,
+      poisonRequests,
+      ...untold,
+      left: [one, other],
       operations: {
         statfs: (_id, { signal }) => {
           signals.push(signal);
@@ -218,7 +235,13 @@ describe.skipIf(needs('linux'))('requests that a predecessor left', () => {
     const { fd, requests, other, answer } = left();
     const counted: unknown[] = [];
     using _served = await serveMount({
-      ...{ fd, mount: 0, requests, paused: new Set(), ...trying(), ...untold, operations: {} },
+      fd,
+      mount: 0,
+      requests,
+      paused: new Set(),
+      ...trying(),
+      ...untold,
+      operations: {},
       onFault: () => undefined,
       onUnreleased: (node, place) => void counted.push([node, place, requests.held.lines]),
       left: [{ ...other, outlived: 10 }],
@@ -240,7 +263,13 @@ describe.skipIf(needs('fuse'))('a mount whose server is silent', () => {
     const paused = new Set<() => void>();
     const thawed = Promise.withResolvers<void>();
     const served = await serveMount({
-      ...{ fd, mount: 0, requests, paused, left: [], ...trying(systemClock()), ...untold },
+      fd,
+      mount: 0,
+      requests,
+      paused,
+      left: [],
+      ...trying(systemClock()),
+      ...untold,
       operations: {
         lookup: async (_parent, name, { signal }) => {
           asked.push(name.toString());
@@ -308,7 +337,13 @@ test.skipIf(needs('linux'))(
       opened.defer(() => closeSync(kernel));
       opened.use(
         await serveMount({
-          ...{ fd, mount, requests, paused, left: [], ...trying(), ...untold },
+          fd,
+          mount,
+          requests,
+          paused,
+          left: [],
+          ...trying(),
+          ...untold,
           operations: {
             write: () => {
               waiting.push(mount);
@@ -359,14 +394,12 @@ test.skipIf(needs('linux'))(
     const paused = new Set<() => void>();
     let asked = 0;
     using _served = await serveMount({
-      ...{
-        fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK),
-        mount: 0,
-        requests,
-        paused,
-        left: [],
-        ...trying(),
-      },
+      fd: openSync(device, constants.O_RDWR | constants.O_NONBLOCK),
+      mount: 0,
+      requests,
+      paused,
+      left: [],
+      ...trying(),
       operations: {
         statfs: () => {
           asked++;
@@ -377,7 +410,7 @@ test.skipIf(needs('linux'))(
     });
     expect([asked, paused.size]).toEqual([0, 1]);
     requests.free(5);
-    for (const wake of [...paused]) wake();
+    for (const wake of Array.from(paused)) wake();
     expect([asked, paused.size]).toEqual([1, 0]);
   },
 );
@@ -452,16 +485,23 @@ describe.skipIf(needs('fuse', 'fio'))('a mount whose data path is killed again a
     };
     let isDone = false;
     const fio = [
-      ...['--name=x', `--filename=${at}/data`, '--rw=randrw', '--bs=4k-1m', '--size=16m', '--verify=crc32c'],
-      ...['--verify_fatal=1', '--ioengine=psync', '--direct=1', '--loops=2', '--allow_file_create=0'],
-      ...[
-        '--numjobs=8',
-        '--offset_increment=2m',
-        '--size=2m',
-        '--group_reporting',
-        '--minimal',
-        '--verify_state_save=0',
-      ],
+      '--name=x',
+      `--filename=${at}/data`,
+      '--rw=randrw',
+      '--bs=4k-1m',
+      '--size=16m',
+      '--verify=crc32c',
+      '--verify_fatal=1',
+      '--ioengine=psync',
+      '--direct=1',
+      '--loops=2',
+      '--allow_file_create=0',
+      '--numjobs=8',
+      '--offset_increment=2m',
+      '--size=2m',
+      '--group_reporting',
+      '--minimal',
+      '--verify_state_save=0',
     ];
     const work = (async () => {
       do await run('fio', fio);

@@ -183,7 +183,10 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
   }
 
   const device: Device = openDevice({
-    ...{ fd, next, onRequest: take, onEnd: options.onEnd },
+    fd,
+    next,
+    onRequest: take,
+    onEnd: options.onEnd,
     onRefused: (cause) => options.onFault('an answer', cause),
   });
   using failing = new DisposableStack();
@@ -255,5 +258,5 @@ const isBehind = ({ phase }: UnfinishedRequest): boolean => phase === 'behind';
 
 /** Iterate over a copy: a mount that finds nothing waits again. */
 function wakeAll(paused: ReadonlySet<() => void>): void {
-  for (const wake of [...paused]) wake();
+  for (const wake of Array.from(paused)) wake();
 }

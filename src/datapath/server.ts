@@ -191,7 +191,10 @@ export function createServer({ nfs, nodes, attributes, names, identities, calls,
     calls.ask(request, identities.credential(request, access.none), call);
 
   return {
-    ...{ node, on, onOpen, asCallerOnly },
+    node,
+    on,
+    onOpen,
+    asCallerOnly,
     onTwo: (request, one, other, call, isChecked = true) => {
       const first = () => (isChecked ? attributes.kernelRights(one) : undefined);
       const credential = () => identities.credential(request, access.change, first(), attributes.kernelRights(other));

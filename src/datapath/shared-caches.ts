@@ -13,5 +13,7 @@ const maxNames = 100_000;
 const maxNodes = 50_000;
 
 export const createSharedCaches = (): SharedCaches => ({
-  ...{ reads: createReadBuffers(), names: createCacheLimit(maxNames), attributes: createCacheLimit(maxNodes) },
+  reads: createReadBuffers(),
+  names: createCacheLimit(maxNames),
+  attributes: createCacheLimit(maxNodes),
 });

@@ -45,12 +45,21 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
   function mount({ clock = systemClock(), softMs }: { clock?: Clock; softMs?: number } = {}) {
     const nfs: NfsClient = { ...it.nfs };
     const on = openFileSystem({
-      ...{ nodes: createMemoryNodes(it.directory), proofs: createMemoryProofs(), notify: () => undefined },
-      ...{ nfs, clock, options: { identity: asCaller, cacheMs: 60_000, softMs } },
+      nodes: createMemoryNodes(it.directory),
+      proofs: createMemoryProofs(),
+      notify: () => undefined,
+      nfs,
+      clock,
+      options: { identity: asCaller, cacheMs: 60_000, softMs },
     }).operations as Operations;
     let places = 0;
     const request = ({ signal = new AbortController().signal, uid = 0 } = {}): Request => ({
-      ...{ uid, gid: uid, pid: ++places, place: places, resent: false, signal },
+      uid,
+      gid: uid,
+      pid: ++places,
+      place: places,
+      resent: false,
+      signal,
     });
 
     /** Like a real client: it gives a call up on abort or timeout. The server may still execute it. */
@@ -86,7 +95,11 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       (await on.lookup(parent, name(text), request({ uid }))).node;
 
     return {
-      ...{ nfs, on, request, gate, look },
+      nfs,
+      on,
+      request,
+      gate,
+      look,
       open: async (file: number) => await on.open(file, constants.O_RDONLY, request()),
       close: async (file: number, fh: number) => await on.release(file, { fh, unlock: undefined }, request()),
       read: async (file: number, fh: number): Promise<string> => {
@@ -111,7 +124,8 @@ describe.skipIf(needs('ganesha'))('names of files that are open or being opened'
       take: async ({ on, request }, signal) => await on.unlink(root, name('file'), request({ signal })),
     },
     {
-      ...{ way: 'replaced', left: ['file'] },
+      way: 'replaced',
+      left: ['file'],
       take: async ({ on, request }, signal) => await on.rename(at('new'), at('file'), 0, request({ signal })),
     },
   ];

@@ -260,7 +260,8 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   }
 
   return {
-    ...{ closed, forget: (id) => void hiders.delete(id) },
+    closed,
+    forget: (id) => void hiders.delete(id),
     removeName: async (removal, request) => {
       const { there, take } = removal;
       const id = nodes.find(there.handle)?.id;
@@ -300,7 +301,11 @@ export const withoutDeadline = (options: CallOptions): CallOptions => ({
 
 /** The same request with another identity. A getter creates the signal only when it is used. */
 const withIdentity = (request: Request, { uid, gid }: Caller): Request => ({
-  ...{ uid, gid, pid: request.pid, place: request.place, resent: request.resent },
+  uid,
+  gid,
+  pid: request.pid,
+  place: request.place,
+  resent: request.resent,
   get signal() {
     return request.signal;
   },

@@ -33,17 +33,27 @@ describe('a mount that is removed while its server is silent', () => {
     const freed: number[] = [];
     const budget = createBudget(maxUnwritten);
     const system = openFileSystem({
-      ...{ nfs, nodes, proofs: createMemoryProofs(), clock: createFakeClock(), notify: () => undefined },
+      nfs,
+      nodes,
+      proofs: createMemoryProofs(),
+      clock: createFakeClock(),
+      notify: () => undefined,
       behind: {
         kept: { keep: () => undefined, free: (place) => void freed.push(place) },
         budget,
         ready: () => undefined,
       },
-      ...{ ended: over.signal, options: { identity: asCaller } },
+      ended: over.signal,
+      options: { identity: asCaller },
     });
     let places = 0;
     const request = (): Request => ({
-      ...{ uid: 0, gid: 0, pid: 1, place: ++places, resent: false, signal: new AbortController().signal },
+      uid: 0,
+      gid: 0,
+      pid: 1,
+      place: ++places,
+      resent: false,
+      signal: new AbortController().signal,
     });
     const end = (): void => {
       over.abort();
@@ -109,7 +119,10 @@ describe("a mount's part of the journal", () => {
     own.keep(place);
     own.growth.write(2, 0);
     expect([own.proofs.find(first), requests.find(place), requests.isBehind(place), written]).toEqual([
-      ...[undefined, undefined, false, [1]],
+      undefined,
+      undefined,
+      false,
+      [1],
     ]);
   });
 });

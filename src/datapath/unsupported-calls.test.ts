@@ -97,8 +97,14 @@ for offset in (0, 1_000_000, 2_999_999, 3_000_000):
 os.close(file)
 `;
     expect(await python(script, at)).toEqual({
-      ...{ 'data 0': 0, 'data 1000000': 1_000_000, 'data 2999999': 2_999_999, 'data 3000000': 'ENXIO' },
-      ...{ 'hole 0': 3_000_000, 'hole 1000000': 3_000_000, 'hole 2999999': 3_000_000, 'hole 3000000': 'ENXIO' },
+      'data 0': 0,
+      'data 1000000': 1_000_000,
+      'data 2999999': 2_999_999,
+      'data 3000000': 'ENXIO',
+      'hole 0': 3_000_000,
+      'hole 1000000': 3_000_000,
+      'hole 2999999': 3_000_000,
+      'hole 3000000': 'ENXIO',
     });
     for (const way of ['auto', 'always', 'never']) {
       await run('cp', [`--sparse=${way}`, on('sparse'), on(way)]);
@@ -142,8 +148,14 @@ os.close(one); os.close(other)
 with open(os.path.join(at, 'other'), 'rb') as file: said['same when closed'] = file.read() == bytes(model)
 `;
     expect(await python(script, at)).toEqual({
-      ...{ 'copied 0': true, 'copied 1': true, 'copied 2': true, 'same now': true, 'same when closed': true },
-      ...{ within: 1_000_000, 'same within': true, overlapping: 'EINVAL' },
+      'copied 0': true,
+      'copied 1': true,
+      'copied 2': true,
+      'same now': true,
+      'same when closed': true,
+      within: 1_000_000,
+      'same within': true,
+      overlapping: 'EINVAL',
     });
     // The same on the server's disk.
     for (const name of ['one', 'other']) await run('cmp', [on(name), it.on(name)]);

@@ -23,19 +23,15 @@ const mebibyte = 1024 * 1024;
 
 /** One write of each size class of the journal, some overlapping. */
 const pieces = [
-  ...[
-    [0, mebibyte],
-    [mebibyte, 100],
-    [mebibyte + 100, 4096],
-    [500_000, 60_000],
-    [530_000, 5],
-    [529_000, 3000],
-  ],
-  ...[
-    [3 * mebibyte, 200_000],
-    [0, 7],
-    [mebibyte + 50, 100],
-  ],
+  [0, mebibyte],
+  [mebibyte, 100],
+  [mebibyte + 100, 4096],
+  [500_000, 60_000],
+  [530_000, 5],
+  [529_000, 3000],
+  [3 * mebibyte, 200_000],
+  [0, 7],
+  [mebibyte + 50, 100],
 ].map(([offset = 0, size = 0], i) => ({ offset, size, letter: String.fromCharCode(97 + i) }));
 
 const written = (): Buffer => {
@@ -265,7 +261,11 @@ describe.skipIf(needs('fuse', 'ganesha', 'python3'))('a server that restarts and
     const mount = await mountNfs(ground.folder, { nfs, root: it.directory });
     const user = useFiles();
     return {
-      ...{ nfs, said, user, mount, path: (name: string) => join(mount.at, name) },
+      nfs,
+      said,
+      user,
+      mount,
+      path: (name: string) => join(mount.at, name),
       [Symbol.asyncDispose]: async () => {
         await user[Symbol.asyncDispose]();
         await mount[Symbol.asyncDispose]();

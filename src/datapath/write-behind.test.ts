@@ -66,7 +66,10 @@ function create(most = 1024 * 1024) {
   const lost: string[] = [];
   const budget = createBudget(most);
   const behind = createWriteBehind<string, string>({
-    ...{ clock, budgets: [budget], send: server.send, commit: server.commit },
+    clock,
+    budgets: [budget],
+    send: server.send,
+    commit: server.commit,
     keep: (place) => void kept.add(place),
     free: (place) => void kept.delete(place),
     onLost: (file, { code }) => void lost.push(`${file} ${code}`),
@@ -74,7 +77,10 @@ function create(most = 1024 * 1024) {
   });
   let places = 0;
   const piece = (offset: number, text: string): Piece<string> => ({
-    ...{ place: ++places, offset, data: Buffer.from(text), who: 'somebody' },
+    place: ++places,
+    offset,
+    data: Buffer.from(text),
+    who: 'somebody',
   });
   return { server, clock, kept, lost, budget, behind, piece };
 }
@@ -333,8 +339,14 @@ describe('write-behind', () => {
     const server = createServer();
     const of = (budget: Budget) =>
       createWriteBehind<string, string>({
-        ...{ clock: createFakeClock(), budgets: [createBudget(100), budget], send: server.send, commit: server.commit },
-        ...{ keep: () => undefined, free: () => undefined, onLost: () => undefined, keyOf: () => 1 },
+        clock: createFakeClock(),
+        budgets: [createBudget(100), budget],
+        send: server.send,
+        commit: server.commit,
+        keep: () => undefined,
+        free: () => undefined,
+        onLost: () => undefined,
+        keyOf: () => 1,
       });
     const all = createBudget(50);
     const [hung, other] = [of(all), of(all)];

@@ -58,7 +58,8 @@ export function createWriteBehind<F, W>(parts: WriteBehindParts<F, W>): WriteBeh
     const known = files.get(key);
     if (known !== undefined) return known;
     const made = createFileWrites<W>({
-      ...{ clock, pattern },
+      clock,
+      pattern,
       send: (piece, how) => parts.send(file, piece, how),
       commit: (who) => parts.commit(file, who),
       free: ({ place, data }) => {

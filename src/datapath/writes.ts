@@ -79,7 +79,12 @@ export function createWrites(parts: WritesParts): Writes {
   let revalidations = 0;
 
   const behind = createWriteBehind<number, Writer>({
-    ...{ clock, budgets, cost: costOf, send: background.send, commit: background.commit, keyOf: (id) => id },
+    clock,
+    budgets,
+    cost: costOf,
+    send: background.send,
+    commit: background.commit,
+    keyOf: (id) => id,
     keep: (place) => {
       if (!waiting.has(place)) kept?.keep(place);
     },

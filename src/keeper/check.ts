@@ -41,8 +41,12 @@ function findListener(path: string): 'nobody' | 'another' | 'ours' {
 
 async function askState(path: string, clock: Clock): Promise<KeeperState> {
   using client = connectKeeper({
-    ...{ path, user: process.getuid?.() ?? 0, clock, version: 'check' },
-    ...{ changed: () => undefined, closed: () => undefined },
+    path,
+    user: process.getuid?.() ?? 0,
+    clock,
+    version: 'check',
+    changed: () => undefined,
+    closed: () => undefined,
   });
   using limit = clock.deadline(answerMs, new AbortController().signal);
   return await client.status(limit.signal);

@@ -26,8 +26,13 @@ describe.skipIf(needs('linux', 'root'))("an agent with copies of the keeper's de
 
   function connect(into: DescriptorCopies = copies): KeeperClient {
     const client = connectKeeper({
-      ...{ path: ground.socket, user: 0, clock, version: 'test', copies: into },
-      ...{ changed: () => undefined, closed: () => undefined },
+      path: ground.socket,
+      user: 0,
+      clock,
+      version: 'test',
+      copies: into,
+      changed: () => undefined,
+      closed: () => undefined,
     });
     onTestFinished(() => client[Symbol.dispose]());
     return client;

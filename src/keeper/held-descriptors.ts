@@ -56,7 +56,9 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
   };
 
   return {
-    ...{ journal, mounts, sockets },
+    journal,
+    mounts,
+    sockets,
     addMount: (mount) => {
       put(mounts, mount);
       onChange({ kind: 'add', mounts: [{ mount: mount.id, spec: mount.spec }] }, [mount.fd]);
@@ -81,8 +83,8 @@ export function createHeldDescriptors(journal: number): HeldDescriptors {
     [Symbol.dispose]: () => {
       if (isOver) return;
       isOver = true;
-      for (const id of [...mounts.keys()]) take(mounts, id);
-      for (const id of [...sockets.keys()]) take(sockets, id);
+      for (const id of Array.from(mounts.keys())) take(mounts, id);
+      for (const id of Array.from(sockets.keys())) take(sockets, id);
       closeSync(journal);
     },
   };

@@ -91,7 +91,8 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
     process.title = 'stowage data path';
     const withOwnDescriptor = <T extends { readonly fd: number }>(item: T): T => ({ ...item, fd: duplicate(item.fd) });
     handlers.serve({
-      ...{ as, journal: duplicate(whole.journal) },
+      as,
+      journal: duplicate(whole.journal),
       mounts: [...whole.mounts.values()].map(withOwnDescriptor),
       sockets: [...whole.sockets.values()].map(withOwnDescriptor),
     });
@@ -164,7 +165,10 @@ export function joinKeeper({ clock, log, version, handlers, signal, socket }: Da
   }
 
   const keepers = createKeeperConnections({
-    ...{ clock, log, version, signal },
+    clock,
+    log,
+    version,
+    signal,
     path: () => path,
     held: () => held,
     handleMessages: (connection, closed) => {

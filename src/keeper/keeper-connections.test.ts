@@ -12,7 +12,10 @@ function alone(mounts: Map<string, HeldMount>) {
   let abandoned = 0;
   let lose: ((why: string) => void) | undefined;
   const keepers = createKeeperConnections({
-    ...{ clock, log: silentLog(), version: 'v', signal: new AbortController().signal },
+    clock,
+    log: silentLog(),
+    version: 'v',
+    signal: new AbortController().signal,
     path: () => '/nowhere/sock',
     held: () => ({ mounts }) as unknown as HeldDescriptors,
     handleMessages: (_line, closed) => {

@@ -13,14 +13,18 @@ test.skipIf(needs('linux'))('a keeper stops accepting connections before it repo
   const told = (): boolean => agent.sent.some(({ kind }) => kind === 'done');
   const closed: { readonly wasTold: boolean }[] = [];
   const keeper = createKeeper({
-    ...{ clock: createFakeClock(), log: silentLog(), path: '/keeper', program: 'program', start: dataPaths.start },
-    ...{ createJournal: () => createMemory('test', 4096), processOf: () => expect.fail(), isServed: () => false },
-    ...{
-      replacesForeignDataPath: false,
-      predecessor: undefined,
-      publishSocket: () => undefined,
-      signal: new AbortController().signal,
-    },
+    clock: createFakeClock(),
+    log: silentLog(),
+    path: '/keeper',
+    program: 'program',
+    start: dataPaths.start,
+    createJournal: () => createMemory('test', 4096),
+    processOf: () => expect.fail(),
+    isServed: () => false,
+    replacesForeignDataPath: false,
+    predecessor: undefined,
+    publishSocket: () => undefined,
+    signal: new AbortController().signal,
     stopListening: () => void closed.push({ wasTold: told() }),
   });
   keeper.connected(connection);

@@ -508,7 +508,10 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
     const module = new URL(import.meta.resolve('../base/linux/descriptors.ts')).pathname;
     const log = openSync(join(ground.folder, 'out'), 'w');
     const child = spawn(process.execPath, ['--input-type=module', '-e', script, module, ground.socket], {
-      ...{ uid: 65_534, gid: 65_534, stdio: ['ignore', log, 'inherit'], timeout: 20_000 },
+      uid: 65_534,
+      gid: 65_534,
+      stdio: ['ignore', log, 'inherit'],
+      timeout: 20_000,
     });
     const [status] = await once(child, 'exit');
     closeSync(log);

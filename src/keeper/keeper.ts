@@ -47,7 +47,13 @@ const helloMs = 5_000;
 const dataPathWaitMs = 5_000;
 const replaceRetryMs = 5_000;
 const initialState = {
-  ...{ active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
+  active: null,
+  standby: null,
+  mounts: 0,
+  sockets: 0,
+  takeovers: 0,
+  deaths: 0,
+  report: '',
   ...({ doing: 'settling', shares: true, isBorrowed: false } as const),
 };
 
@@ -90,7 +96,15 @@ export function createKeeper(options: KeeperOptions): Keeper {
   ): void {
     publishSocket();
     const supervisor = createSupervisor({
-      ...{ clock, log, start, program, path, held, wasServed, serving, changed },
+      clock,
+      log,
+      start,
+      program,
+      path,
+      held,
+      wasServed,
+      serving,
+      changed,
     });
     charge = { supervisor, held };
     held.watch((message, descriptors) => {
@@ -179,7 +193,9 @@ export function createKeeper(options: KeeperOptions): Keeper {
 
   function beginHandover(connection: Connection): void {
     const begun = handOver(connection, {
-      ...{ clock, log, charge: () => (isMoving ? undefined : charge) },
+      clock,
+      log,
+      charge: () => (isMoving ? undefined : charge),
       begun: () => {
         isMoving = true;
         handover = begun;
@@ -199,7 +215,9 @@ export function createKeeper(options: KeeperOptions): Keeper {
       const child = { connection, ...processOf(descriptors[0] ?? -1) };
       descriptors.shift();
       receiveTransfer({
-        ...{ child, about: { pid, version }, clock },
+        child,
+        about: { pid, version },
+        clock,
         offered: (transferred) =>
           takeover?.isOver === false ? takeover.offered(transferred) : void offered(transferred),
       });
@@ -207,8 +225,14 @@ export function createKeeper(options: KeeperOptions): Keeper {
     else {
       agents.add(connection);
       serveAgent(connection, {
-        ...{ clock, log, inCharge, state, end, ended: () => finish('ended') },
-        ...{ share, restore },
+        clock,
+        log,
+        inCharge,
+        state,
+        end,
+        ended: () => finish('ended'),
+        share,
+        restore,
         closed: (gone) => {
           agents.delete(gone);
           holders.delete(gone);
@@ -221,7 +245,9 @@ export function createKeeper(options: KeeperOptions): Keeper {
     predecessor === undefined
       ? undefined
       : takeOver(predecessor, {
-          ...{ log, takeCharge, waitForDataPath },
+          log,
+          takeCharge,
+          waitForDataPath,
           refused: () => finish('refused'),
           outOfReach: () => finish('out of reach'),
         });

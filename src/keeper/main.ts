@@ -36,8 +36,10 @@ const journalBytes = 4096;
 
 const { values, positionals: flags } = parseArgs({
   options: {
-    ...{ socket: { type: 'string' }, program: { type: 'string' } },
-    ...{ log: { type: 'string' }, pod: { type: 'string' } },
+    socket: { type: 'string' },
+    program: { type: 'string' },
+    log: { type: 'string' },
+    pod: { type: 'string' },
   },
   allowPositionals: true,
 });
@@ -110,7 +112,12 @@ const listening = listenForPeers({
 });
 const ownInode = lstatSync(temporaryPath).ino;
 const keeper = createKeeper({
-  ...{ clock, log, path, program: values.program, predecessor, signal: stopped.signal },
+  clock,
+  log,
+  path,
+  program: values.program,
+  predecessor,
+  signal: stopped.signal,
   start: (program) => startChild(program, { clock, flags, log: logFile }),
   createJournal: () => createMemory('stowage-journal', journalBytes),
   processOf: (pidfd) =>

@@ -59,7 +59,11 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
 
   function createContainer(): Container {
     const options = {
-      ...{ socket: ground.socket, program, log: join(ground.folder, 'log'), enter: [], flags: [] },
+      socket: ground.socket,
+      program,
+      log: join(ground.folder, 'log'),
+      enter: [],
+      flags: [],
       env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: ground.folder },
     };
     const modules = [join(import.meta.dirname, 'start-keeper.ts'), join(import.meta.dirname, '..', 'base', 'clock.ts')];
@@ -200,7 +204,9 @@ describe.skipIf(needs('fuse', 'root'))('keepers in two containers', () => {
   }, async () => {
     // This process is outside the container, where no process inside can kill it.
     using _ = listenForPeers({
-      ...{ path: ground.socket, clock: systemClock(), log: silentLog() },
+      path: ground.socket,
+      clock: systemClock(),
+      log: silentLog(),
       connected: (line) => line.close(),
     });
     expect(await containers[0].start()).toMatchObject({

@@ -13,8 +13,16 @@ const lines = readFileSync(new URL('fixtures/messages-1.jsonl', import.meta.url)
 const ask = 7;
 const worker = { pid: 42, version: '0.1.0', ready: true };
 const state: KeeperState = {
-  ...{ doing: 'serving', active: worker, standby: null, mounts: 2, sockets: 3, takeovers: 4, deaths: 5 },
-  ...{ report: 'all is well', shares: true, isBorrowed: false },
+  doing: 'serving',
+  active: worker,
+  standby: null,
+  mounts: 2,
+  sockets: 3,
+  takeovers: 4,
+  deaths: 5,
+  report: 'all is well',
+  shares: true,
+  isBorrowed: false,
 };
 const mounts = [{ mount: 'sv1-1', spec: { version: 1 } }] as const;
 

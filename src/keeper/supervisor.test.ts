@@ -21,8 +21,15 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
     children = createFakeChildren();
     held = createHeldDescriptors(createMemory('test', 4096));
     supervisor = createSupervisor({
-      ...{ clock, log: silentLog(), start: children.start, program: 'old', path: '/keeper', held },
-      ...{ wasServed: false, serving: undefined, changed: () => undefined },
+      clock,
+      log: silentLog(),
+      start: children.start,
+      program: 'old',
+      path: '/keeper',
+      held,
+      wasServed: false,
+      serving: undefined,
+      changed: () => undefined,
     });
   });
   afterEach(() => {
@@ -270,7 +277,13 @@ describe.skipIf(needs('linux'))('the supervisor', () => {
     test('retries a program that cannot be started', () => {
       let tries = 0;
       const other = createSupervisor({
-        ...{ clock, log: silentLog(), program: 'old', path: '/keeper', held, wasServed: false, serving: undefined },
+        clock,
+        log: silentLog(),
+        program: 'old',
+        path: '/keeper',
+        held,
+        wasServed: false,
+        serving: undefined,
         changed: () => undefined,
         start: () => {
           tries++;

@@ -58,6 +58,31 @@ const failing = { deaths: 5, ms: 60_000 } as const;
 const exitTimeoutMs = 2_000;
 const neverAborted = new AbortController().signal;
 
+type WorkerMessage = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
+
+function createDeathLog(clock: Clock) {
+  let times: readonly number[] = [];
+  const recent = (): readonly number[] => times.filter((at) => at > clock.elapsed() - failing.ms);
+  return {
+    add: (): void => {
+      times = [...recent(), clock.elapsed()];
+    },
+    get recent(): number {
+      return recent().length;
+    },
+  };
+}
+
+function doing(mounts: number, active: Worker | undefined): Supervisor['state']['doing'] {
+  if (mounts === 0) return 'idle';
+  return active?.isReady === true && !active.isEnding && active.connection.isOpen ? 'serving' : 'taking over';
+}
+
+const summaries = ({ active, standby }: Workers): Pick<Supervisor['state'], 'active' | 'standby'> => ({
+  active: summary(active),
+  standby: summary(standby),
+});
+
 export function createSupervisor(options: SupervisorOptions): Supervisor {
   const { clock, log, start, path, held, changed } = options;
   const backoff = createRestartBackoff(clock);
@@ -68,10 +93,12 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   let { wasServed } = options;
   let takeovers = 0;
   let report = '';
-  let deaths: readonly number[] = [];
+  const deaths = createDeathLog(clock);
   let isFrozen = false;
   let isOver = false;
   let later: Disposable | undefined;
+
+  const events = { changed: workerChanged, stopped: workerStopped, said: workerSaid, lost: workerLost };
 
   /** Starts, promotes or schedules data paths as needed. Call after every change. */
   function reconcile(): void {
@@ -108,12 +135,7 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   function launch(program: string): Worker | undefined {
     backoff.started();
     try {
-      return createWorker({
-        child: start(program),
-        program,
-        clock,
-        events: { changed: workerChanged, stopped: workerStopped, said: workerSaid, lost: workerLost },
-      });
+      return createWorker({ child: start(program), program, clock, events });
     } catch (cause) {
       log.error('failed to start a data path', { cause });
       backoff.failed();
@@ -140,7 +162,6 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
       });
   }
 
-  type WorkerMessage = MessageOf<'holding' | 'letGo' | 'ended' | 'flushed' | 'report'>;
   function workerSaid(worker: Worker, message: WorkerMessage, descriptors: number[]): void {
     // A retired data path may have sent more messages.
     if (worker !== workers.active) return;
@@ -160,20 +181,18 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   function workerLost(worker: Worker, why: string): void {
     if (retired.has(worker)) return;
     log.warn('a data path is gone', { pid: worker.about?.pid, served: worker === workers.active, why });
-    deaths = [...recentDeaths(), clock.elapsed()];
+    deaths.add();
     if (worker === workers.active ? !worker.isReady : worker.about === undefined) backoff.failed();
     if (worker === workers.standby) workers.standby = undefined;
     // Two data paths on the same mounts would destroy data: promote the next one only when this one is certainly gone.
     void worker.end().then(() => {
       if (worker === workers.active) workers.active = undefined;
       if (workers.active === undefined && held.mounts.size === 0)
-        for (const id of [...held.sockets.keys()]) held.dropSocket(id);
+        for (const id of Array.from(held.sockets.keys())) held.dropSocket(id);
       reconcile();
     });
     reconcile();
   }
-
-  const recentDeaths = (): readonly number[] => deaths.filter((at) => at > clock.elapsed() - failing.ms);
 
   function remove(id: string): void {
     if (held.dropMount(id)) workers.active?.connection.send({ kind: 'remove', mount: id });
@@ -184,13 +203,6 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   function retire(worker: Worker): Promise<void> {
     retired.add(worker);
     return worker.end();
-  }
-
-  function doing(): Supervisor['state']['doing'] {
-    if (recentDeaths().length >= failing.deaths) return 'failing';
-    if (held.mounts.size === 0) return 'idle';
-    const serves = workers.active?.isReady === true && !workers.active.isEnding && workers.active.connection.isOpen;
-    return serves ? 'serving' : 'taking over';
   }
 
   function stopTimers(): void {
@@ -209,12 +221,17 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
     },
   });
   const upgrades = createUpgrades({
-    ...{ workers, held, clock, log, launch, reconcile, retire },
+    workers,
+    held,
+    clock,
+    log,
+    launch,
+    reconcile,
+    retire,
     isOver: () => isOver || isFrozen,
   });
   if (options.serving !== undefined) {
     const { child, about } = options.serving;
-    const events = { changed: workerChanged, stopped: workerStopped, said: workerSaid, lost: workerLost };
     workers.active = createWorker({ child, program: workers.program, clock, events, serving: about });
   }
   reconcile();
@@ -222,8 +239,13 @@ export function createSupervisor(options: SupervisorOptions): Supervisor {
   return {
     get state() {
       return {
-        ...{ doing: doing(), active: summary(workers.active), standby: summary(workers.standby), report, takeovers },
-        ...{ mounts: held.mounts.size, sockets: held.sockets.size, deaths: recentDeaths().length },
+        doing: deaths.recent >= failing.deaths ? 'failing' : doing(held.mounts.size, workers.active),
+        ...summaries(workers),
+        report,
+        takeovers,
+        mounts: held.mounts.size,
+        sockets: held.sockets.size,
+        deaths: deaths.recent,
         isBorrowed: workers.active?.isOwn === false,
       };
     },

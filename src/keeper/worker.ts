@@ -96,8 +96,12 @@ export function createWorker({ child, program, clock, events, serving }: WorkerO
   }
 
   const worker: Worker = {
-    ...{ isOwn: serving === undefined },
-    ...{ program, connection, greeted: greeted.promise, ready: ready.promise, stopped: stopped.promise },
+    isOwn: serving === undefined,
+    program,
+    connection,
+    greeted: greeted.promise,
+    ready: ready.promise,
+    stopped: stopped.promise,
     get about() {
       return about;
     },

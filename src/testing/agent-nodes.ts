@@ -32,7 +32,9 @@ export async function anAgentNode(it: Controlled, name: string, options = ''): P
   await server.core.stores.add('disks', `local://${place}${options}`, aCall());
   it.api.put(paths.nodes, { metadata: { name, uid: `uid-of-${name}`, labels: { [nodeTopologyKey]: name } } });
   const node: AgentNode = {
-    ...{ name, server, intercept: undefined },
+    name,
+    server,
+    intercept: undefined,
     answer: async (request) => (await node.intercept?.(request)) ?? (await ask(server, request)),
     connect: () => it.agents.connect(name, node.answer),
     volumes: async () => {
@@ -54,6 +56,8 @@ async function ask({ admin }: TestServer, { method, path, body, requestId }: Age
   if (answer.status < 400) return answer.body ?? {};
   const { code, reason, detail, action } = answer.body as Record<string, string>;
   throw relayed(detail ?? '', {
-    ...{ code: (code ?? 'internal') as ErrorCode, reason: reason ?? '', action: action ?? '' },
+    code: (code ?? 'internal') as ErrorCode,
+    reason: reason ?? '',
+    action: action ?? '',
   });
 }

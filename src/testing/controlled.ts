@@ -91,10 +91,17 @@ export function controlled(): Controlled {
     const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
     const file = createCoreProvisioner(it.core, createWhyNotOpen(it.caches.stores, kinds));
     it.parts = {
-      ...{ client, clock, caches: it.caches, events: told, core: it.core },
-      ...{ kinds, provisioners: new Map([[file.driver, file]]) },
-      ...{ agents: it.agents, nodeStores: createNodeStores({ agents: it.agents, clock, caches: it.caches, kinds }) },
-      ...{ namespace: 'stowage-system', cluster: it.core.instance },
+      client,
+      clock,
+      caches: it.caches,
+      events: told,
+      core: it.core,
+      kinds,
+      provisioners: new Map([[file.driver, file]]),
+      agents: it.agents,
+      nodeStores: createNodeStores({ agents: it.agents, clock, caches: it.caches, kinds }),
+      namespace: 'stowage-system',
+      cluster: it.core.instance,
     };
     const ending = new AbortController();
     const scope = { ...aCall(), signal: ending.signal };
@@ -143,14 +150,20 @@ const uid = (name: string): string => `uid-of-${name}`;
 export const aClaim = (name: string, spec: object = {}, metadata: object = {}): Thing => ({
   metadata: { name, namespace: 'shop', uid: uid(name), ...metadata },
   spec: {
-    ...{ accessModes: ['ReadWriteOnce'], storageClassName: 'fast', volumeMode: 'Filesystem' },
-    ...{ resources: { requests: { storage: '1Gi' } }, ...spec },
+    accessModes: ['ReadWriteOnce'],
+    storageClassName: 'fast',
+    volumeMode: 'Filesystem',
+    resources: { requests: { storage: '1Gi' } },
+    ...spec,
   },
   status: { phase: 'Pending' },
 });
 
 export const aClass = (name = 'fast', more: object = {}): Thing => ({
   metadata: { name },
-  ...{ provisioner: 'file.stowage.dev', parameters: { store: 'silver' }, reclaimPolicy: 'Delete' },
-  ...{ volumeBindingMode: 'Immediate', ...more },
+  provisioner: 'file.stowage.dev',
+  parameters: { store: 'silver' },
+  reclaimPolicy: 'Delete',
+  volumeBindingMode: 'Immediate',
+  ...more,
 });

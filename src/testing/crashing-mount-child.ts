@@ -25,8 +25,20 @@ const pause = (): Promise<void> => {
 };
 
 const attr = (node: number): Attr => ({
-  ...{ ino: node, size: node === file ? fstatSync(data).size : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
-  ...{ atime: 0, mtime: 0, ctime: 0, atimeNs: 0, mtimeNs: 0, ctimeNs: 0, blksize: 4096 },
+  ino: node,
+  size: node === file ? fstatSync(data).size : 0,
+  blocks: 0,
+  nlink: 1,
+  uid: 0,
+  gid: 0,
+  rdev: 0,
+  atime: 0,
+  mtime: 0,
+  ctime: 0,
+  atimeNs: 0,
+  mtimeNs: 0,
+  ctimeNs: 0,
+  blksize: 4096,
   mode: node === file ? 0o100644 : 0o040755,
 });
 
@@ -59,7 +71,14 @@ const operations: Partial<Operations> = {
 
 const left = requests.left();
 await serveMount({
-  ...{ fd: fuse, mount: 0, requests, operations, wishes: usualWishes, paused: new Set(), left, clock },
+  fd: fuse,
+  mount: 0,
+  requests,
+  operations,
+  wishes: usualWishes,
+  paused: new Set(),
+  left,
+  clock,
   poisonRequests: createPoisonRequests(clock, requests.suspect),
   onBehind: ({ place, offset, data: bytes }) => {
     writeSync(data, bytes, 0, bytes.length, offset);

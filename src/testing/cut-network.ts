@@ -10,7 +10,7 @@ const repository = dirname(dirname(import.meta.dirname));
 
 /** The command that runs another one on our end of that network. */
 export const inside = ({ name }: Pick<FarNetwork, 'name'>): readonly [string, ...string[]] =>
-  [...[onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--']] as [string, ...string[]];
+  [onPath('nsenter') ?? 'nsenter', `--net=/run/netns/${name}`, '--'] as [string, ...string[]];
 
 async function there(far: FarNetwork, ...command: readonly string[]): Promise<string> {
   const [file, ...args] = [...inside(far), ...command] as const;
@@ -43,7 +43,12 @@ export async function cutNetwork(far: FarNetwork, how: Cut, ports: readonly numb
         ['INPUT', '--dport'],
       ] as const
     ).map(([chain, which]) => [
-      ...[chain, '-p', 'tcp', ...(port === undefined ? [] : [which, String(port)]), '-j', ...targets[how]],
+      chain,
+      '-p',
+      'tcp',
+      ...(port === undefined ? [] : [which, String(port)]),
+      '-j',
+      ...targets[how],
     ]),
   );
   for (const rule of rules) await there(far, iptables, '--wait', '-A', ...rule);

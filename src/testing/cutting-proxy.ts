@@ -87,7 +87,10 @@ export async function startProxy(
   };
   return {
     host,
-    ...{ statuses, up, down, cutReplyTo },
+    statuses,
+    up,
+    down,
+    cutReplyTo,
     get port() {
       return port;
     },

@@ -104,7 +104,12 @@ export function doors(): Doors {
     writeFileSync(it.tokenFile, `${agentToken(node)}\n`);
     const { client, tokenFile } = it;
     const link = startAgentTunnel({
-      ...{ client, clock, log: silentLog(), namespace: doorNamespace, tokenFile, api },
+      client,
+      clock,
+      log: silentLog(),
+      namespace: doorNamespace,
+      tokenFile,
+      api,
       // Twice as quickly as ever.
       random: () => 0,
     });
@@ -131,7 +136,8 @@ function reviewOf(token: string): TokenReview['status'] {
   const node = nodeOf(token);
   if (node === '') return { authenticated: false };
   return {
-    ...{ authenticated: true, audiences: [audiences.agents] },
+    authenticated: true,
+    audiences: [audiences.agents],
     user: {
       username: `system:serviceaccount:${doorNamespace}:stowage-agent`,
       extra: { 'authentication.kubernetes.io/node-name': [node] },

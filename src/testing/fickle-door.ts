@@ -70,7 +70,9 @@ export async function startDoor(first: Place): Promise<Door> {
   const listener = createServer({ noDelay: true }, carry).listen(0, '127.0.0.1');
   await once(listener, 'listening');
   const door = {
-    ...{ host: '127.0.0.1', port: (listener.address() as AddressInfo).port, mood: 'passes' as Mood },
+    host: '127.0.0.1',
+    port: (listener.address() as AddressInfo).port,
+    mood: 'passes' as Mood,
     get connections() {
       return connections;
     },

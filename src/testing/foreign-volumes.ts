@@ -16,8 +16,12 @@ export interface ForeignExport {
 export function foreignClass(kind: Foreign, { server, path }: ForeignExport): StorageClass {
   const { [kind]: provisioner } = provisioners;
   return {
-    ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: foreignClasses[kind] } },
-    ...{ provisioner, reclaimPolicy: 'Delete', volumeBindingMode: 'Immediate' },
+    apiVersion: 'storage.k8s.io/v1',
+    kind: 'StorageClass',
+    metadata: { name: foreignClasses[kind] },
+    provisioner,
+    reclaimPolicy: 'Delete',
+    volumeBindingMode: 'Immediate',
     ...(kind === 'csi'
       ? { parameters: { server, share: path }, mountOptions: ['nfsvers=4.1'] }
       : { parameters: { archiveOnDelete: 'false' } }),
@@ -26,10 +30,13 @@ export function foreignClass(kind: Foreign, { server, path }: ForeignExport): St
 
 export function foreignClaim(kind: Foreign, namespace: string, name: string): PersistentVolumeClaim {
   return {
-    ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim' },
+    apiVersion: 'v1',
+    kind: 'PersistentVolumeClaim',
     metadata: { name, namespace, labels: { app: name }, annotations: { 'example.com/owner': 'the team' } },
     spec: {
-      ...{ accessModes: ['ReadWriteMany'], storageClassName: foreignClasses[kind], volumeMode: 'Filesystem' },
+      accessModes: ['ReadWriteMany'],
+      storageClassName: foreignClasses[kind],
+      volumeMode: 'Filesystem',
       resources: { requests: { storage: '1Gi' } },
     },
   };
@@ -54,7 +61,10 @@ export function foreignVolume(
   const [called, directory] = [volumeName(claim), foreignDirectory(kind, claim)];
   const secrets = 'volume.kubernetes.io/provisioner-deletion-secret';
   const spec: PersistentVolume['spec'] = {
-    ...{ accessModes, storageClassName, volumeMode: 'Filesystem', persistentVolumeReclaimPolicy: 'Delete' },
+    accessModes,
+    storageClassName,
+    volumeMode: 'Filesystem',
+    persistentVolumeReclaimPolicy: 'Delete',
     capacity: { storage: resources?.requests?.['storage'] ?? '' },
     claimRef: { apiVersion: 'v1', kind: 'PersistentVolumeClaim', namespace, name, uid, resourceVersion },
   };
@@ -80,8 +90,12 @@ export function foreignVolume(
         driver,
         volumeHandle: `${server}#${path.replace(/^\//, '')}#${directory}##`,
         volumeAttributes: {
-          ...{ 'csi.storage.k8s.io/pv/name': called, 'csi.storage.k8s.io/pvc/name': name },
-          ...{ 'csi.storage.k8s.io/pvc/namespace': namespace, server, share: path, subdir: directory },
+          'csi.storage.k8s.io/pv/name': called,
+          'csi.storage.k8s.io/pvc/name': name,
+          'csi.storage.k8s.io/pvc/namespace': namespace,
+          server,
+          share: path,
+          subdir: directory,
           'storage.kubernetes.io/csiProvisionerIdentity': '1763287000000-8081-nfs.csi.k8s.io',
         },
       },

@@ -12,8 +12,20 @@ const fd = openSync(data, 'r+');
 const file = 2;
 
 const attr = (node: number): Attr => ({
-  ...{ ino: node, size: node === file ? fstatSync(fd).size : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
-  ...{ atime: 0, mtime: 0, ctime: 0, atimeNs: 0, mtimeNs: 0, ctimeNs: 0, blksize: 4096 },
+  ino: node,
+  size: node === file ? fstatSync(fd).size : 0,
+  blocks: 0,
+  nlink: 1,
+  uid: 0,
+  gid: 0,
+  rdev: 0,
+  atime: 0,
+  mtime: 0,
+  ctime: 0,
+  atimeNs: 0,
+  mtimeNs: 0,
+  ctimeNs: 0,
+  blksize: 4096,
   mode: node === file ? 0o100644 : 0o040755,
 });
 

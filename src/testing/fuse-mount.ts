@@ -83,7 +83,9 @@ export async function mountFuse(
   const { promise: ended, resolve: end } = Promise.withResolvers<string>();
   const { promise: agreed, resolve: agree } = Promise.withResolvers<Agreement>();
   const session = createSession({
-    ...{ operations, wishes, onAgreed: agree },
+    operations,
+    wishes,
+    onAgreed: agree,
     desk: {
       answer: (place, bytes) => {
         device.write(bytes);
@@ -109,7 +111,11 @@ export async function mountFuse(
   });
   const agreement = await agreed;
   return {
-    ...{ at, agreement, device, faults, ended },
+    at,
+    agreement,
+    device,
+    faults,
+    ended,
     keep: (place) => void kept.add(place),
     free: (place) => {
       // Not at once: the answer may not be written yet.

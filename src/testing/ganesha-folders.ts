@@ -18,7 +18,8 @@ export interface GaneshaFolders {
 
 /** The options of a store on that server. */
 export const portsOf = ({ nfsPort, mountPort }: Pick<NfsServer, 'nfsPort' | 'mountPort'>) => ({
-  ...{ port: `${nfsPort}`, mountport: `${mountPort}` },
+  port: `${nfsPort}`,
+  mountport: `${mountPort}`,
 });
 
 export function ganeshaFolders(what: string): GaneshaFolders {

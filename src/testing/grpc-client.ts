@@ -39,7 +39,10 @@ export function grpcClient(socket: string): GrpcClient {
   const callBytes: GrpcClient['callBytes'] = (path, body, headers = {}) => {
     const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
     const stream = session.request({
-      ...{ ':method': 'POST', ':path': path, 'content-type': 'application/grpc', te: 'trailers' },
+      ':method': 'POST',
+      ':path': path,
+      'content-type': 'application/grpc',
+      te: 'trailers',
       ...headers,
     });
     const chunks: Buffer[] = [];

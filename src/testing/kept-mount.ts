@@ -122,7 +122,10 @@ export async function keepMounts(options: KeepOptions = {}): Promise<KeptMounts>
   mkdirSync(control);
   await run('mount', ['-t', 'fusectl', 'stowage-fusectl', control]);
   return {
-    ...{ folder: ground.folder, mount, whole, log: () => keepers.log() },
+    folder: ground.folder,
+    mount,
+    whole,
+    log: () => keepers.log(),
     get keeper() {
       return keeper;
     },
@@ -160,9 +163,19 @@ function clockFor(limitMs = 0): Clock {
 }
 
 const usualSpec: Omit<MountSpec, 'addresses' | 'port' | 'root'> = {
-  ...{ version: 1, connections: 2, privilegedPorts: false, tls: undefined },
-  ...{ squash: 'none', uid: 65_534, gid: 65_534, softMs: undefined, readOnly: false },
-  ...{ maxRead: 1024 * 1024, maxWrite: 1024 * 1024, cacheMs: 1000, locks: 'node' },
+  version: 1,
+  connections: 2,
+  privilegedPorts: false,
+  tls: undefined,
+  squash: 'none',
+  uid: 65_534,
+  gid: 65_534,
+  softMs: undefined,
+  readOnly: false,
+  maxRead: 1024 * 1024,
+  maxWrite: 1024 * 1024,
+  cacheMs: 1000,
+  locks: 'node',
 };
 
 async function attach(at: string, fd: number, checks: MountSpec['checks'] = 'kernel'): Promise<void> {

@@ -49,8 +49,10 @@ export function localClaims(it: Controlled): LocalClaims {
     },
     makeFor: async (name, node) => {
       const ownLabels = {
-        ...{ 'stowage.dev/claim-uid': `uid-of-${name}`, 'stowage.dev/cluster': it.parts.cluster },
-        ...{ 'stowage.dev/claim-namespace': 'shop', 'stowage.dev/claim-name': name },
+        'stowage.dev/claim-uid': `uid-of-${name}`,
+        'stowage.dev/cluster': it.parts.cluster,
+        'stowage.dev/claim-namespace': 'shop',
+        'stowage.dev/claim-name': name,
       };
       await node.answer({ method: 'POST', path: '/v1/volumes', body: { store: 'disks', name, ownLabels } });
     },

@@ -64,7 +64,9 @@ export async function localStore(
       if (store === undefined) throw new Error('the store is closed');
       return store;
     },
-    ...{ root, close, instance: 'instance-1' },
+    root,
+    close,
+    instance: 'instance-1',
     at: (...parts) => join(root, ...parts),
     reopen: () => again(false),
     reopenReadOnly: () => again(true),

@@ -94,7 +94,9 @@ export async function startLosingProxy(to: { readonly host: string; readonly por
 
   await up();
   return {
-    ...{ host: '127.0.0.1', up, down },
+    host: '127.0.0.1',
+    up,
+    down,
     get port() {
       return port;
     },

@@ -96,7 +96,15 @@ export async function makeFarNetwork(): Promise<FarNetwork> {
     throw cause;
   }
   return {
-    ...{ name, host, port, silent, exported, pids, restart, removeEnd, makeEnd },
+    name,
+    host,
+    port,
+    silent,
+    exported,
+    pids,
+    restart,
+    removeEnd,
+    makeEnd,
     hasPids: async (count) => {
       for (const until = performance.now() + patienceMs; ; await delay(20)) {
         const found = await pids();

@@ -79,7 +79,8 @@ export function contentsOf(folder: string) {
         return { at: file, id: meta?.id ?? 'torn', data: dataAt(at(meta?.path ?? file.slice(0, -'.meta'.length))) };
       }),
       ...own('trash').map((id) => ({
-        ...{ at: 'trash', id: metaAt(at('.stowage', 'trash', id, 'meta'))?.id ?? 'torn' },
+        at: 'trash',
+        id: metaAt(at('.stowage', 'trash', id, 'meta'))?.id ?? 'torn',
         data: dataAt(at('.stowage', 'trash', id, 'data')),
       })),
       ...own('retained').map((file) => {

@@ -19,7 +19,10 @@ export interface Served {
 }
 
 export const user = (uid: number, gid = uid, groups: readonly number[] = []): Identity => ({
-  ...{ uid, gid, groups, machine: 'stowage-test' },
+  uid,
+  gid,
+  groups,
+  machine: 'stowage-test',
 });
 
 export function rpcTo(

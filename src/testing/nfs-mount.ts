@@ -28,12 +28,17 @@ export async function mountNfs(
   const proofs = createMemoryProofs();
   let mount: FuseMount | undefined;
   const { operations, behind } = openFileSystem({
-    ...{ nfs, nodes, proofs, clock, options: { identity: asCaller, ...options } },
+    nfs,
+    nodes,
+    proofs,
+    clock,
+    options: { identity: asCaller, ...options },
     notify: (bytes) => mount?.device.write(bytes),
     notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
     behind: {
       kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
-      ...{ budget: createBudget(maxUnwritten), ready: () => undefined },
+      budget: createBudget(maxUnwritten),
+      ready: () => undefined,
     },
   });
   mkdirSync(folder, { recursive: true });

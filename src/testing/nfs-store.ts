@@ -29,7 +29,11 @@ export interface Export extends AsyncDisposable {
 }
 
 const nfsConfig = (uri: string, options: Readonly<Record<string, string>>): StoreConfig => ({
-  ...{ name: storeName('test'), uri, origin: 'api', policy, options },
+  name: storeName('test'),
+  uri,
+  origin: 'api',
+  policy,
+  options,
 });
 
 export interface OpenNfs {
@@ -85,7 +89,8 @@ export async function nfsStore(
     get store() {
       return store;
     },
-    ...{ folder, instance: 'instance-1' },
+    folder,
+    instance: 'instance-1',
     another: (instance, extra) => opening(false, instance, extra),
     reopen: () => again(false),
     reopenReadOnly: () => again(true),

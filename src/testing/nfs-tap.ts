@@ -20,7 +20,9 @@ export function tapped(connect: Connect, hook: Hook): Connect {
       },
     });
     return {
-      ...{ nfs: nfs satisfies NfsClient, addresses: session.addresses, port: session.port },
+      nfs: nfs satisfies NfsClient,
+      addresses: session.addresses,
+      port: session.port,
       mount: (until) => session.mount(until),
       hungUp: (until) => session.hungUp(until),
       get calls() {

@@ -41,7 +41,12 @@ export async function startOwnServer(options: Partial<NfsServerOptions> = {}): P
   const errors: string[] = [];
   const start = (more: Partial<NfsServerOptions>): Promise<NfsServer> =>
     createNfsServer({
-      ...{ clock, directory, state: join(folder, 'state'), port: 0, path: '/', squash: 'none' },
+      clock,
+      directory,
+      state: join(folder, 'state'),
+      port: 0,
+      path: '/',
+      squash: 'none',
       onError: (what, cause) => errors.push(`${what}: ${cause}`),
       ...options,
       ...more,
@@ -60,7 +65,10 @@ export async function startOwnServer(options: Partial<NfsServerOptions> = {}): P
     get server() {
       return own.server;
     },
-    ...{ directory, outside, errors, rpc },
+    directory,
+    outside,
+    errors,
+    rpc,
     mount: async (more) => {
       const client = rpc(more);
       const { handle } = await client.call(mnt, options.path ?? '/');

@@ -36,10 +36,11 @@ export function node(folder: SharedFolder, tree: Tree, member: string, kept = ke
   const parts = { clock, signal: alive.signal, limit: most };
   const ledger = createLedger({ ...parts, files: folder.files(), member, random: () => folder.random(1000) / 1000 });
   const recount = createRecount({
-    ...{ files: folder.files(), clock },
+    files: folder.files(),
+    clock,
     count: async () => {
       let bytes = 0;
-      for (const name of [...tree.keys()]) {
+      for (const name of Array.from(tree.keys())) {
         await folder.turn();
         bytes += tree.get(name) ?? 0;
       }
@@ -50,7 +51,9 @@ export function node(folder: SharedFolder, tree: Tree, member: string, kept = ke
     throw cause;
   };
   return {
-    ...{ quota: createQuota({ ...parts, ledger, recount, kept, failed }), recount, kept },
+    quota: createQuota({ ...parts, ledger, recount, kept, failed }),
+    recount,
+    kept,
     die: () => alive.abort(),
   };
 }

@@ -189,7 +189,9 @@ export async function startReplayingProxy(to: Target, options: ReplayingProxyOpt
     return promise;
   };
   return {
-    ...{ host, ports, up },
+    host,
+    ports,
+    up,
     get port() {
       return port;
     },

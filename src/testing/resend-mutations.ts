@@ -51,7 +51,8 @@ async function makeByB({ b, directory }: Nodes, name: string): Promise<FileHandl
 /** They take a name away. */
 export const takingNames: readonly Mutation[] = [
   {
-    ...{ name: 'REMOVE', procedure: remove.number },
+    name: 'REMOVE',
+    procedure: remove.number,
     prepare: async (nodes) => {
       const meant = await makeByB(nodes, 'file');
       return {
@@ -62,7 +63,8 @@ export const takingNames: readonly Mutation[] = [
     },
   },
   {
-    ...{ name: 'RMDIR', procedure: rmdir.number },
+    name: 'RMDIR',
+    procedure: rmdir.number,
     prepare: async ({ a, b, directory, folder }) => {
       const { handle: meant } = await b.mkdir(directory, 'sub', {});
       return {
@@ -73,7 +75,8 @@ export const takingNames: readonly Mutation[] = [
     },
   },
   {
-    ...{ name: 'RENAME', procedure: rename.number },
+    name: 'RENAME',
+    procedure: rename.number,
     prepare: async (nodes) => {
       const { a, b, directory } = nodes;
       const meant = await makeByB(nodes, 'from');
@@ -92,7 +95,8 @@ export const takingNames: readonly Mutation[] = [
 /** They change data. */
 export const changingData: readonly Mutation[] = [
   {
-    ...{ name: 'WRITE', procedure: write.number },
+    name: 'WRITE',
+    procedure: write.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'file');
       return {
@@ -103,7 +107,8 @@ export const changingData: readonly Mutation[] = [
     },
   },
   {
-    ...{ name: 'SETATTR of the size', procedure: setattr.number },
+    name: 'SETATTR of the size',
+    procedure: setattr.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'file');
       return {
@@ -114,7 +119,8 @@ export const changingData: readonly Mutation[] = [
     },
   },
   {
-    ...{ name: 'unchecked CREATE', procedure: create.number },
+    name: 'unchecked CREATE',
+    procedure: create.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'file');
       const emptied = { mode: 'unchecked', set: { mode: 0o644, size: 0 } } as const;
@@ -130,7 +136,8 @@ export const changingData: readonly Mutation[] = [
 /** They make a name. */
 export const makingNames: readonly Mutation[] = [
   {
-    ...{ name: 'LINK', procedure: link.number },
+    name: 'LINK',
+    procedure: link.number,
     prepare: async (nodes) => {
       const file = await makeByB(nodes, 'one');
       return {
@@ -141,7 +148,8 @@ export const makingNames: readonly Mutation[] = [
     },
   },
   {
-    ...{ name: 'CREATE', procedure: create.number },
+    name: 'CREATE',
+    procedure: create.number,
     prepare: async ({ a, b, directory, folder }) => ({
       byA: () => a.create(directory, 'new', guarded, hard),
       byB: () => b.remove(directory, 'new'),
@@ -149,7 +157,8 @@ export const makingNames: readonly Mutation[] = [
     }),
   },
   {
-    ...{ name: 'MKDIR', procedure: mkdir.number },
+    name: 'MKDIR',
+    procedure: mkdir.number,
     prepare: async ({ a, b, directory, folder }) => ({
       byA: () => a.mkdir(directory, 'new', { mode: 0o755 }, hard),
       byB: () => b.rmdir(directory, 'new'),
@@ -157,7 +166,8 @@ export const makingNames: readonly Mutation[] = [
     }),
   },
   {
-    ...{ name: 'SYMLINK', procedure: symlink.number },
+    name: 'SYMLINK',
+    procedure: symlink.number,
     prepare: async ({ a, b, directory, folder }) => ({
       byA: () => a.symlink(directory, 'new', 'target', {}, hard),
       byB: () => b.remove(directory, 'new'),

@@ -12,5 +12,9 @@ const around = { status: nothing, doctor: nothing, dataPaths: { list: nothing, u
 
 /** Of the REST API, to be looked at. */
 export const allRoutes: readonly Route[] = [
-  ...[...volumeListRoutes, ...volumeRoutes, ...mountRoutes, ...storeRoutes, ...serverRoutes(around)],
+  ...volumeListRoutes,
+  ...volumeRoutes,
+  ...mountRoutes,
+  ...storeRoutes,
+  ...serverRoutes(around),
 ];

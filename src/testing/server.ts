@@ -93,7 +93,12 @@ export async function startServer(options: ServerOptions = {}): Promise<TestServ
     return stopped;
   };
   return {
-    ...{ folder, running, admin, remote, port, stop },
+    folder,
+    running,
+    admin,
+    remote,
+    port,
+    stop,
     core: running.core,
     storeFolder: join(folder, 'stores', 'local'),
     as: async (role, ...stores) => {

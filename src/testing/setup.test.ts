@@ -8,8 +8,12 @@ test('tests, and the programs that they start, have the usual umask', () => {
 
 test('the setup removes variables that name a server or cluster of the user', async () => {
   const named = [
-    ...['STOWAGE_SOCKET', 'STOWAGE_URL', 'STOWAGE_TOKEN'],
-    ...['KUBECONFIG', 'KUBERNETES_SERVICE_HOST', 'DOCKER_HOST'],
+    'STOWAGE_SOCKET',
+    'STOWAGE_URL',
+    'STOWAGE_TOKEN',
+    'KUBECONFIG',
+    'KUBERNETES_SERVICE_HOST',
+    'DOCKER_HOST',
   ];
   for (const name of named) process.env[name] = 'of-the-user';
   vi.resetModules();

@@ -18,7 +18,17 @@ process.umask(0o022);
  * stay as they are, so a program that is started without folders of its own still finds the user's server.
  */
 const ofTheUser = [
-  ...['STOWAGE_SOCKET', 'STOWAGE_URL', 'STOWAGE_TOKEN', 'STOWAGE_KEEPERS', 'STOWAGE_CONTROLLER_TOKEN_FILE'],
-  ...['KUBECONFIG', 'KUBERNETES_SERVICE_HOST', 'NODE_NAME', 'POD_IP', 'POD_NAME', 'POD_UID', 'DOCKER_HOST'],
+  'STOWAGE_SOCKET',
+  'STOWAGE_URL',
+  'STOWAGE_TOKEN',
+  'STOWAGE_KEEPERS',
+  'STOWAGE_CONTROLLER_TOKEN_FILE',
+  'KUBECONFIG',
+  'KUBERNETES_SERVICE_HOST',
+  'NODE_NAME',
+  'POD_IP',
+  'POD_NAME',
+  'POD_UID',
+  'DOCKER_HOST',
 ];
 for (const name of ofTheUser) delete process.env[name];

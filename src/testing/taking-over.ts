@@ -25,7 +25,8 @@ export const usualPatienceMs = 10_000;
 export const asIs = (object: object): Thing => object as Thing;
 
 export const pod = (phase: string): Thing => ({
-  ...{ metadata: { name: 'web-0' }, status: { phase } },
+  metadata: { name: 'web-0' },
+  status: { phase },
   spec: { volumes: [{ name: 'data', persistentVolumeClaim: { claimName: 'data' } }] },
 });
 
@@ -184,7 +185,18 @@ export function takingOverGround() {
   };
 
   return {
-    ...{ putStore, list, volume, claim, settle, provisioned, taking, run, stopped, refused, holds, found },
+    putStore,
+    list,
+    volume,
+    claim,
+    settle,
+    provisioned,
+    taking,
+    run,
+    stopped,
+    refused,
+    holds,
+    found,
     get api() {
       return api;
     },

@@ -19,9 +19,21 @@ export const run = (file: string, args: readonly string[], more: RunOptions = {}
 /** Writes at random, reads at random and compares; fails at the first byte that is another. In `folder` fio may leave notes. */
 export async function fioVerified(at: string, folder: string, ...more: readonly string[]): Promise<void> {
   const args = [
-    ...['--name=x', `--directory=${at}`, '--rw=randrw', '--bs=4k-256k', '--size=6m', '--verify=crc32c'],
-    ...['--verify_fatal=1', '--ioengine=psync', '--numjobs=2', '--loops=2', '--fsync=20'],
-    ...['--group_reporting', '--minimal', '--verify_state_save=0', ...more],
+    '--name=x',
+    `--directory=${at}`,
+    '--rw=randrw',
+    '--bs=4k-256k',
+    '--size=6m',
+    '--verify=crc32c',
+    '--verify_fatal=1',
+    '--ioengine=psync',
+    '--numjobs=2',
+    '--loops=2',
+    '--fsync=20',
+    '--group_reporting',
+    '--minimal',
+    '--verify_state_save=0',
+    ...more,
   ];
   await run('fio', args, { cwd: folder });
 }

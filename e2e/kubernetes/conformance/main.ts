@@ -51,7 +51,12 @@ async function main(args: readonly string[], signal: AbortSignal): Promise<numbe
   for (const driver of wish.chosen) {
     const folder = join(top, driver);
     const specs = await runSuite({
-      ...{ driver, folder, atOnce, minutes, signal, kubeconfig: cluster.kubeconfig },
+      driver,
+      folder,
+      atOnce,
+      minutes,
+      signal,
+      kubeconfig: cluster.kubeconfig,
       ...(focus === undefined ? {} : { focus }),
     });
     const lines = summaryOf(driver, specs);

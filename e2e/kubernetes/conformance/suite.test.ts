@@ -2,8 +2,12 @@ import { expect, test } from 'vitest';
 import { ended, specsOf, summaryOf } from './suite.ts';
 
 const spec = (text: string, State: string, Message = '') => ({
-  ...{ ContainerHierarchyTexts: ['External Storage', 'a suite'], LeafNodeType: 'It', LeafNodeText: text },
-  ...{ State, RunTime: 12_000_000_000, Failure: { Message } },
+  ContainerHierarchyTexts: ['External Storage', 'a suite'],
+  LeafNodeType: 'It',
+  LeafNodeText: text,
+  State,
+  RunTime: 12_000_000_000,
+  Failure: { Message },
 });
 const setUp = (State: string) => ({ ...spec('', State), ContainerHierarchyTexts: null, LeafNodeType: 'BeforeSuite' });
 const read = (...SpecReports: readonly object[]) => specsOf(JSON.stringify([{ SpecReports }]));

@@ -48,10 +48,21 @@ export async function runSuite(options: SuiteOptions): Promise<readonly Spec[]> 
   // Of another run.
   await rm(join(folder, report), { force: true });
   const words = [
-    ...['run', '-v', '--no-color', '--silence-skips', `--procs=${atOnce}`, `--timeout=${minutes}m`],
-    ...[`--label-filter=${outside}`, `--focus=External.Storage.*(${focus ?? ''})`],
-    ...[`--output-dir=${folder}`, `--json-report=${report}`, toolPath('k8s-e2e'), '--'],
-    ...[`--kubeconfig=${kubeconfig}`, '--provider=skeleton', `--storage.testdriver=${definition(driver)}`],
+    'run',
+    '-v',
+    '--no-color',
+    '--silence-skips',
+    `--procs=${atOnce}`,
+    `--timeout=${minutes}m`,
+    `--label-filter=${outside}`,
+    `--focus=External.Storage.*(${focus ?? ''})`,
+    `--output-dir=${folder}`,
+    `--json-report=${report}`,
+    toolPath('k8s-e2e'),
+    '--',
+    `--kubeconfig=${kubeconfig}`,
+    '--provider=skeleton',
+    `--storage.testdriver=${definition(driver)}`,
   ];
   const log = createWriteStream(join(folder, 'log'));
   const child = spawn(toolPath('ginkgo'), words, {

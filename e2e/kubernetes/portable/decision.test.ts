@@ -7,7 +7,9 @@ import { belongingTo, countsOf, decide, disksOf, imageValues, isReady, type Seen
 
 const nothing: Seen = { deployments: [], objects: [], stores: [], volumes: [] };
 const thing = (kind: string, name: string, more: Partial<Thing> = {}): Thing => ({
-  ...{ apiVersion: 'v1', kind, metadata: { name } },
+  apiVersion: 'v1',
+  kind,
+  metadata: { name },
   ...more,
 });
 const controller = (namespace: string, component = 'controller'): Thing => {
@@ -33,7 +35,8 @@ test('one that runs is used, whatever its namespace is called', () => {
 
 test('one that is there twice is not used', () => {
   expect(decide({ ...nothing, deployments: [controller('one'), controller('two')] })).toEqual({
-    ...{ kind: 'refuse', why: 'Stowage is in several namespaces: one, two.' },
+    kind: 'refuse',
+    why: 'Stowage is in several namespaces: one, two.',
   });
 });
 

@@ -50,7 +50,8 @@ export interface Clusters {
 const folder = join(repository, 'deploy', 'kubernetes');
 const minutes = 60_000;
 const definition = {
-  ...{ apiVersion: 'apiextensions.k8s.io/v1', kind: 'CustomResourceDefinition' },
+  apiVersion: 'apiextensions.k8s.io/v1',
+  kind: 'CustomResourceDefinition',
   metadata: { name: 'stores.stowage.dev' },
 };
 const server = { metadata: { name: 'stowage-nfs', namespace } };

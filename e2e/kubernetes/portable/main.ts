@@ -22,8 +22,11 @@ const usage =
 async function main(): Promise<number> {
   const { values } = parseArgs({
     options: {
-      ...{ kubeconfig: { type: 'string' }, image: { type: 'string' }, helm: { type: 'string' } },
-      ...{ 'shell-image': { type: 'string', default: 'busybox' }, set: { type: 'string', multiple: true } },
+      kubeconfig: { type: 'string' },
+      image: { type: 'string' },
+      helm: { type: 'string' },
+      'shell-image': { type: 'string', default: 'busybox' },
+      set: { type: 'string', multiple: true },
       only: { type: 'string', default: '' },
     },
   });
@@ -79,7 +82,9 @@ async function main(): Promise<number> {
 
 /** For block volumes: none that is there need be one of images. On nodes an empty folder is left of it. */
 const imageStore = (unique: string): object => ({
-  ...{ apiVersion: 'stowage.dev/v1', kind: 'Store', metadata: { name: `${unique}-images` } },
+  apiVersion: 'stowage.dev/v1',
+  kind: 'Store',
+  metadata: { name: `${unique}-images` },
   spec: {
     uri: `local:///var/lib/stowage/stores/${unique}-images`,
     options: { layout: 'image' },
@@ -102,7 +107,8 @@ async function groundOf(cluster: AnyCluster, about: Pick<Ground, 'namespace' | '
     ({ spec }) => spec?.['unschedulable'] !== true && spec?.['taints'] === undefined,
   );
   return {
-    ...{ ...about, cluster },
+    ...about,
+    cluster,
     nodes: nodes.map(({ metadata }) => metadata.labels?.['kubernetes.io/hostname'] ?? metadata.name ?? ''),
     shared: of('file.stowage.dev', false),
     local: of('local.stowage.dev', false),

@@ -44,7 +44,10 @@ export const pod = (ground: Ground, { name, script, volume, block, node }: PodWi
 });
 
 export const container = (image: string, script: string, block: boolean): object => ({
-  ...{ name: 'main', image, imagePullPolicy: 'IfNotPresent', command: ['sh', '-c', script] },
+  name: 'main',
+  image,
+  imagePullPolicy: 'IfNotPresent',
+  command: ['sh', '-c', script],
   ...(block
     ? { volumeDevices: [{ name: 'data', devicePath: '/dev/data' }] }
     : { volumeMounts: [{ name: 'data', mountPath: '/data' }] }),

@@ -9,9 +9,16 @@ const { signal } = new AbortController();
 const components = ['root', 'mount', 'netns', 'firewall', 'kubernetes', 'busybox', 'helm', 'fuse'] as const;
 /** Of all kinds that an installation has outside of its namespace, and it. */
 const kinds = [
-  ...['namespaces', 'persistentvolumes', 'storageclasses', 'csidrivers', 'customresourcedefinitions'],
-  ...['validatingadmissionpolicies', 'validatingadmissionpolicybindings'],
-  ...['clusterroles', 'clusterrolebindings', 'priorityclasses'],
+  'namespaces',
+  'persistentvolumes',
+  'storageclasses',
+  'csidrivers',
+  'customresourcedefinitions',
+  'validatingadmissionpolicies',
+  'validatingadmissionpolicybindings',
+  'clusterroles',
+  'clusterrolebindings',
+  'priorityclasses',
 ];
 
 interface Run {
@@ -50,10 +57,15 @@ describe.skipIf(needs(...components))('the tests for any cluster', () => {
       namespace: 'stowage-system',
     };
     const disk = {
-      ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: 'retained' } },
+      apiVersion: 'v1',
+      kind: 'PersistentVolume',
+      metadata: { name: 'retained' },
       spec: {
-        ...{ capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], persistentVolumeReclaimPolicy: 'Retain' },
-        ...{ hostPath: { path: '/srv' }, claimRef: { ...claimRef, uid: '4d0b8d1c-5b1f-4b8e-9c53-0d4d0f1d3c11' } },
+        capacity: { storage: '1Gi' },
+        accessModes: ['ReadWriteOnce'],
+        persistentVolumeReclaimPolicy: 'Retain',
+        hostPath: { path: '/srv' },
+        claimRef: { ...claimRef, uid: '4d0b8d1c-5b1f-4b8e-9c53-0d4d0f1d3c11' },
       },
     };
     await apply({ apiVersion: 'v1', kind: 'Namespace', metadata: { name: 'stowage-system' } }, disk);

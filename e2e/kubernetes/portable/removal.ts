@@ -50,7 +50,9 @@ async function removeClaim(cluster: AnyCluster, claim: Thing): Promise<void> {
   const disks = async () => disksOf(await cluster.list('v1', 'PersistentVolume'), claim);
   for (const { metadata } of await disks())
     await cluster.apply({
-      ...{ apiVersion: 'v1', kind: 'PersistentVolume', metadata: { name: metadata.name, uid: metadata.uid } },
+      apiVersion: 'v1',
+      kind: 'PersistentVolume',
+      metadata: { name: metadata.name, uid: metadata.uid },
       spec: { persistentVolumeReclaimPolicy: 'Delete' },
     });
   await cluster.remove(claim);

@@ -115,9 +115,14 @@ const stateful: PortableTest = {
     const script = 'hostname >>/data/who; sleep 100000';
     const probe = { exec: { command: ['sh', '-c', 'test -s /data/who'] }, periodSeconds: 1 };
     const set = {
-      ...{ apiVersion: 'apps/v1', kind: 'StatefulSet', metadata: { name: 'three', namespace } },
+      apiVersion: 'apps/v1',
+      kind: 'StatefulSet',
+      metadata: { name: 'three', namespace },
       spec: {
-        ...{ serviceName: 'three', replicas: 3, podManagementPolicy: 'Parallel', selector: { matchLabels: labels } },
+        serviceName: 'three',
+        replicas: 3,
+        podManagementPolicy: 'Parallel',
+        selector: { matchLabels: labels },
         template: {
           metadata: { labels },
           spec: {
@@ -129,7 +134,8 @@ const stateful: PortableTest = {
           {
             metadata: { name: 'data' },
             spec: {
-              ...{ accessModes: ['ReadWriteOnce'], storageClassName: (local ?? shared)?.name },
+              accessModes: ['ReadWriteOnce'],
+              storageClassName: (local ?? shared)?.name,
               resources: { requests: { storage: '64Mi' } },
             },
           },
@@ -203,8 +209,12 @@ const wrong: PortableTest = {
     const { cluster, namespace, unique } = ground;
     const { driver = '', store = '' } = ground.shared ?? ground.local ?? {};
     const kind = {
-      ...{ apiVersion: 'storage.k8s.io/v1', kind: 'StorageClass', metadata: { name: `${unique}-wrong` } },
-      ...{ provisioner: driver, volumeBindingMode: 'Immediate', parameters: { store, colour: 'red' } },
+      apiVersion: 'storage.k8s.io/v1',
+      kind: 'StorageClass',
+      metadata: { name: `${unique}-wrong` },
+      provisioner: driver,
+      volumeBindingMode: 'Immediate',
+      parameters: { store, colour: 'red' },
     };
     await cluster.apply(kind);
     try {
@@ -226,5 +236,10 @@ const wrong: PortableTest = {
 export const tests: readonly PortableTest[] = [
   life('a shared store', ({ shared }) => shared),
   life('a local store', ({ local }) => local),
-  ...[twoNodes, stateful, inline, refused, block, wrong],
+  twoNodes,
+  stateful,
+  inline,
+  refused,
+  block,
+  wrong,
 ];

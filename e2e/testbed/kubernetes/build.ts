@@ -67,7 +67,10 @@ export const csiSanity: Component = {
   make: (run) =>
     make(place.sanity, (folder) =>
       go(run, sanityModule, [
-        ...['build', ...flags, '-o', `${folder}/`],
+        'build',
+        ...flags,
+        '-o',
+        `${folder}/`,
         'github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity',
       ]),
     ),
@@ -88,10 +91,7 @@ export const kubernetesSuite: Component = {
   what: `the end-to-end tests of Kubernetes ${version}`,
   make: (run) =>
     make(place.suite, async (folder) => {
-      await go(run, kubernetesModule, [
-        ...['build', ...flags, '-o', `${folder}/`],
-        'k8s.io/kubernetes/test/images/agnhost',
-      ]);
+      await go(run, kubernetesModule, ['build', ...flags, '-o', `${folder}/`, 'k8s.io/kubernetes/test/images/agnhost']);
       const tests = 'k8s.io/kubernetes/test/e2e';
       await go(run, kubernetesModule, ['test', '-c', ...flags, '-o', join(folder, 'e2e.test'), tests]);
     }),

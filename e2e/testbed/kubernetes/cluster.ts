@@ -94,7 +94,13 @@ export async function startCluster(signal: AbortSignal, options: ClusterOptions 
   const all = ground.move();
   const { apiServer, controllerManager, scheduler } = control;
   return {
-    ...{ folder: top, kubeconfig, nodes, network, apiServer, controllerManager, scheduler },
+    folder: top,
+    kubeconfig,
+    nodes,
+    network,
+    apiServer,
+    controllerManager,
+    scheduler,
     kubectl: (...words) => kubectl(undefined, ...words),
     apply: (...items) => {
       const list = JSON.stringify({ apiVersion: 'v1', kind: 'List', items });

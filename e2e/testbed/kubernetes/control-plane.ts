@@ -90,12 +90,17 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
   const apiServer = await part('kube-apiserver', [...apiServerWords(pki), ...(args.apiServer ?? [])], apiReady);
   const asSomebody = (name: string): readonly string[] => [
     ...['', 'authentication-', 'authorization-'].map((use) => `--${use}kubeconfig=${pki(`${name}.kubeconfig`)}`),
-    ...['--bind-address=127.0.0.1', '--leader-elect=false', `--cert-dir=${join(folder, name)}`, ...unhurried],
+    '--bind-address=127.0.0.1',
+    '--leader-elect=false',
+    `--cert-dir=${join(folder, name)}`,
+    ...unhurried,
   ];
   const managing = part('kube-controller-manager', [
     ...asSomebody('controller-manager'),
-    ...['--use-service-account-credentials', `--service-account-private-key-file=${pki('accounts.key')}`],
-    ...[`--root-ca-file=${authority.certificate}`, `--flex-volume-plugin-dir=${join(folder, 'flex')}`],
+    '--use-service-account-credentials',
+    `--service-account-private-key-file=${pki('accounts.key')}`,
+    `--root-ca-file=${authority.certificate}`,
+    `--flex-volume-plugin-dir=${join(folder, 'flex')}`,
     ...(args.controllerManager ?? []),
   ]);
   const scheduling = part('kube-scheduler', [...asSomebody('scheduler'), ...(args.scheduler ?? [])]);
@@ -109,23 +114,23 @@ export async function startControlPlane(options: ControlPlaneOptions): Promise<C
 function apiServerWords(pki: (name: string) => string): readonly string[] {
   return [
     `--etcd-servers=${local(clientPort)}`,
-    ...[
-      '--bind-address=0.0.0.0',
-      `--advertise-address=${addresses.controlPlane}`,
-      `--secure-port=${addresses.apiPort}`,
-    ],
+    '--bind-address=0.0.0.0',
+    `--advertise-address=${addresses.controlPlane}`,
+    `--secure-port=${addresses.apiPort}`,
     `--service-cluster-ip-range=${addresses.services}`,
-    ...[`--client-ca-file=${pki('ca.crt')}`, `--tls-cert-file=${pki('apiserver.crt')}`],
+    `--client-ca-file=${pki('ca.crt')}`,
+    `--tls-cert-file=${pki('apiserver.crt')}`,
     `--tls-private-key-file=${pki('apiserver.key')}`,
-    ...['--authorization-mode=Node,RBAC', '--enable-admission-plugins=NodeRestriction', '--allow-privileged=true'],
+    '--authorization-mode=Node,RBAC',
+    '--enable-admission-plugins=NodeRestriction',
+    '--allow-privileged=true',
     '--service-account-issuer=https://kubernetes.default.svc.cluster.local',
-    ...[
-      `--service-account-key-file=${pki('accounts.crt')}`,
-      `--service-account-signing-key-file=${pki('accounts.key')}`,
-    ],
+    `--service-account-key-file=${pki('accounts.crt')}`,
+    `--service-account-signing-key-file=${pki('accounts.key')}`,
     // Nodes have no names that are known here.
     '--kubelet-preferred-address-types=InternalIP',
-    ...[`--kubelet-client-certificate=${pki('admin.crt')}`, `--kubelet-client-key=${pki('admin.key')}`],
+    `--kubelet-client-certificate=${pki('admin.crt')}`,
+    `--kubelet-client-key=${pki('admin.key')}`,
     `--kubelet-certificate-authority=${pki('ca.crt')}`,
   ];
 }

@@ -32,7 +32,8 @@ export async function startForward(
   await Promise.race([once(child, 'message'), ended.then(() => Promise.reject(new Error('the forwarder ended')))]);
   server.close();
   return {
-    ...{ host, port },
+    host,
+    port,
     [Symbol.asyncDispose]: async () => {
       child.kill('SIGKILL');
       await ended;

@@ -68,8 +68,11 @@ export const kubeletConfig = ({ group, authority, served }: KubeletConfigOptions
 });
 
 export const proxyWords = (name: string, kubeconfig: string): readonly string[] => [
-  ...[`--kubeconfig=${kubeconfig}`, `--hostname-override=${name}`, '--proxy-mode=iptables'],
+  `--kubeconfig=${kubeconfig}`,
+  `--hostname-override=${name}`,
+  '--proxy-mode=iptables',
   `--cluster-cidr=${addresses.pods}`,
   // One table of connections for all of this machine: it stays as it is.
-  ...['--conntrack-max-per-core=0', '--conntrack-min=0'],
+  '--conntrack-max-per-core=0',
+  '--conntrack-min=0',
 ];

@@ -107,7 +107,12 @@ export async function startNode(options: NodeOptions): Promise<NewNode> {
   const all = ground.move();
   const inside = (...words: readonly string[]): Promise<string> => runInside(machine, ...words);
   return {
-    ...{ name, address, folder, inside, startKubelet, beside: machine.beside },
+    name,
+    address,
+    folder,
+    inside,
+    startKubelet,
+    beside: machine.beside,
     importImage: async (tar, ...names) => {
       const images = ['ctr', '--namespace', 'k8s.io', 'images'];
       const said = await inside(...images, 'import', tar);

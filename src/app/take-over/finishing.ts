@@ -64,7 +64,8 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
         kind: 'merge',
         body: {
           metadata: {
-            ...{ uid: after.metadata.uid, resourceVersion: after.metadata.resourceVersion },
+            uid: after.metadata.uid,
+            resourceVersion: after.metadata.resourceVersion,
             // What was said when it was begun is nearer to the truth than what the store says by now.
             annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: fileDriver.name },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],

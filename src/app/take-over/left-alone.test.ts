@@ -116,7 +116,8 @@ describe('is left alone', () => {
     await run('take');
     putStore(options, query);
     await expect(found()).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'take-over-not-possible' },
+      code: 'unsupported',
+      reason: 'take-over-not-possible',
       action: expect.stringContaining('without pathTemplate'),
     });
     await run('undo');

@@ -123,8 +123,11 @@ function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
     const { claimRef, csi } = volume.spec;
     if (from === undefined || volumes.has(from) || csi?.volumeAttributes?.['store'] !== store) return [];
     return {
-      ...{ claim: `${claimRef?.namespace ?? ''}/${claimRef?.name ?? ''}`, from, to: nameOf(volume) },
-      ...{ directory: csi.volumeAttributes['name'] ?? '', state: 'taken-over' },
+      claim: `${claimRef?.namespace ?? ''}/${claimRef?.name ?? ''}`,
+      from,
+      to: nameOf(volume),
+      directory: csi.volumeAttributes['name'] ?? '',
+      state: 'taken-over',
       detail: 'the PersistentVolume from before is gone: it can only be finished',
     } as const;
   });

@@ -23,7 +23,9 @@ export function claimWithout({ metadata, spec }: PersistentVolumeClaim): Persist
   const kept = Object.entries(annotations).filter(([key]) => !passing.test(key));
   return {
     metadata: {
-      ...{ name, namespace, annotations: Object.fromEntries(kept) },
+      name,
+      namespace,
+      annotations: Object.fromEntries(kept),
       ...(labels === undefined ? {} : { labels }),
       ...(ownerReferences === undefined ? {} : { ownerReferences }),
     },
@@ -77,12 +79,16 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
       annotations: { [takenFrom]: from, [policyBefore]: policy, ...withClaim(claim), ...withIdentity(identity) },
     },
     spec: {
-      ...{ accessModes, volumeMode: 'Filesystem', persistentVolumeReclaimPolicy: 'Retain' },
+      accessModes,
+      volumeMode: 'Filesystem',
+      persistentVolumeReclaimPolicy: 'Retain',
       capacity: { storage: capacityFor(before, claim) },
       storageClassName: classNameOf(claim),
       claimRef: prebound(claim),
       csi: {
-        ...{ driver: fileDriver.name, volumeHandle: id, volumeAttributes: { store, name } },
+        driver: fileDriver.name,
+        volumeHandle: id,
+        volumeAttributes: { store, name },
         ...(isReadOnly ? { readOnly: true } : {}),
       },
       ...(nodeAffinity === undefined ? {} : { nodeAffinity }),
@@ -92,5 +98,8 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
 
 /** For the claim of that name, and no other; whichever has it. */
 export const prebound = ({ metadata: { namespace = '', name = '' } }: PersistentVolumeClaim) => ({
-  ...{ apiVersion: 'v1', kind: 'PersistentVolumeClaim', namespace, name },
+  apiVersion: 'v1',
+  kind: 'PersistentVolumeClaim',
+  namespace,
+  name,
 });

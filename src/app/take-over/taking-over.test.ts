@@ -22,10 +22,13 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
     expect(is?.spec).toEqual({ ...was.claim?.spec, volumeName: `${from}-stowage` });
     expect(await volume(`${from}-stowage`)).toMatchObject({
       spec: {
-        ...{ accessModes: ['ReadWriteMany'], capacity: { storage: '1Gi' }, persistentVolumeReclaimPolicy: 'Retain' },
+        accessModes: ['ReadWriteMany'],
+        capacity: { storage: '1Gi' },
+        persistentVolumeReclaimPolicy: 'Retain',
         storageClassName: was.claim?.spec.storageClassName,
         csi: {
-          ...{ driver: 'file.stowage.dev', volumeHandle: 'sv1-id' },
+          driver: 'file.stowage.dev',
+          volumeHandle: 'sv1-id',
           volumeAttributes: { store: 'silver', name: foreignDirectory(kind, was.claim as PersistentVolumeClaim) },
         },
       },
@@ -175,6 +178,8 @@ test('whoever may not is told what the API server says', async () => {
     return true;
   };
   await expect(found()).rejects.toMatchObject({
-    ...{ code: 'denied', reason: 'kubernetes-denied', message: expect.stringContaining('User "me" cannot') },
+    code: 'denied',
+    reason: 'kubernetes-denied',
+    message: expect.stringContaining('User "me" cannot'),
   });
 });

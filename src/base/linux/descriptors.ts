@@ -133,8 +133,13 @@ export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
   for (const [i, descriptor] of descriptors.entries()) control.writeInt32LE(descriptor, controlHeader + 4 * i);
   const has = descriptors.length > 0;
   const message = {
-    ...{ name: null, nameLength: 0, parts: [{ base: bytes, length: bytes.length }], partCount: 1 },
-    ...{ control: has ? control : null, controlLength: has ? control.length : 0, flags: 0 },
+    name: null,
+    nameLength: 0,
+    parts: [{ base: bytes, length: bytes.length }],
+    partCount: 1,
+    control: has ? control : null,
+    controlLength: has ? control.length : 0,
+    flags: 0,
   };
   checked('sendmsg', calls().send(fd, message, flag.noSignal | flag.dontWait));
 }
@@ -151,8 +156,13 @@ export function createReceiver(fd: number): () => Promise<Parcel | undefined> {
 
 async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Parcel | undefined> {
   const message = {
-    ...{ name: null, nameLength: 0, parts: [{ base: bytes, length: bytes.length }], partCount: 1 },
-    ...{ control, controlLength: control.length, flags: 0 },
+    name: null,
+    nameLength: 0,
+    parts: [{ base: bytes, length: bytes.length }],
+    partCount: 1,
+    control,
+    controlLength: control.length,
+    flags: 0,
   };
   const length = await waited((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
   // A message of no bytes is not sent by anybody here.

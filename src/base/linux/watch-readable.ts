@@ -173,7 +173,9 @@ function createWayBack(call: () => void): { want(isWanted: boolean): void } {
   /** It is called, or will be. */
   let isOnItsWay = false;
   const socket = new Socket({
-    ...{ fd: from, readable: true, writable: false },
+    fd: from,
+    readable: true,
+    writable: false,
     onread: {
       // Larger than what comes: Node reads on at once while it is filled.
       buffer: Buffer.alloc(16),

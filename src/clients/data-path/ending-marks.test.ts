@@ -14,7 +14,12 @@ test('containers of keepers that were told to end tell that their engine ends, i
   await writeFile(mark('before'), '');
   const nothing = (): void => undefined;
   await using keepers = createKeepers({
-    ...{ clock: systemClock(), log: collectingLog(), folder, version: '1', doubted: nothing, gaveUp: nothing },
+    clock: systemClock(),
+    log: collectingLog(),
+    folder,
+    version: '1',
+    doubted: nothing,
+    gaveUp: nothing,
   });
   expect(keepers.areEnding()).toBe(false);
   await writeFile(mark('now'), '');

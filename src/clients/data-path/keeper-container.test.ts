@@ -47,7 +47,10 @@ async function engineThat(how: {
     await engine[Symbol.asyncDispose]();
   });
   const own: OwnContainer = {
-    ...{ engine: client, id: 'own', image: 'sha256:1', onHostNetwork: true },
+    engine: client,
+    id: 'own',
+    image: 'sha256:1',
+    onHostNetwork: true,
     hostPath: (path) => (path.startsWith('/run/') ? `/host${path}` : undefined),
   };
   return { engine, created, own, end: end.resolve };
@@ -59,8 +62,15 @@ const command = { words: ['node', 'keeper.mjs'], env: { LC_ALL: 'C' } } as const
 async function launched(own: OwnContainer, about: Partial<KeeperContainer> = {}): Promise<[Launched, string[]]> {
   const told: string[] = [];
   const all: KeeperContainer = {
-    ...{ own, instance: 'i', name: 'host', folder: '/run/k/host', user: 61_234, privilegedPorts: false },
-    ...{ network: { kind: 'host' }, tell: (message) => void told.push(message), ...about },
+    own,
+    instance: 'i',
+    name: 'host',
+    folder: '/run/k/host',
+    user: 61_234,
+    privilegedPorts: false,
+    network: { kind: 'host' },
+    tell: (message) => void told.push(message),
+    ...about,
   };
   return [await launchContainer(all)(command, signal), told];
 }
@@ -71,12 +81,21 @@ describe('a keeper in a container', () => {
     const [, told] = await launched(own);
     expect(created).toHaveLength(1);
     expect(created[0]).toMatchObject({
-      ...{ Image: 'sha256:1', User: '61234:61234', Cmd: ['node', 'keeper.mjs'], Env: ['LC_ALL=C'] },
+      Image: 'sha256:1',
+      User: '61234:61234',
+      Cmd: ['node', 'keeper.mjs'],
+      Env: ['LC_ALL=C'],
       Labels: { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' },
       Healthcheck: { Test: ['NONE'] },
       HostConfig: {
-        ...{ Binds: ['/host/run/k/host:/run/k/host'], NetworkMode: 'host', CapDrop: ['ALL'], CapAdd: [] },
-        ...{ ReadonlyRootfs: true, AutoRemove: true, RestartPolicy: { Name: 'no' }, OomScoreAdj: -900 },
+        Binds: ['/host/run/k/host:/run/k/host'],
+        NetworkMode: 'host',
+        CapDrop: ['ALL'],
+        CapAdd: [],
+        ReadonlyRootfs: true,
+        AutoRemove: true,
+        RestartPolicy: { Name: 'no' },
+        OomScoreAdj: -900,
         Ulimits: [{ Name: 'memlock', Soft: -1, Hard: -1 }],
       },
     });
@@ -115,7 +134,9 @@ describe('a keeper in a container', () => {
 
   test('shares the network of the anchor, which is this Stowage’s own', async () => {
     const anchor = (Id: string, instance: string) => ({
-      ...{ Id, State: 'running', Labels: { 'stowage.dev/anchor': 'docker:far', 'stowage.dev/instance': instance } },
+      Id,
+      State: 'running',
+      Labels: { 'stowage.dev/anchor': 'docker:far', 'stowage.dev/instance': instance },
     });
     const { own, created } = await engineThat({ protects: true, containers: [anchor('a', 'j'), anchor('b', 'i')] });
     const named = { network: 'docker:far', namespace: '/run/docker/netns/1', instance: 'i' };
@@ -167,7 +188,9 @@ describe('a keeper in a container', () => {
 
   test('that hangs is told by its engine to end, and nobody else’s is', async () => {
     const keeper = (Id: string, name: string, instance: string) => ({
-      ...{ Id, State: 'running', Labels: { 'stowage.dev/keeper': name, 'stowage.dev/instance': instance } },
+      Id,
+      State: 'running',
+      Labels: { 'stowage.dev/keeper': name, 'stowage.dev/instance': instance },
     });
     const containers = [keeper('a', 'host', 'j'), keeper('b', 'host', 'i'), keeper('c', 'net-1', 'i')];
     const { engine, own } = await engineThat({ protects: true, containers });

@@ -132,14 +132,20 @@ function specOf(
     // Whoever has to drop rights begins with some.
     user: enter.length > 0 ? '0:0' : `${user}:${user}`,
     labels: { [containerLabels.keeper]: name, [containerLabels.instance]: instance },
-    ...{ healthcheck: false, stopSeconds },
+    healthcheck: false,
+    stopSeconds,
     host: {
       binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
       network: network.kind === 'container' ? `container:${network.id}` : 'host',
       // Where SELinux is, the folder of its socket has no label that containers may use.
-      ...{ capDrop: ['ALL'], capAdd: capabilities, securityOptions: ['no-new-privileges', 'label=disable'] },
+      capDrop: ['ALL'],
+      capAdd: capabilities,
+      securityOptions: ['no-new-privileges', 'label=disable'],
       // In place of the volume that the image has there.
-      ...{ readOnly: true, tmpfs: ['/var/lib/stowage'], restart: 'no', autoRemove },
+      readOnly: true,
+      tmpfs: ['/var/lib/stowage'],
+      restart: 'no',
+      autoRemove,
     },
   } satisfies ContainerSpec;
 }
@@ -159,15 +165,20 @@ function rightsIn({ user, privilegedPorts, network }: KeeperContainer): {
   return {
     enter: [
       ...(isEntering ? ['nsenter', `--net=${namespaceAt}`, '--'] : []),
-      ...['setpriv', `--reuid=${user}`, `--regid=${user}`, '--clear-groups', '--no-new-privs'],
-      ...[
-        `--inh-caps=${['-all', ...kept].join(',')}`,
-        ...(privilegedPorts ? [`--ambient-caps=${kept.join(',')}`] : []),
-      ],
-      ...[`--bounding-set=${['-all', ...kept].join(',')}`, '--'],
+      'setpriv',
+      `--reuid=${user}`,
+      `--regid=${user}`,
+      '--clear-groups',
+      '--no-new-privs',
+      `--inh-caps=${['-all', ...kept].join(',')}`,
+      ...(privilegedPorts ? [`--ambient-caps=${kept.join(',')}`] : []),
+      `--bounding-set=${['-all', ...kept].join(',')}`,
+      '--',
     ],
     capabilities: [
-      ...['SETUID', 'SETGID', 'SETPCAP'],
+      'SETUID',
+      'SETGID',
+      'SETPCAP',
       ...(privilegedPorts ? ['NET_BIND_SERVICE'] : []),
       ...(isEntering ? ['SYS_ADMIN'] : []),
     ],

@@ -35,12 +35,28 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
   const it = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({
-    ...{ kind: 'nfs', hosts: [it.server.host], path: it.folder },
+    kind: 'nfs',
+    hosts: [it.server.host],
+    path: it.folder,
     way: {
-      ...{ client: 'built-in', addresses: [it.server.host], port: it.server.nfsPort, mountPort: undefined },
-      ...{ root: Buffer.from(it.directory).toString('base64'), connections: 1, sourcePorts: undefined, tls: undefined },
-      ...{ network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined, maxRead: 65_536, maxWrite: 65_536 },
-      ...{ locks: 'node', readOnly: false, quota: undefined },
+      client: 'built-in',
+      addresses: [it.server.host],
+      port: it.server.nfsPort,
+      mountPort: undefined,
+      root: Buffer.from(it.directory).toString('base64'),
+      connections: 1,
+      sourcePorts: undefined,
+      tls: undefined,
+      network: undefined,
+      squash: 'none',
+      uid: 0,
+      gid: 0,
+      softMs: undefined,
+      maxRead: 65_536,
+      maxWrite: 65_536,
+      locks: 'node',
+      readOnly: false,
+      quota: undefined,
     },
   });
 
@@ -53,7 +69,11 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     const doubted = { times: 0 };
     const givenUp: GivenUp[] = [];
     const keepers = createKeepers({
-      ...{ clock: time, log: scope.log, folder: folder('keepers'), version: 'test', stuckMs },
+      clock: time,
+      log: scope.log,
+      folder: folder('keepers'),
+      version: 'test',
+      stuckMs,
       doubted: () => void doubted.times++,
       gaveUp: (what) => void givenUp.push(what),
     });
@@ -70,10 +90,18 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     };
     const mounts = createRun(clock, undefined, ground.folder);
     const mounter = createLinuxMounter({
-      ...{ clock, run: mounts, owner: ground.folder, forbidden: () => [], storeRoots: () => [] },
+      clock,
+      run: mounts,
+      forbidden: () => [],
+      storeRoots: () => [],
     });
     const client = createNfsClient({
-      ...{ mounter, run: mounts, clock, keepers, instance: 'test', look: createLook(clock) },
+      mounter,
+      run: mounts,
+      clock,
+      keepers,
+      instance: 'test',
+      look: createLook(clock),
       readTable: createTableReader(),
     });
     const places: string[] = [];

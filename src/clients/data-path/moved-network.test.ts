@@ -14,8 +14,12 @@ describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () 
     await using far = await makeFarNetwork();
     const ground = createGround();
     const keepers = createKeepers({
-      ...{ clock: systemClock(), log: ground.scope.log, folder: join(ground.folder, 'k'), version: 'test' },
-      ...{ doubted: () => undefined, gaveUp: () => undefined },
+      clock: systemClock(),
+      log: ground.scope.log,
+      folder: join(ground.folder, 'k'),
+      version: 'test',
+      doubted: () => undefined,
+      gaveUp: () => undefined,
       find: async (network) => (network === 'docker:far' ? `netns:${far.name}` : expect.fail(network)),
     });
     onTestFinished(async () => {

@@ -16,7 +16,14 @@ const { signal } = new AbortController();
 
 /** As it was before anybody could hold what it has. */
 const said = {
-  ...{ doing: 'idle', active: null, standby: null, mounts: 0, sockets: 0, takeovers: 0, deaths: 0, report: '' },
+  doing: 'idle',
+  active: null,
+  standby: null,
+  mounts: 0,
+  sockets: 0,
+  takeovers: 0,
+  deaths: 0,
+  report: '',
 } as unknown as KeeperState;
 
 test.skipIf(needs('linux'))('a keeper of an older version is used without a second holder', async () => {
@@ -24,7 +31,9 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   const path = join(folder, 'own', 'sock');
   const heard: Kind[] = [];
   const door = listenForPeers({
-    ...{ path, clock, log: silentLog() },
+    path,
+    clock,
+    log: silentLog(),
     connected: (connection) =>
       connection.handle({
         accepts: ['hello', 'status', 'list'],

@@ -22,18 +22,16 @@ vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
 
 const unending = new AbortController().signal;
 const well: KeeperState = {
-  ...{
-    doing: 'idle',
-    active: null,
-    standby: null,
-    mounts: 0,
-    sockets: 0,
-    takeovers: 0,
-    deaths: 0,
-    report: '',
-    shares: false,
-    isBorrowed: false,
-  },
+  doing: 'idle',
+  active: null,
+  standby: null,
+  mounts: 0,
+  sockets: 0,
+  takeovers: 0,
+  deaths: 0,
+  report: '',
+  shares: false,
+  isBorrowed: false,
 };
 const kind = { network: undefined, privilegedPorts: false };
 
@@ -44,7 +42,9 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
     const connections: Connection[] = [];
     let answers = true;
     const door = listenForPeers({
-      ...{ path: join(folder, 'host', 'sock'), clock, log: silentLog() },
+      path: join(folder, 'host', 'sock'),
+      clock,
+      log: silentLog(),
       connected: (connection) => {
         connections.push(connection);
         connection.handle({
@@ -60,7 +60,12 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
       },
     });
     const keepers = createKeepers({
-      ...{ clock, log: silentLog(), folder, version: 'test', doubted: () => undefined, gaveUp: () => expect.fail() },
+      clock,
+      log: silentLog(),
+      folder,
+      version: 'test',
+      doubted: () => undefined,
+      gaveUp: () => expect.fail(),
     });
     onTestFinished(async () => {
       door[Symbol.dispose]();

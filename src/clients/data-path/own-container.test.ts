@@ -44,7 +44,10 @@ describe('what may be the own container', () => {
 
 describe('the own container', () => {
   const found = {
-    ...{ Id: id, Name: '/stowage', Image: 'sha256:1', Mounts: [] as object[] },
+    Id: id,
+    Name: '/stowage',
+    Image: 'sha256:1',
+    Mounts: [] as object[],
     State: { Status: 'running', Running: true, Pid: 1, ExitCode: 0 },
     NetworkSettings: { Networks: { host: {} } },
   };

@@ -72,7 +72,10 @@ async function asked(engine: DockerClient, id: string, signal: AbortSignal): Pro
 function ownContainer(engine: DockerClient, { id, image, networks, mounts }: Container): OwnContainer {
   const inside = (path: string, folder: string): boolean => !relative(folder, path).startsWith('..');
   return {
-    ...{ engine, id, image, onHostNetwork: 'host' in networks },
+    engine,
+    id,
+    image,
+    onHostNetwork: 'host' in networks,
     hostPath: (path) => {
       const covering = mounts.filter(({ source, destination }) => source.startsWith('/') && inside(path, destination));
       const innermost = covering.sort((a, b) => b.destination.length - a.destination.length)[0];

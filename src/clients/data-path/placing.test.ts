@@ -10,7 +10,9 @@ const id = 'ab12'.repeat(16);
 const { signal } = new AbortController();
 const inside = async () => ({ mountinfo: '', cgroup: `0::/docker/${id}`, hostname: '' });
 const found = {
-  ...{ Id: id, Name: '/stowage', Image: 'sha256:1' },
+  Id: id,
+  Name: '/stowage',
+  Image: 'sha256:1',
   Mounts: [{ Type: 'bind', Source: '/run/stowage', Destination: '/run/stowage' }],
   State: { Status: 'running', Running: true, Pid: 1, ExitCode: 0 },
   NetworkSettings: { Networks: { host: {} } },
@@ -59,7 +61,8 @@ describe('keepers have containers of their own', () => {
     expect(told).toEqual(['data paths end with this container']);
     const asked = await placed(script, 'container');
     await expect(asked.placing.place(signal)).rejects.toMatchObject({
-      ...{ reason: 'keeper-container-impossible', message: expect.stringContaining(why) },
+      reason: 'keeper-container-impossible',
+      message: expect.stringContaining(why),
     });
   });
 

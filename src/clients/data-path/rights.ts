@@ -40,13 +40,17 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
   const kept = user === 0 || !privilegedPorts ? [] : [`--ambient-caps=${rights.join(',')}`];
   const { enter, missing } = await protection(await hasCapability('CAP_SYS_RESOURCE'), searchPath());
   return {
-    ...{ user, missing },
+    user,
+    missing,
     enter: [
       ...enter,
       'setpriv',
       ...identity,
-      ...['--no-new-privs', `--inh-caps=${['-all', ...rights].join(',')}`, ...kept],
-      ...[`--bounding-set=${['-all', ...rights].join(',')}`, '--'],
+      '--no-new-privs',
+      `--inh-caps=${['-all', ...rights].join(',')}`,
+      ...kept,
+      `--bounding-set=${['-all', ...rights].join(',')}`,
+      '--',
     ],
     why: closed === undefined ? undefined : `other users may not pass ${closed}`,
   };

@@ -38,17 +38,28 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
   const it = exportedByGanesha();
 
   const source = (): Source & { readonly kind: 'nfs' } => ({
-    ...{ kind: 'nfs', hosts: [it.server.host], path: it.folder },
+    kind: 'nfs',
+    hosts: [it.server.host],
+    path: it.folder,
     way: {
-      ...{ client: 'built-in', addresses: [it.server.host], port: it.server.nfsPort, mountPort: undefined },
-      ...{
-        root: Buffer.from(it.directory).toString('base64'),
-        connections: 1,
-        sourcePorts: undefined,
-        tls: undefined,
-      },
-      ...{ network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined, maxRead: 65_536, maxWrite: 65_536 },
-      ...{ locks: 'node', readOnly: false, quota: undefined },
+      client: 'built-in',
+      addresses: [it.server.host],
+      port: it.server.nfsPort,
+      mountPort: undefined,
+      root: Buffer.from(it.directory).toString('base64'),
+      connections: 1,
+      sourcePorts: undefined,
+      tls: undefined,
+      network: undefined,
+      squash: 'none',
+      uid: 0,
+      gid: 0,
+      softMs: undefined,
+      maxRead: 65_536,
+      maxWrite: 65_536,
+      locks: 'node',
+      readOnly: false,
+      quota: undefined,
     },
   });
 
@@ -60,23 +71,29 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const doubted = { times: 0 };
     const startAgent = () => {
       const keepers = createKeepers({
-        ...{
-          clock,
-          log: ground.scope.log,
-          folder: folder('keepers'),
-          version: 'test',
-          aloneMs,
-          gaveUp: () => undefined,
-        },
+        clock,
+        log: ground.scope.log,
+        folder: folder('keepers'),
+        version: 'test',
+        aloneMs,
+        gaveUp: () => undefined,
         doubted: () => void doubted.times++,
         placing: { engines: new Map(), instance: 'test', wanted: 'pod' },
       });
       const mounts = createRun(clock, undefined, ground.folder);
       const mounter = createLinuxMounter({
-        ...{ clock, run: mounts, owner: ground.folder, forbidden: () => [], storeRoots: () => [] },
+        clock,
+        run: mounts,
+        forbidden: () => [],
+        storeRoots: () => [],
       });
       const client = createNfsClient({
-        ...{ mounter, run: mounts, clock, keepers, instance: 'test', look: createLook(clock) },
+        mounter,
+        run: mounts,
+        clock,
+        keepers,
+        instance: 'test',
+        look: createLook(clock),
         readTable: createTableReader(),
       });
       return { keepers, client };
@@ -108,7 +125,13 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     });
     const at = place();
     return {
-      ...{ at, place, startPod, state, doubted, scope: ground.scope, folder: ground.folder },
+      at,
+      place,
+      startPod,
+      state,
+      doubted,
+      scope: ground.scope,
+      folder: ground.folder,
       log: () => readFileSync(log, 'utf8'),
       get keepers(): Keepers {
         return agent.keepers;
@@ -273,7 +296,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await here.client.stage(source(), targetAt(here.at), here.scope);
     await eventually(here.state, whole);
     const child = spawn(process.execPath, ['-e', writer, join(here.at, 'written')], {
-      ...{ stdio: ['pipe', 'pipe', 'inherit'], timeout: 50_000, killSignal: 'SIGKILL' },
+      stdio: ['pipe', 'pipe', 'inherit'],
+      timeout: 50_000,
+      killSignal: 'SIGKILL',
     });
     const ended = once(child, 'exit');
     const step = async (): Promise<void> => {

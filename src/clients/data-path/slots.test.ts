@@ -13,18 +13,16 @@ import { createSlots, type GivenUp } from './slots.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
-  ...{
-    doing: 'taking over',
-    active: null,
-    standby: null,
-    mounts: 1,
-    sockets: 0,
-    takeovers: 1,
-    deaths: 1,
-    report: '',
-    shares: false,
-    isBorrowed: false,
-  },
+  doing: 'taking over',
+  active: null,
+  standby: null,
+  mounts: 1,
+  sockets: 0,
+  takeovers: 1,
+  deaths: 1,
+  report: '',
+  shares: false,
+  isBorrowed: false,
 };
 
 describe.skipIf(needs('linux'))('keepers that are known', () => {
@@ -35,7 +33,9 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     const givenUp: GivenUp[] = [];
     const connections: Connection[] = [];
     const door = listenForPeers({
-      ...{ path: socketOf('host'), clock, log: silentLog() },
+      path: socketOf('host'),
+      clock,
+      log: silentLog(),
       connected: (connection) => {
         connections.push(connection);
         connection.handle({
@@ -51,17 +51,23 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
       },
     });
     const slots = createSlots({
-      ...{ clock, folder, version: 'test', log: silentLog(), stuckMs: 2_000, aloneMs: 1_000, doubted: () => undefined },
+      clock,
+      folder,
+      version: 'test',
+      log: silentLog(),
+      stuckMs: 2_000,
+      aloneMs: 1_000,
+      doubted: () => undefined,
       starting: {
-        ...{ socketOf, start: () => expect.fail(), again: () => expect.fail() },
-        ...{
-          areFound: false,
-          user: async () => 0,
-          prepare: () => expect.fail(),
-          clear: () => expect.fail(),
-          kill: () => expect.fail(),
-          isMisplaced: () => expect.fail(),
-        },
+        socketOf,
+        start: () => expect.fail(),
+        again: () => expect.fail(),
+        areFound: false,
+        user: async () => 0,
+        prepare: () => expect.fail(),
+        clear: () => expect.fail(),
+        kill: () => expect.fail(),
+        isMisplaced: () => expect.fail(),
       },
       gaveUp: (what) => void givenUp.push(what),
     });

@@ -76,6 +76,29 @@ const endMs = 10_000;
 const shareMs = 10_000;
 const regainMs = { shortest: 20, longest: 500 } as const;
 
+const newSlot = (name: string, copies: DescriptorCopies | undefined): Slot => ({
+  name,
+  client: undefined,
+  answers: undefined,
+  state: undefined,
+  users: 0,
+  idleRounds: 0,
+  troubledSince: undefined,
+  ending: undefined,
+  isOutOfReach: false,
+  copies,
+});
+
+/** Undefined: no keeper listens there. */
+function connected(how: Parameters<typeof connectKeeper>[0]): KeeperClient | undefined {
+  try {
+    return connectKeeper(how);
+  } catch (cause) {
+    if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
+    throw cause;
+  }
+}
+
 export function createSlots(options: SlotsOptions): Slots {
   const { clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp } = options;
   const slots = new Map<string, Slot>();
@@ -83,11 +106,7 @@ export function createSlots(options: SlotsOptions): Slots {
   const closing = new AbortController();
 
   const of = (name: string): Slot => {
-    const slot = slots.get(name) ?? {
-      ...{ name, client: undefined, answers: undefined, state: undefined, users: 0, idleRounds: 0 },
-      ...{ troubledSince: undefined, ending: undefined, isOutOfReach: false },
-      copies: starting.areFound ? createDescriptorCopies() : undefined,
-    };
+    const slot = slots.get(name) ?? newSlot(name, starting.areFound ? createDescriptorCopies() : undefined);
     slots.set(name, slot);
     return slot;
   };
@@ -177,23 +196,15 @@ export function createSlots(options: SlotsOptions): Slots {
       watch(slot, client, state);
       if (hasLost && !closing.signal.aborted) doubted();
     };
-    const client = connected(slot.name, { user, copies, changed: heard, closed: () => gone(slot, client, answers) });
+    const closed = (): void => gone(slot, client, answers);
+    const path = starting.socketOf(slot.name);
+    const client = connected({ user, copies, changed: heard, closed, path, clock, version });
     if (client === undefined) return undefined;
     const answers = createAnswers({ clock, status: client.status, hangs: () => void kill(slot, client) });
     if (copies !== undefined) await share(slot, client, copies);
     [slot.client, slot.answers] = [client, answers];
     if (said !== undefined) heard(said);
     return client;
-  }
-
-  type Connecting = Pick<Parameters<typeof connectKeeper>[0], 'user' | 'copies' | 'changed' | 'closed'>;
-  function connected(name: string, how: Connecting): KeeperClient | undefined {
-    try {
-      return connectKeeper({ ...how, path: starting.socketOf(name), clock, version });
-    } catch (cause) {
-      if (isErrno(cause, 'ENOENT', 'ECONNREFUSED')) return undefined;
-      throw cause;
-    }
   }
 
   async function share(slot: Slot, client: KeeperClient, copies: DescriptorCopies): Promise<void> {
@@ -279,7 +290,14 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   return {
-    ...{ of, opening, connect, forget, runningOf, mountsOf, isStuck, checkReach },
+    of,
+    opening,
+    connect,
+    forget,
+    runningOf,
+    mountsOf,
+    isStuck,
+    checkReach,
     running: async (signal) => {
       const names = (await readdir(folder).catch(() => [])).filter(
         (name) => /^(host|net-)/.test(name) && !name.includes('.'),

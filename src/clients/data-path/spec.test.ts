@@ -7,9 +7,24 @@ import { createNfsClient, type NfsClientParts } from '../kinds/nfs.ts';
 import { specOf } from './spec.ts';
 
 const way: NfsWay = {
-  ...{ client: 'built-in', addresses: ['10.0.0.1'], port: 2049, mountPort: undefined, root: 'AA==', connections: 1 },
-  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined },
-  ...{ maxRead: 4096, maxWrite: 4096, locks: 'node', readOnly: false, quota: undefined },
+  client: 'built-in',
+  addresses: ['10.0.0.1'],
+  port: 2049,
+  mountPort: undefined,
+  root: 'AA==',
+  connections: 1,
+  sourcePorts: undefined,
+  tls: undefined,
+  network: undefined,
+  squash: 'none',
+  uid: 0,
+  gid: 0,
+  softMs: undefined,
+  maxRead: 4096,
+  maxWrite: 4096,
+  locks: 'node',
+  readOnly: false,
+  quota: undefined,
 };
 const sourceBy = (more: Partial<NfsWay>) =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } }) satisfies Source;
@@ -36,10 +51,14 @@ test('applications of a soft mount wait once more for each retry', async () => {
 
 test('a data path that knows nothing of sync serves no volume that asks for it', async () => {
   expect(await specOf(sourceBy({ sync: true }), 'this-stowage')).toMatchObject({
-    ...{ version: 3, sync: true, checks: 'kernel' },
+    version: 3,
+    sync: true,
+    checks: 'kernel',
   });
   expect(await specOf(sourceBy({ sync: true, squash: 'all' }), 'this-stowage')).toMatchObject({
-    ...{ version: 3, sync: true, checks: 'server' },
+    version: 3,
+    sync: true,
+    checks: 'server',
   });
   expect((await specOf(sourceBy({}), 'this-stowage')).sync).toBeUndefined();
 });

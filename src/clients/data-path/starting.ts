@@ -104,7 +104,8 @@ export function createStarting(options: StartingOptions): Starting {
 
   async function asProcess({ privilegedPorts }: KeeperKind, namespace: string | undefined): Promise<Way> {
     const rights = await keeperRights({
-      ...{ user: await keeperUser(folder), privilegedPorts },
+      user: await keeperUser(folder),
+      privilegedPorts,
       paths: [folder, program, process.execPath],
     });
     if (rights.why !== undefined) tellOnce('the data path runs as root, without rights', { why: rights.why });
@@ -160,7 +161,12 @@ export function createStarting(options: StartingOptions): Starting {
     await write(name, { ...kind, ...before });
     await startKeeper(
       {
-        ...{ clock, enter: way.enter, launch: way.launch, socket: socketOf(name), program, flags: dataPathFlags },
+        clock,
+        enter: way.enter,
+        launch: way.launch,
+        socket: socketOf(name),
+        program,
+        flags: dataPathFlags,
         log: join(folderOfIt, 'log'),
         env: { PATH: searchPath(), STOWAGE_VERSION: version },
       },
@@ -180,7 +186,9 @@ export function createStarting(options: StartingOptions): Starting {
   }
 
   return {
-    ...{ socketOf, areFound, user },
+    socketOf,
+    areFound,
+    user,
     prepare: async () => {
       if (areFound) await prepare(usualKeeper);
     },

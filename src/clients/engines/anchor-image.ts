@@ -16,7 +16,9 @@ export function anchorImageTar(processor: string = process.arch): Buffer {
   const layer = tar([{ name: 'anchor', mode: 0o755, content: anchorProgram(processor) }]);
   const digest = createHash('sha256').update(layer).digest('hex');
   const config = json({
-    ...{ architecture: architectures[processor], os: 'linux', created: '1970-01-01T00:00:00Z' },
+    architecture: architectures[processor],
+    os: 'linux',
+    created: '1970-01-01T00:00:00Z',
     // A first process does not hear of a polite request to end unless it listens for it.
     config: { Entrypoint: ['/anchor'], StopSignal: 'SIGKILL' },
     rootfs: { type: 'layers', diff_ids: [`sha256:${digest}`] },

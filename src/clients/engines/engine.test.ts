@@ -170,7 +170,11 @@ describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps use
   test('says so', async () => {
     await using real = await startDockerd(end.signal, { args: ['--userns-remap', 'default'] });
     using engine = createContainerEngine({
-      ...{ name: 'docker', kind: 'docker', socket: real.socket, clock: systemClock(), log: silentLog() },
+      name: 'docker',
+      kind: 'docker',
+      socket: real.socket,
+      clock: systemClock(),
+      log: silentLog(),
     });
     expect(await engine.remapsUsers(scope)).toBe(true);
   });
@@ -195,7 +199,9 @@ describe('what engines say', () => {
   });
 
   const container = (State: string, Driver = 'stowage'): object => ({
-    ...{ Id: `id-${State}`, Names: [`/${State}`], State },
+    Id: `id-${State}`,
+    Names: [`/${State}`],
+    State,
     Mounts: [{ Type: 'volume', Name: 'photos', Driver, Source: '/x', Destination: '/data' }],
   });
 
@@ -290,7 +296,11 @@ describe('what engines say', () => {
       else if (!isBusy) response.end(JSON.stringify({ SecurityOptions: options }));
     });
     using other = createContainerEngine({
-      ...{ name: 'it', kind: 'podman', socket: own.socket, clock: systemClock(), log: silentLog() },
+      name: 'it',
+      kind: 'podman',
+      socket: own.socket,
+      clock: systemClock(),
+      log: silentLog(),
     });
     await using _ = other.follow(() => undefined);
     const asked = (): number => own.asked.filter((one) => one.endsWith('/info')).length;

@@ -41,11 +41,16 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
     remaps = await learnRemaps(signal).catch(() => remaps);
   };
   return {
-    ...{ name, kind },
+    name,
+    kind,
     containers: async ({ signal }) => (await asked(client.containers(signal))).flatMap(seen),
     follow: (changed, found) =>
       followContainers({
-        ...{ name, client, clock, log, changed },
+        name,
+        client,
+        clock,
+        log,
+        changed,
         opened: (signal) => {
           found?.();
           void learn(signal);

@@ -83,7 +83,13 @@ async function fakeEngine(): Promise<FakeEngine> {
       const network = findNetwork(wanted.HostConfig.NetworkMode);
       if (network === undefined) return missing();
       containers.set(called, {
-        ...{ id: `c${++made}`, name: called, running: false, sandbox: '', pid: 0, labels: wanted.Labels, body: wanted },
+        id: `c${++made}`,
+        name: called,
+        running: false,
+        sandbox: '',
+        pid: 0,
+        labels: wanted.Labels,
+        body: wanted,
         networks: { [network[0]]: { NetworkID: network[1] } },
       });
       return answer({ Id: `c${made}` }, 201);
@@ -102,25 +108,46 @@ async function fakeEngine(): Promise<FakeEngine> {
   };
   const scripted = await startScriptedEngine((...call) => void serve(...call));
   const engine: FakeEngine = Object.assign(scripted, {
-    ...{ containers, networks, images, refusing, sandbox: here, pid: 0 },
+    containers,
+    networks,
+    images,
+    refusing,
+    sandbox: here,
+    pid: 0,
     changes: () => scripted.asked.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
   });
   return engine;
 }
 
 const listed = ({ id, name, running, labels }: FakeContainer): object => ({
-  ...{ Id: id, Names: [`/${name}`], Image: 'x', State: running ? 'running' : 'exited', Labels: labels, Mounts: [] },
+  Id: id,
+  Names: [`/${name}`],
+  Image: 'x',
+  State: running ? 'running' : 'exited',
+  Labels: labels,
+  Mounts: [],
 });
 
 const inspected = ({ id, name, running, sandbox, pid, networkMode, networks, labels }: FakeContainer): object => ({
   HostConfig: { NetworkMode: networkMode ?? 'default' },
-  ...{ Id: id, Name: `/${name}`, Image: 'x', Config: { Labels: labels }, Mounts: [] },
+  Id: id,
+  Name: `/${name}`,
+  Image: 'x',
+  Config: { Labels: labels },
+  Mounts: [],
   State: { Status: running ? 'running' : 'exited', Running: running, Pid: pid, ExitCode: 0, Error: '' },
   NetworkSettings: { SandboxKey: sandbox, Networks: networks },
 });
 
 const container = (name: string, more: Partial<FakeContainer> = {}): FakeContainer => ({
-  ...{ id: `id-of-${name}`, name, running: true, sandbox: here, pid: 0, networks: {}, labels: {}, body: {} },
+  id: `id-of-${name}`,
+  name,
+  running: true,
+  sandbox: here,
+  pid: 0,
+  networks: {},
+  labels: {},
+  body: {},
   ...more,
 });
 
@@ -171,8 +198,11 @@ describe('where a network is', () => {
       body: {
         Image: 'stowage.dev/anchor:1',
         HostConfig: {
-          ...{ NetworkMode: 'storage', CapDrop: ['ALL'], ReadonlyRootfs: true },
-          ...{ SecurityOpt: ['no-new-privileges'], RestartPolicy: { Name: 'unless-stopped' } },
+          NetworkMode: 'storage',
+          CapDrop: ['ALL'],
+          ReadonlyRootfs: true,
+          SecurityOpt: ['no-new-privileges'],
+          RestartPolicy: { Name: 'unless-stopped' },
         },
       },
     });
@@ -203,11 +233,9 @@ describe('where a network is', () => {
   test.each(['nobody', 'container:nobody', 'container:storage'])('%s is nowhere', async (name) => {
     const { networks } = await given();
     await expect(networks.find(name, signal)).rejects.toMatchObject({
-      ...{
-        code: 'not-found',
-        reason: 'engine-place-unknown',
-        action: expect.stringContaining('docker ps, docker network ls, podman ps'),
-      },
+      code: 'not-found',
+      reason: 'engine-place-unknown',
+      action: expect.stringContaining('docker ps, docker network ls, podman ps'),
     });
   });
 
@@ -280,10 +308,12 @@ describe('where a network is', () => {
       hasHostNetwork: asHost,
     });
     await expect(networks.find('web', signal)).rejects.toMatchObject({
-      ...{ reason: 'engine-place-unknown', action: expect.stringContaining('--docker-socket') },
+      reason: 'engine-place-unknown',
+      action: expect.stringContaining('--docker-socket'),
     });
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
-      ...{ reason: 'engine-unknown', action: expect.stringContaining('--docker-socket') },
+      reason: 'engine-unknown',
+      action: expect.stringContaining('--docker-socket'),
     });
   });
 
@@ -294,7 +324,9 @@ describe('where a network is', () => {
     expect(await networks.find('db', signal)).toBe(here);
     for (const name of ['docker:storage', 'container:web', 'web'])
       await expect(networks.find(name, signal)).rejects.toMatchObject({
-        ...{ code: 'unavailable', reason: 'engine-unreachable', message: expect.stringContaining('engine docker') },
+        code: 'unavailable',
+        reason: 'engine-unreachable',
+        message: expect.stringContaining('engine docker'),
       });
   });
 });
@@ -305,7 +337,8 @@ describe('a namespace', () => {
     // Somebody else's process has that number here.
     docker.containers.set('web', container('web', { sandbox: '/run/docker/netns/123', pid: process.pid }));
     await expect(networks.find('web', signal)).rejects.toMatchObject({
-      ...{ code: 'unsupported', reason: 'engine-network-hidden' },
+      code: 'unsupported',
+      reason: 'engine-network-hidden',
       message: "the network of container 'web' cannot be seen from here: no /run/docker/netns/123",
       action: expect.stringContaining('-v /run/docker/netns:/run/docker/netns:rslave'),
     });
@@ -405,7 +438,9 @@ describe('an anchor', () => {
     Object.assign(theAnchor(docker), { running: false, sandbox: '' });
     docker.networks.delete('storage');
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'engine-network-missing', message: "docker has no network 'storage'" },
+      code: 'unavailable',
+      reason: 'engine-network-missing',
+      message: "docker has no network 'storage'",
       action: expect.stringMatching(/docker network create storage.*the store's option network, or in --from\.$/),
     });
     expect(docker.containers.size).toBe(0);
@@ -415,7 +450,8 @@ describe('an anchor', () => {
     const { networks, docker } = await given();
     docker.refusing.set('POST /containers/start', { status: 403, message: 'no available IPv4 addresses' });
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
-      ...{ reason: 'engine-refused', message: expect.stringContaining('no available IPv4 addresses') },
+      reason: 'engine-refused',
+      message: expect.stringContaining('no available IPv4 addresses'),
     });
     expect(docker.containers.size).toBe(0);
     docker.refusing.clear();

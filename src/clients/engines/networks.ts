@@ -97,7 +97,10 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
         image: anchorImage,
         labels: { [containerLabels.anchor]: whole, [containerLabels.instance]: instance },
         host: {
-          ...{ network, capDrop: ['ALL'], securityOptions: ['no-new-privileges'], readOnly: true },
+          network,
+          capDrop: ['ALL'],
+          securityOptions: ['no-new-privileges'],
+          readOnly: true,
           restart: 'unless-stopped',
         },
       },

@@ -24,7 +24,10 @@ let mounter: Mounter;
 let client: LoopClient;
 const at = (name: string): string => join(ground.folder, name);
 const source = (path: string, filesystem: LoopSource['filesystem']): LoopSource => ({
-  ...{ kind: 'loop', node: 'here' as NodeName, path, filesystem },
+  kind: 'loop',
+  node: 'here' as NodeName,
+  path,
+  filesystem,
 });
 const mib = (path: string): number => {
   const { blocks, bsize } = statfsSync(path);

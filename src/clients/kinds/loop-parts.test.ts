@@ -7,8 +7,16 @@ import { detachIdle, detachUnused, type LoopParts } from './loop-parts.ts';
 
 const scope: Scope = { signal: new AbortController().signal, log: silentLog() };
 const plain: Loop = {
-  ...{ name: 'loop3', node: '/dev/loop3', device: '7:3', file: '/srv/v.img', deleted: false, bytes: 4096 },
-  ...{ readOnly: false, autoclear: false, sequence: '9', stacked: false },
+  name: 'loop3',
+  node: '/dev/loop3',
+  device: '7:3',
+  file: '/srv/v.img',
+  deleted: false,
+  bytes: 4096,
+  readOnly: false,
+  autoclear: false,
+  sequence: '9',
+  stacked: false,
 };
 const stacked: Loop = { ...plain, stacked: true };
 
@@ -17,7 +25,9 @@ test('a device that another one is stacked on is in use, and stays attached', as
   const detached: string[] = [];
   const loopDevices = { detach: async ({ name }: Loop) => detached.push(name) > 0 } as Partial<LoopDevices>;
   const parts = {
-    ...{ loopDevices, loops: async () => [stacked], readTable: async () => mountTable([]) },
+    loopDevices,
+    loops: async () => [stacked],
+    readTable: async () => mountTable([]),
     loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
   } as unknown as LoopParts;
   await expect(detachUnused(parts, stacked.file, scope)).rejects.toMatchObject({
@@ -35,7 +45,9 @@ test('a device is detached though its file is renamed between the look at the de
   const asked: string[] = [];
   const detach = async ({ file }: Loop): Promise<boolean> => asked.push(file) > 1;
   const parts = {
-    ...{ loopDevices: { detach }, loops: async () => [looks.shift()], readTable: async () => mountTable([]) },
+    loopDevices: { detach },
+    loops: async () => [looks.shift()],
+    readTable: async () => mountTable([]),
     loopsWith: async (_image: string, loops: readonly Loop[]) => loops,
   } as unknown as LoopParts;
   await detachUnused(parts, plain.file, scope);

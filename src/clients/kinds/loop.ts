@@ -27,8 +27,12 @@ export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'> &
 export function createLoopClient(options: LoopClientOptions): LoopClient {
   const { clock } = options;
   const parts: LoopParts = {
-    ...{ growCalls, ...options, readTable: readMountTable, loops: attachedLoops },
-    ...{ ...createLoopFiles(clock), loopDevices: createLoopDevices(clock) },
+    growCalls,
+    ...options,
+    readTable: readMountTable,
+    loops: attachedLoops,
+    ...createLoopFiles(clock),
+    loopDevices: createLoopDevices(clock),
   };
   const images = createKeyedLock();
 

@@ -7,12 +7,30 @@ import { mountByHost } from './nfs-host.ts';
 // The kernels that run these tests have no NFS client: what is asked of it is all that can be shown.
 
 const way: NfsWay = {
-  ...{ client: 'host', addresses: ['10.10.2.4'], port: 2049, mountPort: undefined, root: '', connections: 1 },
-  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined },
-  ...{ maxRead: 1_048_576, maxWrite: 1_048_576, locks: 'refused', readOnly: false, quota: undefined },
+  client: 'host',
+  addresses: ['10.10.2.4'],
+  port: 2049,
+  mountPort: undefined,
+  root: '',
+  connections: 1,
+  sourcePorts: undefined,
+  tls: undefined,
+  network: undefined,
+  squash: 'none',
+  uid: 0,
+  gid: 0,
+  softMs: undefined,
+  maxRead: 1_048_576,
+  maxWrite: 1_048_576,
+  locks: 'refused',
+  readOnly: false,
+  quota: undefined,
 };
 const sourceBy = (more: Partial<NfsWay>, host = 'filer'): Extract<Source, { kind: 'nfs' }> => ({
-  ...{ kind: 'nfs', hosts: [host], path: '/export/photos', way: { ...way, ...more } },
+  kind: 'nfs',
+  hosts: [host],
+  path: '/export/photos',
+  way: { ...way, ...more },
 });
 const scope = { signal: new AbortController().signal, log: silentLog() };
 

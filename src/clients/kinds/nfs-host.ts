@@ -34,10 +34,16 @@ const shown = ({ hosts: [host], path }: NfsSource): string => `${host.includes('
 function hostOptions({ way }: NfsSource): readonly string[] {
   const timeo = Math.max(1, Math.round((way.softMs ?? 60_000) / 100));
   return [
-    ...['vers=3', 'proto=tcp', `port=${way.port}`, 'nosuid', 'nodev'],
+    'vers=3',
+    'proto=tcp',
+    `port=${way.port}`,
+    'nosuid',
+    'nodev',
     ...(way.mountPort === undefined ? [] : [`mountport=${way.mountPort}`]),
     ...(way.softMs === undefined ? ['hard'] : ['soft', `retrans=${Math.max(1, way.retries ?? 1)}`]),
-    ...[`timeo=${timeo}`, `rsize=${way.maxRead}`, `wsize=${way.maxWrite}`],
+    `timeo=${timeo}`,
+    `rsize=${way.maxRead}`,
+    `wsize=${way.maxWrite}`,
     ...(way.connections > 1 ? [`nconnect=${way.connections}`] : []),
     way.sourcePorts === 'privileged' ? 'resvport' : 'noresvport',
     // Without locks on the server: they then hold on this node, which the administrator allowed.

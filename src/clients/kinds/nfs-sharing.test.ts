@@ -8,13 +8,31 @@ const { sharing } = nfsSources;
 
 const volume = { store: 'silver', name: 'photos' } as Volume;
 const way: NfsWay = {
-  ...{ client: 'built-in', addresses: ['10.0.0.1'], port: 2049, mountPort: undefined, root: 'AA==', connections: 1 },
-  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'none', uid: 0, gid: 0, softMs: undefined },
-  ...{ maxRead: 4096, maxWrite: 4096, locks: 'node', readOnly: false, quota: undefined },
+  client: 'built-in',
+  addresses: ['10.0.0.1'],
+  port: 2049,
+  mountPort: undefined,
+  root: 'AA==',
+  connections: 1,
+  sourcePorts: undefined,
+  tls: undefined,
+  network: undefined,
+  squash: 'none',
+  uid: 0,
+  gid: 0,
+  softMs: undefined,
+  maxRead: 4096,
+  maxWrite: 4096,
+  locks: 'node',
+  readOnly: false,
+  quota: undefined,
 };
 const quota = { bytes: 1024, ledger: 'BAUG' };
 const by = (more: Partial<NfsWay>): Source => ({
-  ...{ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } },
+  kind: 'nfs',
+  hosts: ['nas'],
+  path: '/export/a',
+  way: { ...way, ...more },
 });
 /** As it comes back from the records. */
 const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
@@ -28,7 +46,8 @@ function further(wanted: Source, staged: Source): { readonly source: Source; rea
 test('a volume that is to be held to its size is not mounted once more where it is not', () => {
   expect(() => further(by({ quota }), by({}))).toThrow(
     expect.objectContaining({
-      ...{ code: 'conflict', reason: 'enforcement-needs-unmount' },
+      code: 'conflict',
+      reason: 'enforcement-needs-unmount',
       action: expect.stringContaining('Unmount it everywhere on this node'),
     }),
   );

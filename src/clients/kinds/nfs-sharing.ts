@@ -21,7 +21,8 @@ function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): Nf
   const differing = options.filter((name) => JSON.stringify(wanted.way[name]) !== JSON.stringify(staged.way[name]));
   if (differing.length > 0)
     log.warn('one more mount of the volume has the options that it was first mounted with here', {
-      ...{ volume: `${volume.store}/${volume.name}`, differing },
+      volume: `${volume.store}/${volume.name}`,
+      differing,
     });
   return staged;
 }

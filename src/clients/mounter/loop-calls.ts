@@ -8,8 +8,15 @@ import { foreign, libc, SystemError } from '#base/linux/libc.ts';
  */
 
 const request = {
-  ...{ setFd: 0x4c00, clearFd: 0x4c01, setStatus64: 0x4c04, getStatus64: 0x4c05, setCapacity: 0x4c07 },
-  ...{ setDirectIo: 0x4c08, configure: 0x4c0a, add: 0x4c80, getFree: 0x4c82 },
+  setFd: 0x4c00,
+  clearFd: 0x4c01,
+  setStatus64: 0x4c04,
+  getStatus64: 0x4c05,
+  setCapacity: 0x4c07,
+  setDirectIo: 0x4c08,
+  configure: 0x4c0a,
+  add: 0x4c80,
+  getFree: 0x4c82,
 } as const;
 
 const flag = { readOnly: 1, autoclear: 4, directIo: 16 } as const;

@@ -64,7 +64,9 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
     const device = await open(`${dev}/${name}`, constants.O_RDONLY);
     return {
-      ...{ path: `${dev}/${name}`, fd: device.fd, readOnly },
+      path: `${dev}/${name}`,
+      fd: device.fd,
+      readOnly,
       keep: () => keepLoopAttached(device.fd),
       [Symbol.asyncDispose]: () => device.close(),
     };

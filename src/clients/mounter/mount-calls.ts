@@ -40,7 +40,14 @@ export interface FuseMount {
 
 /** Their numbers are the same on every processor. */
 const flagNumbers: Readonly<Record<string, number>> = {
-  ...{ ro: 1, nosuid: 2, nodev: 4, noexec: 8, nosymfollow: 256, noatime: 1024, nodiratime: 2048, relatime: 1 << 21 },
+  ro: 1,
+  nosuid: 2,
+  nodev: 4,
+  noexec: 8,
+  nosymfollow: 256,
+  noatime: 1024,
+  nodiratime: 2048,
+  relatime: 1 << 21,
 };
 const sharing = 1 << 20;
 const remounting = 32;

@@ -39,7 +39,11 @@ export function createNear(own: string | undefined): Near {
       const stats = fstatSync(fd);
       if (!stats.isSymbolicLink())
         return {
-          ...{ path, fd, through, stats, where: () => readlinkSync(through) },
+          path,
+          fd,
+          through,
+          stats,
+          where: () => readlinkSync(through),
           [Symbol.asyncDispose]: async () => closeSync(fd),
         };
     } catch {

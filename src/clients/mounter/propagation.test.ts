@@ -150,7 +150,11 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
   const at = (name: string): string => join(ground.folder, name);
   const mounterWith = (calls: Partial<MountCalls>): Mounter =>
     createLinuxMounter({
-      ...{ clock, run, calls: { ...older, ...calls }, forbidden: () => [], storeRoots: () => [] },
+      clock,
+      run,
+      calls: { ...older, ...calls },
+      forbidden: () => [],
+      storeRoots: () => [],
       mounts: at('mounts'),
     });
   const fails = () => {

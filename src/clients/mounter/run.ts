@@ -59,7 +59,9 @@ export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
       // A session of its own: Ctrl-C in the terminal is for Stowage, which then unmounts in order.
       detached: true,
       env: {
-        ...{ ...options.env, PATH: path, LC_ALL: 'C' },
+        ...options.env,
+        PATH: path,
+        LC_ALL: 'C',
         ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
         // move_mount(2), which util-linux uses since 2.39, does not follow inChild(0) to where it leads; mount(2) does.
         ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),

@@ -51,7 +51,8 @@ describe('a token', () => {
   ])('that %s is refused', async (_, said) => {
     status = said;
     await expect(reviews().review('t', scope)).rejects.toMatchObject({
-      ...{ code: 'unauthenticated', reason: 'token-refused' },
+      code: 'unauthenticated',
+      reason: 'token-refused',
       action: expect.stringContaining(audience),
     });
   });
@@ -69,7 +70,8 @@ describe('a token', () => {
   test('cannot be judged while the API server is not there', async () => {
     await api.down();
     await expect(reviews().review('secret-one', scope)).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'review-failed' },
+      code: 'unavailable',
+      reason: 'review-failed',
       message: expect.not.stringContaining('secret-one'),
     });
   });
@@ -196,7 +198,9 @@ test.each([
 
 describe('an agent', () => {
   const agent = {
-    ...{ username: 'system:serviceaccount:stowage-system:stowage-agent', uid: '1', groups: [] },
+    username: 'system:serviceaccount:stowage-system:stowage-agent',
+    uid: '1',
+    groups: [],
     extra: { 'authentication.kubernetes.io/node-name': ['node-1'] },
   };
 

@@ -56,14 +56,24 @@ const asked = (kind: string): number => reviewed.filter((one) => one.kind === ki
 test('who is let in is who Kubernetes says, with what it knows of them', async () => {
   const wanted: Wanted = { resource: 'volumes/uses', verb: 'delete' };
   expect(await admit(token, wanted, 'silver..photos')).toEqual({
-    ...{ id: 'user:system:serviceaccount:a:b', role: 'user', informed: true, stores: [] },
+    id: 'user:system:serviceaccount:a:b',
+    role: 'user',
+    informed: true,
+    stores: [],
   });
   expect(reviewed[0]).toEqual({ kind: 'tokenreviews', spec: { token: 'secret-token', audiences: ['stowage.dev'] } });
   expect(reviewed.find(({ spec }) => JSON.stringify(spec).includes('uses'))?.spec).toEqual({
-    ...{ user: 'system:serviceaccount:a:b', uid: 'u1', groups: ['g'], extra: { some: ['x'] } },
+    user: 'system:serviceaccount:a:b',
+    uid: 'u1',
+    groups: ['g'],
+    extra: { some: ['x'] },
     resourceAttributes: {
-      ...{ group: 'stowage.dev', version: 'v1', resource: 'volumes', subresource: 'uses' },
-      ...{ verb: 'delete', name: 'silver..photos' },
+      group: 'stowage.dev',
+      version: 'v1',
+      resource: 'volumes',
+      subresource: 'uses',
+      verb: 'delete',
+      name: 'silver..photos',
     },
   });
 });
@@ -71,7 +81,12 @@ test('who is let in is who Kubernetes says, with what it knows of them', async (
 test('a right to read a pod is that of Kubernetes itself, for this one pod', async () => {
   await admit(token, { pod: { namespace: 'shop', name: 'web-0' }, verb: 'get' }, 'silver');
   expect(reviewed.map(({ spec }) => spec['resourceAttributes'])).toContainEqual({
-    ...{ group: '', version: 'v1', resource: 'pods', verb: 'get', namespace: 'shop', name: 'web-0' },
+    group: '',
+    version: 'v1',
+    resource: 'pods',
+    verb: 'get',
+    namespace: 'shop',
+    name: 'web-0',
   });
 });
 
@@ -84,7 +99,8 @@ test('the token may be in a header of our own, but not in two', async () => {
   expect(await admit({ 'stowage-authorization': 'Bearer other-token' })).toMatchObject({ role: 'user' });
   expect(reviewed[0]?.spec['token']).toBe('other-token');
   expect(await refusal(admit({ ...token, 'stowage-authorization': 'Bearer other-token' }))).toMatchObject({
-    ...{ code: 'unauthenticated', reason: 'token-ambiguous' },
+    code: 'unauthenticated',
+    reason: 'token-ambiguous',
   });
 });
 
@@ -104,7 +120,8 @@ describe('who may not', () => {
   test('is told which rule is missing', async () => {
     const refused = await refusal(admit(token, { resource: 'volumes', verb: 'create' }));
     expect(refused).toMatchObject({
-      ...{ code: 'denied', reason: 'rule-missing' },
+      code: 'denied',
+      reason: 'rule-missing',
       message: 'system:serviceaccount:a:b may not create volumes.stowage.dev',
       action:
         'Ask the administrator of the cluster for a ClusterRole with the rule {apiGroups: ["stowage.dev"], resources: ["volumes"], verbs: ["create"]}, and a ClusterRoleBinding to it.',

@@ -104,7 +104,10 @@ function attributesOf(wanted: Wanted, name: string | undefined): Omit<SubjectAcc
   const [resource = '', subresource] = wanted.resource.split('/');
   return {
     resourceAttributes: {
-      ...{ group, version: 'v1', resource, verb },
+      group,
+      version: 'v1',
+      resource,
+      verb,
       ...(subresource === undefined ? {} : { subresource }),
       ...(name === undefined ? {} : { name }),
     },

@@ -34,8 +34,12 @@ export function makeCredential(names: readonly [string, ...string[]], now: numbe
   const { publicKey, privateKey } = generateKeyPairSync('ec', { namedCurve: 'P-256' });
   const name = sequence(set(sequence(commonName, utf8(names[0]))));
   const body = sequence(
-    ...[explicit(0, integer(Buffer.from([2]))), serial(), ecdsaWithSha256],
-    ...[name, sequence(time(now - backdatedMs), time(now + lifeMs)), name],
+    explicit(0, integer(Buffer.from([2]))),
+    serial(),
+    ecdsaWithSha256,
+    name,
+    sequence(time(now - backdatedMs), time(now + lifeMs)),
+    name,
     publicKey.export({ type: 'spki', format: 'der' }),
     explicit(3, extensions(names)),
   );

@@ -51,7 +51,8 @@ function start({ clock = systemClock(), secret }: { clock?: Clock; secret?: stri
 
 const encoded = (text: string): string => Buffer.from(text).toString('base64');
 const secretOf = ({ cert, key }: Credential, more: object = {}): Secret['data'] => ({
-  ...{ 'tls.crt': encoded(cert), 'tls.key': encoded(key) },
+  'tls.crt': encoded(cert),
+  'tls.key': encoded(key),
   ...more,
 });
 const kept = async (name = 'stowage-tls'): Promise<Secret> => await client.get(secrets, { namespace, name }, signal);

@@ -22,7 +22,12 @@ beforeEach(async () => {
 });
 
 const about = (pod: string): LeaderEndpointsOptions => ({
-  ...{ client, clock: systemClock(), namespace: 'storage', address: '10.0.0.5', port: 8443, pod },
+  client,
+  clock: systemClock(),
+  namespace: 'storage',
+  address: '10.0.0.5',
+  port: 8443,
+  pod,
 });
 const keep = (pod = 'controller-1'): void => {
   const kept = keepLeaderEndpoints(about(pod), { signal: ending.signal, log: silentLog() });

@@ -37,7 +37,10 @@ function joined(all: readonly { readonly node: string; readonly store: AgentStor
       totalBytes: sumOf(group.map(({ store }) => store.totalBytes)),
       freeBytes: sumOf(group.map(({ store }) => store.freeBytes)),
       nodes: group.map(({ node, store }) => ({
-        ...{ node, state: store.state, volumes: store.volumes, bytes: store.bytes },
+        node,
+        state: store.state,
+        volumes: store.volumes,
+        bytes: store.bytes,
       })),
     };
   });

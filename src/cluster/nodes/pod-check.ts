@@ -27,7 +27,9 @@ export async function checkFromPod(
   return {
     ok: check.ok,
     steps: check.steps.slice(0, mostSteps).map(({ step, ok, detail, action, reason }) => ({
-      ...{ step: harmlessPart(step), ok, detail: harmlessPart(detail) },
+      step: harmlessPart(step),
+      ok,
+      detail: harmlessPart(detail),
       ...(action === null ? {} : { action: harmlessPart(action) }),
       ...(reason === undefined ? {} : { reason }),
     })),

@@ -22,9 +22,14 @@ function ground(): Ground {
   const clock = createFakeClock();
   const asked: string[] = [];
   const it: Ground = {
-    ...{ clock, asked, leader: leaderAt('10.0.0.1'), answer: async (one) => answerOf(one) },
+    clock,
+    asked,
+    leader: leaderAt('10.0.0.1'),
+    answer: async (one) => answerOf(one),
     answers: createPodCache({
-      ...{ clock, log: silentLog(), leader: () => it.leader },
+      clock,
+      log: silentLog(),
+      leader: () => it.leader,
       ask: async (_, one) => {
         asked.push(one.name);
         return await it.answer(one);

@@ -24,7 +24,10 @@ const locate = (name: string) => locatePod(it.client, systemClock(), { namespace
 test('says on which node a pod runs, and at which address', async () => {
   put('web', { nodeName: 'node-1' }, { phase: 'Running', podIP: '10.244.1.5' });
   expect(await locate('web')).toEqual({
-    ...{ uid: 'uid-web', node: 'node-1', address: '10.244.1.5', hostNetwork: false },
+    uid: 'uid-web',
+    node: 'node-1',
+    address: '10.244.1.5',
+    hostNetwork: false,
   });
 });
 

@@ -62,7 +62,8 @@ describe('an agent that is hostile', () => {
       more();
     });
     await expect(door.agents.call('evil', get, scopeOf())).rejects.toMatchObject({
-      ...{ code: 'internal', reason: 'agent-answer-unreadable' },
+      code: 'internal',
+      reason: 'agent-answer-unreadable',
       message: expect.stringContaining('1048576'),
     });
     expect(sent).toBeLessThan(4 << 20);
@@ -229,8 +230,13 @@ describe('whoever comes to the door', () => {
   test('must speak a TLS of today', async () => {
     const door = await it.open();
     const old = connect({
-      ...{ host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert },
-      ...{ minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'DEFAULT@SECLEVEL=0' },
+      host: '127.0.0.1',
+      port: door.port,
+      servername,
+      ca: door.credential.cert,
+      minVersion: 'TLSv1',
+      maxVersion: 'TLSv1.1',
+      ciphers: 'DEFAULT@SECLEVEL=0',
     });
     onTestFinished(() => void old.destroy());
     await expect(once(old, 'secureConnect')).rejects.toThrow(/protocol|alert/i);

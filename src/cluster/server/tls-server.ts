@@ -26,8 +26,12 @@ export interface TlsServerOptions {
 }
 
 const limits = {
-  ...{ handshakeTimeout: 10_000, headersTimeout: 10_000, requestTimeout: 30_000, keepAliveTimeout: 65_000 },
-  ...{ connectionsCheckingInterval: 5_000, maxHeaderSize: 16 * 1024 },
+  handshakeTimeout: 10_000,
+  headersTimeout: 10_000,
+  requestTimeout: 30_000,
+  keepAliveTimeout: 65_000,
+  connectionsCheckingInterval: 5_000,
+  maxHeaderSize: 16 * 1024,
   // Nothing here depends on the Host header; Node's own refusal of its absence would not be a problem document.
   requireHostHeader: false,
 };

@@ -21,8 +21,23 @@ test('agents do nothing for a controller that the API does not have, and what th
 test('all else of the API they do not do', () => {
   const others = allRoutes.filter(({ method, path }) => agentCall(method, filled(path)) === undefined);
   expect(others.map(({ id }) => id).sort()).toEqual([
-    ...['addStore', 'adoptStore', 'cancelOperation', 'createToken', 'getOperation', 'listOperations', 'listOrphans'],
-    ...['listTokens', 'listTrash', 'mountVolume', 'purgeVolume', 'releaseVolume', 'removeStore', 'restoreVolume'],
-    ...['revokeToken', 'setDefaultStore', 'unmountVolume', 'upgradeDataPaths'],
+    'addStore',
+    'adoptStore',
+    'cancelOperation',
+    'createToken',
+    'getOperation',
+    'listOperations',
+    'listOrphans',
+    'listTokens',
+    'listTrash',
+    'mountVolume',
+    'purgeVolume',
+    'releaseVolume',
+    'removeStore',
+    'restoreVolume',
+    'revokeToken',
+    'setDefaultStore',
+    'unmountVolume',
+    'upgradeDataPaths',
   ]);
 });

@@ -24,7 +24,10 @@ describe('an agent', () => {
     await eventually(() => it.api.watches).toBe(2);
     // As one is that has no address.
     it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, {
-      ...{ metadata: { name: 'stowage-leader' }, addressType: 'IPv4', endpoints: null, ports: null },
+      metadata: { name: 'stowage-leader' },
+      addressType: 'IPv4',
+      endpoints: null,
+      ports: null,
     } as never);
     expect(link.isConnected).toBe(false);
     it.lead(door);
@@ -232,7 +235,9 @@ describe('a leader that is hostile', () => {
     it.link({ api });
     const check = async (body: string): Promise<unknown> => {
       const stream = (await session).request({
-        ...{ ':method': 'POST', ':path': '/v1/stores/local/check', 'content-type': 'application/json' },
+        ':method': 'POST',
+        ':path': '/v1/stores/local/check',
+        'content-type': 'application/json',
       });
       stream.on('error', () => undefined).resume();
       const answered = once(stream, 'response');

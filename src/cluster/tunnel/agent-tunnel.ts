@@ -56,7 +56,9 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const target = (): Target | undefined => targetOf(slice, authority, servername);
 
   const pods = createPodCache({
-    ...{ clock, log, leader: target },
+    clock,
+    log,
+    leader: target,
     ask: async (to, pod) => {
       const path = podPath.of(pod.namespace, pod.name);
       const text = await askLeader({ ...to, clock, tokenFile: options.tokenFile }, path, questionMs, signal);

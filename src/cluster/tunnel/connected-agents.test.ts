@@ -40,11 +40,16 @@ describe('an agent that is connected', () => {
   test('is asked, and answers', async () => {
     const { agents } = await connected();
     expect(await agents.call('node-1', get('/v1/volumes?limit=5'), scopeOf())).toMatchObject({
-      ...{ method: 'GET', url: '/v1/volumes?limit=5', body: '' },
+      method: 'GET',
+      url: '/v1/volumes?limit=5',
+      body: '',
     });
     const change = { method: 'POST', path: '/v1/volumes', body: { name: 'é' }, requestId: 'claim-1' } as const;
     expect(await agents.call('node-1', change, scopeOf())).toMatchObject({
-      ...{ method: 'POST', body: '{"name":"é"}', key: 'claim-1', prefer: 'answer-forgotten' },
+      method: 'POST',
+      body: '{"name":"é"}',
+      key: 'claim-1',
+      prefer: 'answer-forgotten',
     });
     const path = '/v1/volumes/sv1-00000000-0000-4000-8000-000000000000';
     const end = await agents.call('node-1', { method: 'DELETE', path, requestId: 'delete:1' }, scopeOf());
@@ -70,7 +75,10 @@ describe('an agent that is connected', () => {
       response.writeHead(409, { 'content-type': 'application/problem+json' }).end(JSON.stringify(problem));
     });
     await expect(agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
-      ...{ code: 'in-use', reason: 'volume-mounted', message: 'it is\\u{202e}mounted', action: 'Unmount it.' },
+      code: 'in-use',
+      reason: 'volume-mounted',
+      message: 'it is\\u{202e}mounted',
+      action: 'Unmount it.',
     });
   });
 
@@ -88,7 +96,8 @@ describe('an agent that is connected', () => {
     it.link({ api });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     await expect(door.agents.call('node-1', get(), scopeOf())).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'agent-not-serving' },
+      code: 'unavailable',
+      reason: 'agent-not-serving',
     });
   });
 
@@ -148,14 +157,17 @@ describe('an agent that does not answer', () => {
   test('and is not connected is absent', async () => {
     const { agents } = await connected();
     await expect(agents.call('node-2', get(), scopeOf())).rejects.toMatchObject({
-      ...{ code: 'unavailable', reason: 'agent-absent', message: 'the agent of node node-2 is not connected' },
+      code: 'unavailable',
+      reason: 'agent-absent',
+      message: 'the agent of node node-2 is not connected',
     });
   });
 
   test('in time is not waited for', async () => {
     const { agents } = await connected(never);
     await expect(agents.call('node-1', { ...get(), deadlineMs: 50 }, scopeOf())).rejects.toMatchObject({
-      ...{ code: 'deadline', reason: 'agent-no-answer' },
+      code: 'deadline',
+      reason: 'agent-no-answer',
     });
     expect(agents.nodes()).toEqual(['node-1']);
   });

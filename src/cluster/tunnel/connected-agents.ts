@@ -133,7 +133,9 @@ export function createConnectedAgents({
 function headersOf({ method, path, requestId }: AgentRequest, body: Buffer | undefined): OutgoingHttpHeaders {
   if (agentCall(method, path) === undefined) throw new TypeError(`agents are not asked for ${method} ${path}`);
   return {
-    ...{ ':method': method, ':path': path, accept: answerTypes },
+    ':method': method,
+    ':path': path,
+    accept: answerTypes,
     ...(body === undefined ? {} : { 'content-type': 'application/json', 'content-length': body.length }),
     ...(requestId === undefined ? {} : { 'idempotency-key': requestId }),
   };

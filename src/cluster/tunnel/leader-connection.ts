@@ -50,7 +50,11 @@ async function withLeader<T>(
   // Read each time: the kubelet renews it.
   const token = (await readFile(to.tokenFile, { encoding: 'utf8', signal: limit.signal })).trim();
   const socket = connectTls({
-    ...{ host: to.host, port: to.port, servername: to.servername, ca: to.ca, minVersion: 'TLSv1.2' },
+    host: to.host,
+    port: to.port,
+    servername: to.servername,
+    ca: to.ca,
+    minVersion: 'TLSv1.2',
     // What is published may be the server's own certificate, signed by somebody whom only the API server's word stands for.
     allowPartialTrustChain: true,
   });

@@ -49,7 +49,12 @@ function start(
 ): { readonly cache: Cache<Trimmed>; readonly told: string[] } {
   const indexes = { handle: (object: Trimmed) => [object.handle] };
   const cache = createCache({
-    ...{ client, resource: persistentVolumes, trim, indexes, clock, random: () => 1 },
+    client,
+    resource: persistentVolumes,
+    trim,
+    indexes,
+    clock,
+    random: () => 1,
     ...options,
   });
   const told: string[] = [];

@@ -33,7 +33,9 @@ const scope = (): Scope => ({ signal: end.signal, log: silentLog() });
 
 function start(options: Partial<ControllerOptions> = {}, ...caches: Cache<KubeObject>[]): Controller {
   const controller = createController({
-    ...{ name: 'test', clock, random: () => 0.5 },
+    name: 'test',
+    clock,
+    random: () => 0.5,
     reconcile: async (key, given) => {
       looked.push(key);
       return await answer(key, given);

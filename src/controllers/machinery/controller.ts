@@ -54,8 +54,12 @@ export function createController(options: ControllerOptions): Controller {
   const { name, clock, reconcile, groupOf = () => '', failed, workers = 16, random = Math.random } = options;
   const { perGroup = Math.max(1, Math.ceil(workers / 2)), terminalMs = 900_000 } = options;
   const queue = createWorkQueue({
-    ...{ clock, workers, perGroup, random },
-    ...{ firstMs: options.firstRetryMs ?? 500, mostMs: options.mostRetryMs ?? 300_000 },
+    clock,
+    workers,
+    perGroup,
+    random,
+    firstMs: options.firstRetryMs ?? 500,
+    mostMs: options.mostRetryMs ?? 300_000,
   });
   const syncs: ((signal: AbortSignal) => Promise<void>)[] = [];
   const counts = { done: 0, again: 0, retried: 0, terminal: 0 };

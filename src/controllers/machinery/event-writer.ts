@@ -42,9 +42,16 @@ export function createEventWriter(options: {
       const name = `${(regarding.name ?? '').slice(0, maxName - ending.length)}${ending}`;
       const metadata = { name, namespace: namespaceOf(report) };
       const event: KubeEvent = {
-        ...{ metadata, eventTime: microTime(at), type, reason, action, note, regarding },
+        metadata,
+        eventTime: microTime(at),
+        type,
+        reason,
+        action,
+        note,
+        regarding,
         ...(related === undefined ? {} : { related }),
-        ...{ reportingController: controller, reportingInstance: instance },
+        reportingController: controller,
+        reportingInstance: instance,
       };
       await client.create(events, event, signal);
       return name;

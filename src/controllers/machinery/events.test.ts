@@ -32,7 +32,11 @@ afterEach(async () => {
 
 function start(options: Partial<EventsOptions> = {}): Events {
   const events = createEvents({
-    ...{ client, clock, controller: 'stowage.dev/controller', instance: 'pod-1', random: () => 1 },
+    client,
+    clock,
+    controller: 'stowage.dev/controller',
+    instance: 'pod-1',
+    random: () => 1,
     ...options,
   });
   over = events.run({ signal: end.signal, log: silentLog() });
@@ -40,7 +44,11 @@ function start(options: Partial<EventsOptions> = {}): Events {
 }
 const claim = { apiVersion: 'v1', kind: 'PersistentVolumeClaim', namespace: 'shop', name: 'data', uid: 'u1' };
 const report = (more: Partial<Report> = {}): Report => ({
-  ...{ regarding: claim, type: 'Warning', reason: 'ProvisioningFailed', action: 'Provision', note: 'no room' },
+  regarding: claim,
+  type: 'Warning',
+  reason: 'ProvisioningFailed',
+  action: 'Provision',
+  note: 'no room',
   ...more,
 });
 async function written(): Promise<readonly KubeEvent[]> {
@@ -55,9 +63,15 @@ test('says what, on which object, and by whom', async () => {
   await expect.poll(writes).toBe(1);
   const [event] = await written();
   expect(event).toMatchObject({
-    ...{ apiVersion: 'events.k8s.io/v1', kind: 'Event', regarding: claim, type: 'Warning' },
-    ...{ reason: 'ProvisioningFailed', action: 'Provision', note: 'no room' },
-    ...{ reportingController: 'stowage.dev/controller', reportingInstance: 'pod-1' },
+    apiVersion: 'events.k8s.io/v1',
+    kind: 'Event',
+    regarding: claim,
+    type: 'Warning',
+    reason: 'ProvisioningFailed',
+    action: 'Provision',
+    note: 'no room',
+    reportingController: 'stowage.dev/controller',
+    reportingInstance: 'pod-1',
     eventTime: '2026-01-01T00:00:00.000000Z',
     metadata: { namespace: 'shop' },
   });
@@ -397,7 +411,9 @@ describe('a note', () => {
 
   test('says nothing of how a store is reached, nor what the API server said', () => {
     const inner = new StowageError('mount of 10.1.2.3:/secret failed', {
-      ...{ code: 'unavailable', reason: 'nfs-refused', action: 'nc -vz 10.1.2.3 2049' },
+      code: 'unavailable',
+      reason: 'nfs-refused',
+      action: 'nc -vz 10.1.2.3 2049',
     });
     const refused = new KubeError('POST /x: secret', { failure: 'refused', status: 403, reason: 'Forbidden' });
     for (const error of [inner, refused, new Error('secret 10.1.2.3')]) {

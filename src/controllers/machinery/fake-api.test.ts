@@ -5,7 +5,9 @@ import { startKubeApi } from '#testing/fakes/kube-api.ts';
 kubeContract('an API server in memory', async () => {
   const api = await startKubeApi();
   return {
-    ...{ access: api.access, down: api.down, up: api.up },
+    access: api.access,
+    down: api.down,
+    up: api.up,
     cutWatches: () => Promise.resolve(api.cutWatches(false)),
     forget: () => Promise.resolve(api.compact()),
     [Symbol.asyncDispose]: () => api[Symbol.asyncDispose](),

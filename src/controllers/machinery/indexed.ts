@@ -13,7 +13,9 @@ export interface Indexed<T> {
 export function createIndexed<T>(functions: Readonly<Record<string, (object: T) => readonly string[]>>): Indexed<T> {
   const objects = new Map<string, T>();
   const indexes = Object.entries(functions).map(([name, values]) => ({
-    ...{ name, values, keys: new Map<string, Set<string>>() },
+    name,
+    values,
+    keys: new Map<string, Set<string>>(),
   }));
 
   function leave(key: string, object: T): void {

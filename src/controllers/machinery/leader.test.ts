@@ -58,7 +58,12 @@ function candidate(identity: string, work?: (scope: Scope) => Promise<void>, not
     )
     .catch((error: unknown) => error);
   const one: Candidate = {
-    ...{ leader, clock, stop, end, over, warnings },
+    leader,
+    clock,
+    stop,
+    end,
+    over,
+    warnings,
     get isWorking() {
       return isWorking;
     },
@@ -108,8 +113,11 @@ describe('of several', () => {
     expect([a.leader.isLeading, b.leader.isLeading, b.leader.holder]).toEqual([true, false, 'a']);
     expect(writes()).toBe(20);
     expect((await lease()).spec).toEqual({
-      ...{ holderIdentity: 'a', leaseDurationSeconds: 15, leaseTransitions: 0 },
-      ...{ acquireTime: '2026-01-01T00:00:00.000000Z', renewTime: '2026-01-01T00:00:40.000000Z' },
+      holderIdentity: 'a',
+      leaseDurationSeconds: 15,
+      leaseTransitions: 0,
+      acquireTime: '2026-01-01T00:00:00.000000Z',
+      renewTime: '2026-01-01T00:00:40.000000Z',
     });
   });
 

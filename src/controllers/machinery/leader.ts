@@ -80,7 +80,9 @@ export function createLeader(options: LeaderOptions): Leader {
     return {
       metadata: before?.metadata ?? at,
       spec: {
-        ...{ holderIdentity: identity, leaseDurationSeconds: leaseMs / 1_000, renewTime: now },
+        holderIdentity: identity,
+        leaseDurationSeconds: leaseMs / 1_000,
+        renewTime: now,
         acquireTime: isNew ? now : acquireTime,
         leaseTransitions: isNew && before !== undefined ? leaseTransitions + 1 : leaseTransitions,
       },

@@ -51,8 +51,12 @@ export function codeOf(thrown: unknown): ErrorCode {
 }
 
 const failures = {
-  ...{ unreachable: 'unavailable', lost: 'unavailable', deadline: 'deadline', canceled: 'canceled' },
-  ...{ garbled: 'internal', misconfigured: 'invalid' },
+  unreachable: 'unavailable',
+  lost: 'unavailable',
+  deadline: 'deadline',
+  canceled: 'canceled',
+  garbled: 'internal',
+  misconfigured: 'invalid',
 } as const satisfies Record<Exclude<KubeError['failure'], 'refused'>, ErrorCode>;
 
 const statuses: Readonly<Record<number, ErrorCode>> = {

@@ -42,7 +42,8 @@ async function startWay(to: URL): Promise<AsyncDisposable & { readonly port: num
   }).listen(0, '127.0.0.1');
   await once(listener, 'listening');
   return {
-    ...{ cut, port: (listener.address() as AddressInfo).port },
+    cut,
+    port: (listener.address() as AddressInfo).port,
     [Symbol.asyncDispose]: async () => {
       cut();
       listener.close();
@@ -123,9 +124,18 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     afterAll(() => client[Symbol.dispose]());
 
     test.each<Resource<KubeObject>>([
-      ...[resources.persistentVolumes, resources.claims, resources.nodes, resources.namespaces, resources.pods],
-      ...[resources.secrets, resources.storageClasses, resources.csiNodes, resources.csiDrivers],
-      ...[resources.csiStorageCapacities, resources.leases, resources.events],
+      resources.persistentVolumes,
+      resources.claims,
+      resources.nodes,
+      resources.namespaces,
+      resources.pods,
+      resources.secrets,
+      resources.storageClasses,
+      resources.csiNodes,
+      resources.csiDrivers,
+      resources.csiStorageCapacities,
+      resources.leases,
+      resources.events,
     ])('$plural are where we look for them', async (resource) => {
       const path = `/${resource.group === '' ? 'api' : `apis/${resource.group}`}/${resource.version}`;
       const { resources: served } = JSON.parse(await client.raw({ method: 'GET', path }, signal)) as {
@@ -145,7 +155,8 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
         client.create(resources.tokenReviews, { metadata: {}, spec }, signal);
       const token = status?.token ?? '';
       expect((await review({ token, audiences })).status).toMatchObject({
-        ...{ authenticated: true, audiences },
+        authenticated: true,
+        audiences,
         user: { username: 'system:serviceaccount:default:default' },
       });
       expect((await review({ token, audiences: ['stowage.dev'] })).status?.authenticated).not.toBe(true);

@@ -44,7 +44,10 @@ function bench(options: Partial<WorkQueueOptions> = {}): Bench {
     stop.signal,
   );
   const it: Bench = {
-    ...{ queue, begun, over, work: undefined },
+    queue,
+    begun,
+    over,
+    work: undefined,
     get now() {
       return new Set(now.keys());
     },

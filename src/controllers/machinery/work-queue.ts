@@ -179,7 +179,9 @@ export function createWorkQueue(options: WorkQueueOptions): WorkQueue {
   }
 
   return {
-    ...{ add, addAfter, retry },
+    add,
+    addAfter,
+    retry,
     forget: (key) => {
       const entry = entries.get(key);
       if (entry === undefined) return;

@@ -87,7 +87,11 @@ export function openJournal(fd: number): JournalMemory {
   };
   for (let i = view.getUint32(head.chunks, true); i > 0; i--) addMapped();
   return {
-    ...{ slots, words, view, chunks, bytes: Buffer.from(front.bytes) },
+    slots,
+    words,
+    view,
+    chunks,
+    bytes: Buffer.from(front.bytes),
     slot: (place) => {
       const [block, within] = [Math.floor(place / seenTogether), place % seenTogether];
       const count = Math.min(seenTogether, slots - block * seenTogether);

@@ -15,7 +15,9 @@ test('a successor knows the options negotiated with the kernel and the root', ()
   rows.setAgreement(other.index, { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] });
   const next = createMountRows(kept.open());
   expect(next.of('sv1-other')).toEqual({
-    ...{ index: other.index, id: 'sv1-other', root: handle('the root') },
+    index: other.index,
+    id: 'sv1-other',
+    root: handle('the root'),
     agreement: { minor: 45, flags: ['asyncRead', 'initExt', 'hasResend'] },
   });
   next.remove(other.index);

@@ -61,7 +61,8 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     const [epochAt, growthAt] = [at(index, mountRow.epoch), at(index, mountRow.growth)];
     return {
       read: () => ({
-        ...{ epoch: Number(view.getBigInt64(epochAt, true)), growth: Number(view.getBigInt64(growthAt, true)) },
+        epoch: Number(view.getBigInt64(epochAt, true)),
+        growth: Number(view.getBigInt64(growthAt, true)),
       }),
       write: (epoch, bytes) => {
         const next = BigInt(epoch);

@@ -199,7 +199,10 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
     const answered = found === 'behind' ? view.getFloat64(at(place, line.order), true) : 0;
     order = Math.max(order, answered);
     return {
-      ...{ mount, place, phase: found === 'empty' ? 'taken' : found, order: answered },
+      mount,
+      place,
+      phase: found === 'empty' ? 'taken' : found,
+      order: answered,
       isInterrupted: interrupted !== 0 && interrupted === request.getUint32(8, true),
       ageMs: ageAt(place),
       outlived: crashSuspects.count(place),
@@ -230,7 +233,9 @@ export function createRequests(memory: JournalMemory, clock?: Pick<Clock, 'elaps
   }
 
   return {
-    ...{ arm: slots.arm, take, empty: slots.empty },
+    arm: slots.arm,
+    take,
+    empty: slots.empty,
     behind: (place) => {
       view.setFloat64(at(place, line.order), ++order, true);
       setPhase(place, phase.behind);

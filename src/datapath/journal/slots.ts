@@ -100,7 +100,10 @@ export function createSlots(memory: JournalMemory, clock: Pick<Clock, 'after'> |
 
   restLater();
   return {
-    ...{ at, owner, setOwner, free },
+    at,
+    owner,
+    setOwner,
+    free,
     owned: () => places.filter((place) => owner(place) !== 0).map(at),
     arm: (mount) => {
       next ??= take();

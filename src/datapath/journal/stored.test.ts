@@ -105,7 +105,12 @@ test('a data path continues from a journal that 0.1 left', () => {
   const left = requests.left();
   expect(
     left.map(({ mount, phase, message, isInterrupted, order }) => [
-      ...[message.view.getUint32(8, true), message.end, mount, phase, isInterrupted, order],
+      message.view.getUint32(8, true),
+      message.end,
+      mount,
+      phase,
+      isInterrupted,
+      order,
     ]),
   ).toEqual([
     [1, 100, 0, 'taken', false, 0],

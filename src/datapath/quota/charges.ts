@@ -87,7 +87,7 @@ export function createCharges({ quota, attributes, look, waitFor }: ChargesParts
     const { used } = attributes.last(id) ?? nothing;
     const content = attributes.epoch(id);
     const end = found?.content === content ? found.end : 0;
-    const made: Charged = { ...{ id, content, used }, ledger: undefined, bytes: 0, end, underWay: 0 };
+    const made: Charged = { id, content, used, ledger: undefined, bytes: 0, end, underWay: 0 };
     files.set(id, made);
     return made;
   }

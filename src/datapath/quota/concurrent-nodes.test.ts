@@ -29,7 +29,8 @@ function createTree(old: number): BlockTree {
   };
   for (let i = 0; i < old; i++) put(`old-${i}`, 0, 2);
   return {
-    ...{ sizes, put },
+    sizes,
+    put,
     look: (name) => {
       const has = files.get(name);
       return has && attributesOf(has.size, Math.max(0, ...[...has].map((one) => one + 1)));
@@ -60,7 +61,8 @@ function mounted(folder: SharedFolder, server: BlockTree, member: string): Mount
   const charges = createCharges({
     quota: one.quota,
     attributes: {
-      ...{ last: (id) => known.get(id), epoch: () => 1 },
+      last: (id) => known.get(id),
+      epoch: () => 1,
       ageMs: (id) => (known.has(id) ? 0 : Number.POSITIVE_INFINITY),
     },
     look: async (id) => {

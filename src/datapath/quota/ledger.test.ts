@@ -142,7 +142,10 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
           count: (signal) => countTree(volume.nfs, volume.root, { signal }),
         }),
         kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
-        ...{ clock, limit, signal: unending, failed: (cause) => void failures.push(cause) },
+        clock,
+        limit,
+        signal: unending,
+        failed: (cause) => void failures.push(cause),
       });
     });
     // Both have read the ledger, so they ask at the same time.
@@ -183,14 +186,13 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const stopping = new AbortController();
     const [root, ledger] = [volume.root, own.root].map((handle) => Buffer.from(handle).toString('base64'));
     const quota = createMountQuota({
-      ...{
-        nfs: volume.nfs,
-        quota: { bytes: 64 * MiB, ledger: ledger ?? '', host: 'node-1' },
-        mount: 'stowage:sv1-x.ab',
-      },
+      nfs: volume.nfs,
+      quota: { bytes: 64 * MiB, ledger: ledger ?? '', host: 'node-1' },
+      mount: 'stowage:sv1-x.ab',
       spec: { root: root ?? '', squash: 'all', uid: 4711, gid: 4711, softMs: 10_000 },
       kept: { read: () => kept, write: (epoch, growth) => void Object.assign(kept, { epoch, growth }) },
-      ...{ signal: stopping.signal, failed: (cause) => expect.fail(String(cause)) },
+      signal: stopping.signal,
+      failed: (cause) => expect.fail(String(cause)),
     });
     await quota.admit(2 * MiB);
     const { bytes, used } = quota.statfs();
@@ -212,7 +214,12 @@ describe.skipIf(needs('ganesha'))('the ledger on nfs-ganesha', () => {
     const clock = systemClock();
     const other = createLedger({ files: filesOf(b, 'b'), clock, signal: unending, member: 'b', limit: 2 ** 51 });
     expect(await other.look()).toMatchObject({
-      ...{ epoch: 7, used: 2 ** 50, counting: true, countedAt: 5, limit: 2 ** 51, others: 0 },
+      epoch: 7,
+      used: 2 ** 50,
+      counting: true,
+      countedAt: 5,
+      limit: 2 ** 51,
+      others: 0,
     });
   });
 });

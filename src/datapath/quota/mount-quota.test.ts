@@ -23,7 +23,11 @@ test('a removed mount does not wait for a dead server, even if a request is pend
   const clock = createFakeClock();
   const gone = new AbortController();
   const quota = createMountQuota({
-    ...{ nfs: silent, clock, signal: gone.signal, mount: 'stowage:sv1-x.ab', failed: () => undefined },
+    nfs: silent,
+    clock,
+    signal: gone.signal,
+    mount: 'stowage:sv1-x.ab',
+    failed: () => undefined,
     quota: { bytes: 2 ** 30, ledger: '', host: 'node-1' },
     spec: { root: '', squash: 'all', uid: 4711, gid: 4711, softMs: undefined },
     kept: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
@@ -69,7 +73,10 @@ describe('while calls of a predecessor may still run', () => {
         },
       };
       const quota = createMountQuota({
-        ...{ nfs: spied, mount: 'one', signal: new AbortController().signal, ready: () => ready },
+        nfs: spied,
+        mount: 'one',
+        signal: new AbortController().signal,
+        ready: () => ready,
         failed: (cause) => expect.fail(String(cause)),
         quota: { bytes: 2 ** 30, ledger: Buffer.from(folder).toString('base64'), host: 'node-1' },
         spec: { root: Buffer.from(data).toString('base64'), squash: 'all', uid, gid: uid, softMs: undefined },

@@ -36,7 +36,8 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const { nfs, spec, quota: given, mount, kept, clock = systemClock(), ready, signal, failed } = parts;
   const ending = new AbortController();
   const options: CallOptions = {
-    ...{ credential: storeCredential(spec), deadlineMs: spec.softMs ?? Infinity },
+    credential: storeCredential(spec),
+    deadlineMs: spec.softMs ?? Infinity,
     signal: ending.signal,
   };
   const member = `${given.host}.${createHash('sha256').update(mount).digest('hex').slice(0, 12)}`;
@@ -44,16 +45,21 @@ export function createMountQuota(parts: MountQuotaParts): Quota {
   const root: FileHandle = Buffer.from(spec.root, 'base64');
   // Separate temporary names: both may write at the same time, and a predecessor's write may arrive late.
   const filesOf = (): LedgerFiles =>
-    createLedgerFiles({ ...{ nfs, folder, options, ready }, scratch: scratchName(`${member}.${randomUUID()}`) });
+    createLedgerFiles({ nfs, folder, options, ready, scratch: scratchName(`${member}.${randomUUID()}`) });
   const limit = given.bytes;
   const quota = createQuota({
     ledger: createLedger({ files: filesOf(), clock, signal, member, limit }),
     recount: createRecount({
-      ...{ files: filesOf(), clock },
+      files: filesOf(),
+      clock,
       count: (countSignal) =>
         countTree(nfs, root, { ...options, signal: AbortSignal.any([countSignal, ending.signal]) }),
     }),
-    ...{ kept, clock, limit, signal, failed },
+    kept,
+    clock,
+    limit,
+    signal,
+    failed,
   });
 
   /** With `hard`, retries while the server is unreachable or answers JUKEBOX. */

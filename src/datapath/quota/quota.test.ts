@@ -230,7 +230,7 @@ describe('a single node', () => {
   test('a failed count is reported to the requests that wait for it', async () => {
     const folder = createSharedFolder(1);
     const { clock } = folder;
-    const ledger = createLedger({ ...{ files: folder.files(), clock, signal: unending, member: 'a', limit } });
+    const ledger = createLedger({ files: folder.files(), clock, signal: unending, member: 'a', limit });
     const count = (): Promise<never> => Promise.reject(new Error('no answer'));
     const recount = createRecount({ files: folder.files(), clock, count });
     const told: unknown[] = [];

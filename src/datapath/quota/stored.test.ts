@@ -38,8 +38,10 @@ test('the quota ledger is byte for byte that of 0.1', async () => {
 test('the quota counts what 0.1 wrote into the ledger', async () => {
   const files = inMemory(
     new Map([
-      ...[['base', base] as const, ['limit', limit] as const],
-      ...[['grant.7.host-1.0', grant] as const, ['grant.7.host-2.0', grant] as const],
+      ['base', base] as const,
+      ['limit', limit] as const,
+      ['grant.7.host-1.0', grant] as const,
+      ['grant.7.host-2.0', grant] as const,
       ['grant.6.host-2.0', grant] as const,
     ]),
   );

@@ -29,18 +29,32 @@ describe('while the usage is unknown because the counting node died', () => {
     const gone = new AbortController();
     onTestFinished(() => gone.abort());
     const quota = createMountQuota({
-      ...{ nfs, clock, signal: gone.signal, mount: 'one', failed: () => undefined },
+      nfs,
+      clock,
+      signal: gone.signal,
+      mount: 'one',
+      failed: () => undefined,
       quota: { bytes: 2 ** 20, ledger: inBase64(folder), host: 'node-1' },
       spec: { root: inBase64(volume), squash: 'all', uid, gid: uid, softMs },
       kept: { read: () => ({ epoch: 0, growth: 0 }), write: () => undefined },
     });
     const on = openFileSystem({
-      ...{ nfs, quota, clock, nodes: createMemoryNodes(volume), proofs: createMemoryProofs(), notify: () => undefined },
+      nfs,
+      quota,
+      clock,
+      nodes: createMemoryNodes(volume),
+      proofs: createMemoryProofs(),
+      notify: () => undefined,
       options: { identity: asCaller, softMs },
     }).operations as Operations;
     let places = 0;
     const request = (signal = new AbortController().signal): Request => ({
-      ...{ uid, gid: uid, pid: 1, place: ++places, resent: false, signal },
+      uid,
+      gid: uid,
+      pid: 1,
+      place: ++places,
+      resent: false,
+      signal,
     });
     const { entry, opened } = await on.create(top, name('new'), { flags: 1, mode: 0o100600 }, request());
     const write = async (offset = 0, signal?: AbortSignal): Promise<number> =>

@@ -20,8 +20,13 @@ describe('an access mode says', () => {
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
   ])('%s: %s, %s, sole when %s, for %s', (mode, reads, nodes, sole, pods) => {
     expect(wish(mode)).toEqual({
-      ...{ access: 'filesystem', group: undefined, filesystem: undefined, sole, readOnly: reads === 'reads' },
-      ...{ manyNodes: nodes === 'many nodes', alone: pods === 'pod' },
+      access: 'filesystem',
+      group: undefined,
+      filesystem: undefined,
+      sole,
+      readOnly: reads === 'reads',
+      manyNodes: nodes === 'many nodes',
+      alone: pods === 'pod',
     });
   });
 
@@ -36,10 +41,8 @@ describe('the group', () => {
   const grouped = (volumeMountGroup: string) =>
     wishFrom(
       create(VolumeCapabilitySchema, {
-        ...{
-          accessType: { case: 'mount', value: { volumeMountGroup } },
-          accessMode: { mode: Mode.SINGLE_NODE_WRITER },
-        },
+        accessType: { case: 'mount', value: { volumeMountGroup } },
+        accessMode: { mode: Mode.SINGLE_NODE_WRITER },
       }),
     );
 

@@ -31,7 +31,9 @@ export async function conditionOf(about: About, volume: Volume, scope: Scope): P
 
 /** Of a store that is silent more is said than a mount knows. */
 const mountReasons: { readonly [S in MountState]?: string } = {
-  ...{ unmounted: 'Unmounted', dead: 'MountDead', 'client-failing': 'ClientFailing' },
+  unmounted: 'Unmounted',
+  dead: 'MountDead',
+  'client-failing': 'ClientFailing',
 };
 
 /** The same on a node where it is mounted: at that target, or wherever it is. What serves it may be gone while its store is well. */
@@ -62,12 +64,14 @@ export async function storeConditionOf(
   const { problem } = stores.view(store);
   if (problem !== undefined)
     return {
-      ...{ health: 'inaccessible', reason: 'StoreNotOpen' },
+      health: 'inaccessible',
+      reason: 'StoreNotOpen',
       message: `store '${store}' is not open: ${toldToUser(problem, '').message}`,
     };
   if ((await answers.silent([store], scope)).has(store))
     return {
-      ...{ health: 'inaccessible', reason: 'StoreSilent' },
+      health: 'inaccessible',
+      reason: 'StoreSilent',
       message: notAnswering(store, answers.refusal(store)).message,
     };
   return fine;

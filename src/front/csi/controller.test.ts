@@ -24,7 +24,9 @@ beforeEach(async () => {
 
 type Wanted = Exclude<MessageInitShape<typeof CreateVolumeRequestSchema>, { $typeName: string }>;
 const wanted = (more: Partial<Wanted> = {}): Wanted => ({
-  ...{ name: 'pvc-1', volumeCapabilities: [mounted()], capacityRange: { requiredBytes: gib } },
+  name: 'pvc-1',
+  volumeCapabilities: [mounted()],
+  capacityRange: { requiredBytes: gib },
   ...more,
 });
 const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
@@ -35,7 +37,8 @@ const create = async (client: GrpcClient, more: Partial<Wanted> = {}) => {
 
 test('drivers say what they are called and what they can', async () => {
   expect(await file.call(Identity.method.getPluginInfo, {})).toMatchObject({
-    ...{ name: 'file.stowage.dev', vendorVersion: '1.2.3' },
+    name: 'file.stowage.dev',
+    vendorVersion: '1.2.3',
   });
   const { capabilities } = await file.call(Identity.method.getPluginCapabilities, {});
   expect(capabilities.map(({ type }) => [type.case, type.value?.type])).toEqual([
@@ -207,7 +210,8 @@ describe('CreateVolume', () => {
     const both = { requisite: [...elsewhere.requisite, ...(await create(local)).accessibleTopology] };
     await create(local, { accessibilityRequirements: both });
     await expect(create(local, { volumeCapabilities: [mounted('MULTI_NODE_MULTI_WRITER')] })).rejects.toMatchObject({
-      ...{ code: 3, message: `volumes of store 'local' can be used on one node only. ${invalid}` },
+      code: 3,
+      message: `volumes of store 'local' can be used on one node only. ${invalid}`,
     });
   });
 
@@ -216,7 +220,8 @@ describe('CreateVolume', () => {
     const first = create(file);
     await gate.reached;
     await expect(create(file)).rejects.toMatchObject({
-      ...{ code: 10, message: 'the same is being done already. Wait for it: repeat the call in a moment.' },
+      code: 10,
+      message: 'the same is being done already. Wait for it: repeat the call in a moment.',
     });
     gate.open();
     const made = await first;
@@ -378,7 +383,8 @@ describe('a volume', () => {
     const message = "the server of store 'silver' does not answer";
     expect(entries).toMatchObject([{ volumeId, healthStatuses: [{ status: 2, reason: 'StoreSilent', message }] }]);
     expect((await file.call(method.listVolumes, {})).entries[0]?.status?.volumeCondition).toMatchObject({
-      ...{ abnormal: true, message },
+      abnormal: true,
+      message,
     });
     ping.open();
   });
@@ -388,7 +394,8 @@ describe('a volume', () => {
     const validate = (more: object) =>
       local.call(method.validateVolumeCapabilities, { volumeId, volumeCapabilities: [mounted()], ...more });
     expect((await validate({ volumeContext, parameters: { store: 'local' } })).confirmed).toMatchObject({
-      ...{ volumeContext, parameters: { store: 'local' } },
+      volumeContext,
+      parameters: { store: 'local' },
     });
     for (const [more, message] of [
       [

@@ -25,7 +25,11 @@ beforeEach(() => {
 const volume = (store = 'silver'): Volume => ({ id: newVolumeId(), store: store as StoreName }) as Volume;
 const one = volume();
 const counted = (bytes: bigint, complete = true): Usage => ({
-  ...{ bytes, files: 1n, complete, empty: false, measuredAt: 1 },
+  bytes,
+  files: 1n,
+  complete,
+  empty: false,
+  measuredAt: 1,
 });
 /** What has come to an end is heard of. */
 const settled = () => new Promise((resolve) => setImmediate(resolve));

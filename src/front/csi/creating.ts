@@ -87,7 +87,12 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
     const other = otherNewFilesystem(wishes, view, bytes);
     if (other !== undefined) throw refuse(other);
     return {
-      ...{ store: view.config.name, name: volumeName, access, labels: {}, bytes, enforce: parameters.enforce },
+      store: view.config.name,
+      name: volumeName,
+      access,
+      labels: {},
+      bytes,
+      enforce: parameters.enforce,
       ownLabels: { ...claimLabelsFrom(given), ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
   };

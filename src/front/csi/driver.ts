@@ -46,7 +46,9 @@ export interface About {
 
 /** As core wants it. */
 export const callFrom = ({ log }: About, { signal }: GrpcCall): Call => ({
-  ...{ signal, log, requestId: `csi:${randomUUID()}` },
+  signal,
+  log,
+  requestId: `csi:${randomUUID()}`,
 });
 
 /** The driver sees only these. */

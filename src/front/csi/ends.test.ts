@@ -19,14 +19,12 @@ async function start() {
   const path = join(csi.folder, 'ends.sock');
   const { core } = csi.server;
   const served = createCsiServer({
-    ...{
-      core,
-      driver: localDriver,
-      clock: systemClock(),
-      log: csi.log,
-      version: '1',
-      spaceOf: async () => undefined,
-    },
+    core,
+    driver: localDriver,
+    clock: systemClock(),
+    log: csi.log,
+    version: '1',
+    spaceOf: async () => undefined,
   });
   await new Promise<void>((resolve) => served.server.listen(path, resolve));
   const client = grpcClient(path);

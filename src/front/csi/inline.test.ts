@@ -23,7 +23,9 @@ const at = (name: string): string => join(csi.folder, name);
 const known = (): Volume | undefined => csi.server.core.ephemerals.volume(volumeId);
 
 const request = (attributes: Record<string, string>, name = 'pod') => ({
-  ...{ volumeId, targetPath: at(name), volumeCapability: mounted() },
+  volumeId,
+  targetPath: at(name),
+  volumeCapability: mounted(),
   volumeContext: { 'csi.storage.k8s.io/ephemeral': 'true', ...attributes },
 });
 
@@ -98,7 +100,8 @@ describe.skipIf(needs('mount'))('a volume that a pod brought, and has, is publis
     await expect(publish({ enforce: 'true' })).rejects.toMatchObject({ code: 6 });
     await expect(publish({ store: 'none' })).rejects.toMatchObject({ code: 3 });
     await expect(publish({}, { volumeCapability: mounted('SINGLE_NODE_WRITER', [], 'xfs') })).rejects.toMatchObject({
-      ...{ code: 3, message: expect.stringContaining('fsType must be left out') },
+      code: 3,
+      message: expect.stringContaining('fsType must be left out'),
     });
   });
 

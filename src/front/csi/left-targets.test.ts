@@ -79,7 +79,10 @@ describe.skipIf(needs('mount'))('the folder that a volume was staged in is empty
 describe.skipIf(needs('mount'))('where a volume was published, nothing is left', () => {
   const publish = (name: string, more: object = {}) =>
     local.call(method.nodePublishVolume, {
-      ...{ volumeId, stagingTargetPath: at('stage'), targetPath: at(name), volumeCapability: mounted() },
+      volumeId,
+      stagingTargetPath: at('stage'),
+      targetPath: at(name),
+      volumeCapability: mounted(),
       ...more,
     });
 

@@ -44,7 +44,9 @@ test('the node says who it is, where it is, and how much it can', async () => {
   const { node } = csi.server.core;
   const topology = { segments: { 'local.stowage.dev/node': node } };
   expect(await local.call(method.nodeGetInfo, {})).toMatchObject({
-    ...{ nodeId: node, maxVolumesPerNode: 1000n, accessibleTopology: topology },
+    nodeId: node,
+    maxVolumesPerNode: 1000n,
+    accessibleTopology: topology,
   });
   expect((await file.call(method.nodeGetInfo, {})).accessibleTopology).toBeUndefined();
   expect((await local.call(method.nodeGetCapabilities, {})).capabilities).toHaveLength(7);
@@ -116,7 +118,8 @@ describe('what is missing is said first', () => {
     ['nodeExpandVolume', { volumeId: 'x' }, 'volume_path is missing'],
   ] as const)('%s %o', async (name, request, message) => {
     await expect(local.call(method[name], request)).rejects.toMatchObject({
-      ...{ code: 3, message: expect.stringContaining(message) },
+      code: 3,
+      message: expect.stringContaining(message),
     });
   });
 
@@ -183,10 +186,8 @@ describe.skipIf(needs('mount'))('a volume', () => {
     const volumeContext = { 'csi.storage.k8s.io/pod.name': 'web-0', 'csi.storage.k8s.io/pod.namespace': 'team-a' };
     for (let i = 0; i < 2; i++) await publish('pod', { volumeCapability, volumeContext });
     await expect(publish('other', { volumeCapability })).rejects.toMatchObject({
-      ...{
-        code: 9,
-        message: expect.stringContaining("volume 'local/pvc-1' is used by pod team-a/web-0, and only one may"),
-      },
+      code: 9,
+      message: expect.stringContaining("volume 'local/pvc-1' is used by pod team-a/web-0, and only one may"),
     });
     expect(existsSync(at('other'))).toBe(false);
     await unpublish('pod');
@@ -420,7 +421,9 @@ describe('a file system that is said to be another than the volume has', () => {
   const capability = (fsType: string) => mounted('SINGLE_NODE_WRITER', [], fsType);
   const tried = (client: GrpcClient, store: string, fsType: string, name: string) =>
     client.call(Controller.method.createVolume, {
-      ...{ name, volumeCapabilities: [capability(fsType)], parameters: { store } },
+      name,
+      volumeCapabilities: [capability(fsType)],
+      parameters: { store },
       capacityRange: { requiredBytes: 64n * mib },
     });
 
@@ -456,7 +459,8 @@ describe('a file system that is said to be another than the volume has', () => {
       await expect(tried(local, 'disks', 'xfs', 'disk')).rejects.toMatchObject({ code: 3 });
       const validate = async (fsType: string) =>
         await local.call(Controller.method.validateVolumeCapabilities, {
-          ...{ volumeId, volumeCapabilities: [capability(fsType)] },
+          volumeId,
+          volumeCapabilities: [capability(fsType)],
         });
       expect((await validate('ext4')).confirmed).toBeDefined();
       expect(await validate('xfs')).toMatchObject({ message: expect.stringContaining("'xfs' is wanted") });

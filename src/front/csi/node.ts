@@ -73,8 +73,11 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
       const volume = await fittingVolume(about, id, wish, call);
       const user = { kind: 'kubelet' as const, name: about.driver.name, node: about.core.node };
       const how = {
-        ...{ readOnly: wish.readOnly, user, claimTarget: true },
-        ...{ sole: wish.sole === 'staged', group: groupOf(about, wish) },
+        readOnly: wish.readOnly,
+        user,
+        claimTarget: true,
+        sole: wish.sole === 'staged',
+        group: groupOf(about, wish),
       };
       await about.core.mounts.publish(volume.id, stagedAt(folder, wish), how, call);
     });
@@ -126,7 +129,9 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
     const status = Storage.STORAGE_UNREACHABLE;
     // One for each reason, whatever number of stores has it: the specification wants no second.
     const backendHealth = [...ill].map(([reason, all]) => ({
-      ...{ status, reason, message: all.map(({ message }) => message).join('; ') },
+      status,
+      reason,
+      message: all.map(({ message }) => message).join('; '),
     }));
     return { backendHealth };
   },

@@ -19,7 +19,10 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
   for (const field of ['publishContext', 'secrets'] as const) mapIn(request[field], field);
   const readOnly = request.readonly || wish.readOnly;
   const how = {
-    ...{ readOnly, user: userFrom(about, context, target), alone: wish.alone, claimTarget: true },
+    readOnly,
+    user: userFrom(about, context, target),
+    alone: wish.alone,
+    claimTarget: true,
     group: groupOf(about, wish),
     sole: wish.sole === 'staged' || (wish.sole === 'written' && !readOnly),
   };

@@ -6,7 +6,9 @@ import type { Handlers } from '#wire/csi/grpc.ts';
 /** What a kubelet asks on a socket in its folder of plugins, before it calls the driver at its own. */
 export const registrationOf = ({ name }: CsiDriver, endpoint: string, log: Log): Handlers<typeof Registration> => ({
   getInfo: async () => ({
-    ...{ type: 'CSIPlugin', name, endpoint },
+    type: 'CSIPlugin',
+    name,
+    endpoint,
     // Of CSI. Anything but major version 1 is refused.
     supportedVersions: ['1.0.0'],
   }),

@@ -7,18 +7,23 @@ const call = { signal: new AbortController().signal, method: '/csi.v1.Node/NodeS
 
 test('what is for everybody is told in full', () => {
   const error = new StowageError("there is no volume 'x'.", {
-    ...{ code: 'not-found', reason: 'volume-unknown', action: 'See what there is: stowage volume list' },
+    code: 'not-found',
+    reason: 'volume-unknown',
+    action: 'See what there is: stowage volume list',
   });
   const log = collectingLog();
   expect(answering(log)(error, call)).toEqual({
-    ...{ code: 5, message: "there is no volume 'x'. See what there is: stowage volume list" },
+    code: 5,
+    message: "there is no volume 'x'. See what there is: stowage volume list",
   });
   expect(log.lines).toHaveLength(1);
 });
 
 test('how a store is reached is for the log', () => {
   const error = new StowageError('no NFS server answered at 10.0.0.1:2049', {
-    ...{ code: 'unavailable', reason: 'nfs-refused', action: 'Check the port' },
+    code: 'unavailable',
+    reason: 'nfs-refused',
+    action: 'Check the port',
   });
   const log = collectingLog();
   const { code, message } = answering(log)(error, call);

@@ -40,5 +40,8 @@ const around = ({ totalBytes, freeBytes, files, freeFiles }: Space): readonly En
 ];
 
 const entry = (unit: Entry['unit'], total: bigint, used: bigint, available: bigint): Entry => ({
-  ...{ unit, total, used, available },
+  unit,
+  total,
+  used,
+  available,
 });

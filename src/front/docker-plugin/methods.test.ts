@@ -30,9 +30,17 @@ describe('a plugin', () => {
       Mountpoint: '',
       CreatedAt: new Date(volume?.createdAt ?? 0).toISOString(),
       Status: {
-        ...{ store: 'local', volume: 'photos', id: volume?.id, size: '1.5GiB', used: expect.any(String) },
-        ...{ enforce: false, health: 'ok', client: 'bind', network: 'none' },
-        ...{ access: 'filesystem', labels: { team: 'blue' } },
+        store: 'local',
+        volume: 'photos',
+        id: volume?.id,
+        size: '1.5GiB',
+        used: expect.any(String),
+        enforce: false,
+        health: 'ok',
+        client: 'bind',
+        network: 'none',
+        access: 'filesystem',
+        labels: { team: 'blue' },
       },
     });
     expect(await call('VolumeDriver.List', {})).toEqual({

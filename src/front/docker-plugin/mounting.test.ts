@@ -33,7 +33,11 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     server = await startServer({ listen: 'none', engines: [docker], kinds: [kind] });
     onTestFinished(() => server[Symbol.asyncDispose]());
     const served = createPluginServer({
-      ...{ core: server.core, plugin, storeOptions: new Set<string>(), clock: systemClock(), log: silentLog() },
+      core: server.core,
+      plugin,
+      storeOptions: new Set<string>(),
+      clock: systemClock(),
+      log: silentLog(),
     });
     const folder = await mkdtemp(join(tmpdir(), 'stowage-mounting-'));
     onTestFinished(() => rm(folder, { recursive: true }));

@@ -34,7 +34,9 @@ export function refusalFrom(thrown: unknown): Refusal {
   // What went wrong inside is for the log, not for the wire.
   if (code === 'internal')
     return {
-      ...{ status, text: "Stowage failed to do this. Look into the server's log, and report it.", internal: true },
+      status,
+      text: "Stowage failed to do this. Look into the server's log, and report it.",
+      internal: true,
       why: error.message,
     };
   return { status, text: oneLine(message, action), internal: false, why: oneLine(error.message, error.action) };

@@ -62,9 +62,16 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   const { maxConnections, mostCalls, ...timeouts } = { ...usualLimits, ...options.limits };
   const used = createUsed(core, clock, log);
   const shared: Shared = {
-    ...{ core, plugin, clock, used, mostCalls, calls: 0 },
-    ...{ log: log.with({ plugin }), isOfStores: (option) => options.storeOptions.has(option) },
-    ...{ stopping: new AbortController(), ending: new AbortController() },
+    core,
+    plugin,
+    clock,
+    used,
+    mostCalls,
+    calls: 0,
+    log: log.with({ plugin }),
+    isOfStores: (option) => options.storeOptions.has(option),
+    stopping: new AbortController(),
+    ending: new AbortController(),
   };
   const server = createServer({ ...timeouts, maxHeaderSize: 16 * 1024, requireHostHeader: false });
   server.maxConnections = maxConnections;

@@ -293,8 +293,16 @@ describe('a token for one store', () => {
     const { items } = (await user.get('/v1/volumes')).body;
     const answer = await user.get('/v1/status');
     expect(answer.body).toMatchObject({
-      ...{ version: whole.version, ready: true, stores: 1, volumes: items.length, mounts: 0, operations: 0 },
-      ...{ pid: null, state: null, config: null, defaultStore: null },
+      version: whole.version,
+      ready: true,
+      stores: 1,
+      volumes: items.length,
+      mounts: 0,
+      operations: 0,
+      pid: null,
+      state: null,
+      config: null,
+      defaultStore: null,
       listen: [`http://127.0.0.1:${server.port}`],
     });
     expect(answer.text).not.toContain(server.folder);
@@ -334,10 +342,12 @@ describe('a token for one store', () => {
   test('is told that what acts on the machine needs a token that is not limited, and whom to ask', async () => {
     const action = 'Ask the administrator for a token that is not limited to stores.';
     expect((await api.post('/v1/volumes/one..a/mount', { target: '/nope' })).body).toMatchObject({
-      ...{ detail: 'the token is limited to some stores, and this acts on the machine', action },
+      detail: 'the token is limited to some stores, and this acts on the machine',
+      action,
     });
     expect((await api.get('/v1/tokens')).body).toMatchObject({
-      ...{ detail: 'the token is limited to some stores, and this concerns all', action },
+      detail: 'the token is limited to some stores, and this concerns all',
+      action,
     });
   });
 

@@ -60,15 +60,24 @@ export interface Right {
 
 /** For paths that are not in the table of routes. Prometheus reads the first one. */
 export const metricsRight: Right = {
-  ...{ role: 'viewer', scope: 'visible', effect: 'reads', access: { path: '/metrics', verb: 'get' } },
+  role: 'viewer',
+  scope: 'visible',
+  effect: 'reads',
+  access: { path: '/metrics', verb: 'get' },
 };
 export const eventsRight: Right = {
-  ...{ role: 'viewer', scope: 'visible', effect: 'reads', access: { resource: 'events', verb: 'watch' } },
+  role: 'viewer',
+  scope: 'visible',
+  effect: 'reads',
+  access: { resource: 'events', verb: 'watch' },
 };
 
 /** To read the pod from whose network a store is checked. */
 export const podRight = (pod: PodName): Right => ({
-  ...{ role: 'admin', scope: 'server', effect: 'reads', access: { pod, verb: 'get' } },
+  role: 'admin',
+  scope: 'server',
+  effect: 'reads',
+  access: { pod, verb: 'get' },
 });
 
 /** What the rule is about, where it is about one thing: it can be given for that alone. */

@@ -83,9 +83,14 @@ beforeAll(async () => {
   for (const [name, { admin }] of agents)
     for (const volume of [`of-${name}`, 'same']) await admin.post('/v1/volumes', { name: volume, bytes: '1048576' });
   rest = createRestServer({
-    ...{ core: controller.core, clock: systemClock(), log: silentLog(), version: '0', guard },
+    core: controller.core,
+    clock: systemClock(),
+    log: silentLog(),
+    version: '0',
+    guard,
     nodes: createClusterNodes(apis),
-    ...{ signal: new AbortController().signal, isReady: () => true },
+    signal: new AbortController().signal,
+    isReady: () => true,
     status: async () => (await controller.admin.get('/v1/status')).body,
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },
@@ -130,7 +135,8 @@ describe('whoever guards the API', () => {
     for (const { method, path } of all) {
       const { status, body } = await api.call(method, path.replaceAll(/\{\w+\}/g, 'nope'), { headers });
       expect([method, path, status, body.reason]).toEqual([
-        ...[method, path],
+        method,
+        path,
         ...(status === 422 ? [422, 'not-in-a-cluster'] : [403, 'rule-missing']),
       ]);
     }
@@ -174,7 +180,8 @@ describe('what nodes have', () => {
   const names = (body: { items: readonly { name: string; node?: string }[] }): readonly string[] =>
     body.items.map(({ name, node }) => (node === undefined ? name : `${name} on ${node}`));
   const everything = [
-    ...['shared-1', 'shared-2'],
+    'shared-1',
+    'shared-2',
     ...['node-a', 'node-b', 'node-c'].flatMap((node) => [`of-${node} on ${node}`, `same on ${node}`]),
   ];
 
@@ -247,7 +254,8 @@ describe('what nodes have', () => {
   test('one that several have is asked for by its id, and one that nobody has is not found', async () => {
     const { body } = await api.get('/v1/volumes/same');
     expect(body).toMatchObject({
-      ...{ status: 409, reason: 'volume-ambiguous' },
+      status: 409,
+      reason: 'volume-ambiguous',
       detail: "several nodes have a volume 'same': node-a, node-b, node-c",
     });
     const [, id] = /(sv1-\S+) on node-a/.exec(body.action) ?? [];
@@ -258,7 +266,8 @@ describe('what nodes have', () => {
   test('nothing is said not to exist while a node is silent', async () => {
     silent.add('node-c');
     expect((await api.get('/v1/volumes/nope')).body).toMatchObject({
-      ...{ status: 503, reason: 'volume-lookup-incomplete' },
+      status: 503,
+      reason: 'volume-lookup-incomplete',
       detail: "volume 'nope' was not found, but not every node could be asked: node-c",
     });
   });
@@ -309,7 +318,11 @@ describe('a check from the network of a pod', () => {
   const check = (from: string, store = 'local') => api.post(`/v1/stores/${store}/check`, { from });
   const path = '/v1/stores/local/check';
   const answer = (from: string | undefined): object => ({
-    ...{ store: 'local', ok: true, steps: [], totalBytes: null, freeBytes: null },
+    store: 'local',
+    ok: true,
+    steps: [],
+    totalBytes: null,
+    freeBytes: null,
     ...(from === undefined ? {} : { from }),
   });
   const fromIn = ({ body }: NodeRequest): string => (body as { readonly from: string }).from;
@@ -363,7 +376,8 @@ describe('a check from the network of a pod', () => {
     const unknown = (pod: string, namespace: string) => ({
       status: 404,
       body: {
-        ...{ code: 'not-found', reason: 'pod-unknown' },
+        code: 'not-found',
+        reason: 'pod-unknown',
         detail: `there is no pod '${pod}', or you may not read it`,
         action: `List the pods: kubectl get pods --namespace ${namespace}. The account of the check needs the right to 'get' pods there.`,
       },
@@ -387,7 +401,9 @@ describe('a check from the network of a pod', () => {
     answers = failing({ ...failed, reason: 'nfs-export-denied' });
     expect((await check('pod:shop/web-0')).body.steps).toEqual([
       {
-        ...{ step: 'connect', ok: false, reason: 'nfs-export-denied' },
+        step: 'connect',
+        ok: false,
+        reason: 'nfs-export-denied',
         detail: 'access to the store is denied: this is a permission problem, not a network problem',
         action: 'Ask the administrator, who finds out why with: stowage store check local',
       },
@@ -396,8 +412,11 @@ describe('a check from the network of a pod', () => {
 
   test('tells every caller that agents cannot see the networks of pods, and what to do', async () => {
     const hidden = {
-      ...{ step: 'network', ok: false, reason: 'pod-networks-hidden' },
-      ...{ detail: 'the agent cannot see them', action: 'Ask the administrator.' },
+      step: 'network',
+      ok: false,
+      reason: 'pod-networks-hidden',
+      detail: 'the agent cannot see them',
+      action: 'Ask the administrator.',
     };
     answers = failing(hidden);
     expect((await check('pod:shop/web-0')).body.steps).toEqual([hidden]);
@@ -456,7 +475,10 @@ describe('a check from the network of a pod', () => {
   ])('is refused where the pod %s during the check', async (_, change) => {
     answers = (request) => answer(fromIn(request));
     located = () => ({
-      ...{ uid: 'uid', node: 'node-b', address: '10.244.1.5', hostNetwork: false },
+      uid: 'uid',
+      node: 'node-b',
+      address: '10.244.1.5',
+      hostNetwork: false,
       ...(lookups > 1 ? change : {}),
     });
     expect(await check('pod:shop/web-0')).toMatchObject({ status: 409, body: { reason: 'pod-replaced' } });

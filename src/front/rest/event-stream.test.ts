@@ -30,9 +30,15 @@ describe('following', () => {
     const seen = [];
     for (let i = 0; i < 9; i++) seen.push(await stream.next());
     expect(seen.map((event) => event?.type)).toEqual([
-      ...['operation.started', 'volume.created', 'operation.ended'],
-      ...['operation.started', 'volume.changed', 'operation.ended'],
-      ...['operation.started', 'volume.deleted', 'operation.ended'],
+      'operation.started',
+      'volume.created',
+      'operation.ended',
+      'operation.started',
+      'volume.changed',
+      'operation.ended',
+      'operation.started',
+      'volume.deleted',
+      'operation.ended',
     ]);
     const numbers = seen.map((event) => Number(event?.id?.split('-')[1]));
     expect(numbers).toEqual([...numbers].sort((a, b) => a - b));

@@ -83,8 +83,12 @@ export function volumeDetailJson(
 }
 
 const useJson = ({ host, node, users, writer, renewedAt, stale }: SeenUse) => ({
-  ...{ host, node, users: users.map(({ kind, name }) => ({ kind, name })) },
-  ...{ writer, renewedAt: time(renewedAt), stale },
+  host,
+  node,
+  users: users.map(({ kind, name }) => ({ kind, name })),
+  writer,
+  renewedAt: time(renewedAt),
+  stale,
 });
 
 export const usageJson = (usage: Usage): wire.UsageJson => ({
@@ -141,7 +145,10 @@ export const storeCheckJson = (name: string, check: StoreCheck, from?: string): 
   store: name,
   ok: check.ok,
   steps: check.steps.map(({ step, ok, detail, action, reason }) => ({
-    ...{ step, ok, detail, action: action ?? null },
+    step,
+    ok,
+    detail,
+    action: action ?? null,
     ...(reason === undefined ? {} : { reason }),
   })),
   ...(from === undefined ? {} : { from }),
@@ -177,7 +184,10 @@ export function operationJson(view: OperationView, result: unknown, principal?: 
     startedAt: time(operation.startedAt),
     endedAt: orNull(operation.endedAt, time),
     error: orNull(operation.error && told(operation.error), ({ code, reason, message, action }) => ({
-      ...{ code, reason, message, action },
+      code,
+      reason,
+      message,
+      action,
     })),
     result: (principal === undefined ? result : resultFor(principal, operation.kind, result)) ?? null,
   };
@@ -200,5 +210,7 @@ export const unreachedJson = (principal: Principal, unreached: readonly Unreache
   });
 
 export const nodeListJson = <T>(principal: Principal, { items, next, unreached }: NodeList<T>) => ({
-  ...{ items, next: next ?? null, unreached: unreachedJson(principal, unreached) },
+  items,
+  next: next ?? null,
+  unreached: unreachedJson(principal, unreached),
 });

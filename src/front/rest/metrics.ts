@@ -71,7 +71,8 @@ export function createMetrics({ core, version, dataPaths }: MetricsOptions): Met
     contentType: registry.contentType,
     text: async (visible, scope) => {
       const seen = await Promise.all([
-        ...[storeGauges(core, visible, scope), mountGauges(core, visible, scope)],
+        storeGauges(core, visible, scope),
+        mountGauges(core, visible, scope),
         // Their names are those of networks, of all stores.
         ...(visible(undefined) ? [dataPathGauges(dataPaths, scope)] : []),
       ]);

@@ -143,7 +143,10 @@ export const store = object({
   nodes: Type.Optional(
     Type.Array(
       object({
-        ...{ node: Type.String(), state: storeState, volumes: Type.Integer(), bytes: Type.String() },
+        node: Type.String(),
+        state: storeState,
+        volumes: Type.Integer(),
+        bytes: Type.String(),
       }),
       { description: 'In a cluster, of a store that each node has for itself' },
     ),
@@ -155,7 +158,10 @@ export const storeCheck = object({
   ok: Type.Boolean(),
   steps: Type.Array(
     object({
-      ...{ step: Type.String(), ok: Type.Boolean(), detail: Type.String(), action: nullable(Type.String()) },
+      step: Type.String(),
+      ok: Type.Boolean(),
+      detail: Type.String(),
+      action: nullable(Type.String()),
       reason: Type.Optional(
         Type.String({ pattern: reasonGrammar, description: 'Of a step that failed, if it is one of the errors' }),
       ),

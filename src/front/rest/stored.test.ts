@@ -9,8 +9,12 @@ import { createMutations } from './mutations.ts';
 const content = '["POST","/v1/volumes",{"name":"a"},null]';
 const fingerprint = createHash('sha256').update(content).digest('base64url');
 const mutation = {
-  ...{ principal: 'tk1-0123456789abcdef', key: 'key-1', content: () => content },
-  ...{ detached: false, keepAnswer: true, forgotten: false },
+  principal: 'tk1-0123456789abcdef',
+  key: 'key-1',
+  content: () => content,
+  detached: false,
+  keepAnswer: true,
+  forgotten: false,
 };
 const answer = { status: 201, body: { id: 'sv1-1' }, headers: { etag: '"1"' } };
 /** The column `body`. */

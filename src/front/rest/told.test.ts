@@ -78,7 +78,9 @@ test('a request that fails, whose whole story is in the log under its id', async
     const answer = await (others[who] as Api).post('/v1/volumes', { store: 'lost', name: 'v' });
     expectShort(answer);
     expect(answer.body).toMatchObject({
-      ...{ status: 503, code: 'unavailable', reason: 'nfs-export-unknown' },
+      status: 503,
+      code: 'unavailable',
+      reason: 'nfs-export-unknown',
       detail: 'the store is unreachable (network, server or disk failure)',
       action: `Try again in a while. If it persists, ask the administrator, who finds out why under request ${answer.body.requestId} in the server's log.`,
     });
@@ -97,7 +99,10 @@ test('a check', async () => {
     expect(body.ok).toBe(name === 'silver');
   }
   expect((await api.post('/v1/stores/lost/check')).body.steps.at(-1)).toEqual({
-    ...{ step: 'mount', ok: false, detail: 'this step failed', reason: 'nfs-export-unknown' },
+    step: 'mount',
+    ok: false,
+    detail: 'this step failed',
+    reason: 'nfs-export-unknown',
     action: 'Ask the administrator, who finds out why with: stowage store check lost',
   });
   expect(log.lines.some((line) => line.includes('store check failed') && line.includes('it exports /export'))).toBe(
@@ -110,7 +115,9 @@ test('a check of a server that is stopped: that it is no permission', async () =
   await own.server.close();
   const { steps } = (await (others['a user'] as Api).post('/v1/stores/silver/check')).body;
   expect(steps.at(-1)).toEqual({
-    ...{ step: 'connect', ok: false, reason: 'nfs-refused' },
+    step: 'connect',
+    ok: false,
+    reason: 'nfs-refused',
     detail: 'the server of the store does not answer: a network or server failure, not a permission problem',
     action: 'Ask the administrator, who finds out why with: stowage store check silver',
   });
@@ -135,7 +142,10 @@ async function expectDenied(name: string, reason: string, about: string): Promis
   const made = await api.post('/v1/volumes', { store: name, name: 'v' });
   expect(made.text).not.toMatch(secrets);
   expect(made.body).toMatchObject({
-    ...{ status: 503, code: 'unavailable', reason, title: 'Not available at the moment' },
+    status: 503,
+    code: 'unavailable',
+    reason,
+    title: 'Not available at the moment',
     detail: about.replace('NAME', `store '${name}'`),
     action: `${grant} under request ${made.body.requestId} in the server's log.`,
   });
@@ -180,7 +190,9 @@ test('an open store whose server stops to allow this host: that it is a permissi
     const { body, text } = await request();
     expect(text).not.toMatch(secrets);
     expect(body).toMatchObject({
-      ...{ status: 503, code: 'unavailable', reason: 'nfs-hangs-up' },
+      status: 503,
+      code: 'unavailable',
+      reason: 'nfs-hangs-up',
       detail: about.replace('NAME', 'the store'),
       action: `${grant} under request ${body.requestId} in the server's log.`,
     });
@@ -192,7 +204,8 @@ test('an open store whose server stops to allow this host: that it is a permissi
   expect(action).toContain("Have the server's administrator add this host");
   const unknown = (await user.get('/v1/volumes/lost..none')).body;
   expect(unknown).toMatchObject({
-    ...{ status: 503, action: `${grant} with: stowage store check lost` },
+    status: 503,
+    action: `${grant} with: stowage store check lost`,
     detail: `volume 'lost/none' cannot be looked up: ${about.replace('NAME', "store 'lost'")}`,
   });
 
@@ -205,7 +218,8 @@ test.skipIf(needs('root', 'ganesha'))(
   async () => {
     const { signal } = new AbortController();
     await using nfs = await startGanesha({
-      ...{ exports: [{ path: own.directory, tag: 'denied', onlyFor: '192.0.2.1' }], signal },
+      exports: [{ path: own.directory, tag: 'denied', onlyFor: '192.0.2.1' }],
+      signal,
     });
     const known = new Map(kinds.map((kind) => [kind.scheme, kind]));
     const uri = `nfs://${nfs.host}:${nfs.nfsPort}${own.directory}?mountport=${nfs.mountPort}&timeout=5s&retries=0`;
@@ -259,7 +273,9 @@ test('a volume whose data were replaced, and what else is out of order in its st
       found.body.items.map(({ kind }: { kind: string }) => kind),
     );
     expect(body.items).toContainEqual({
-      ...{ store: 'silver', kind: 'missing-data', name: 'emptied' },
+      store: 'silver',
+      kind: 'missing-data',
+      name: 'emptied',
       detail: 'the volume is recorded, but its data are not there',
       action: 'Ask the administrator, who finds out more with: stowage store orphans silver',
     });
@@ -294,8 +310,15 @@ test.each(['source-port-taken', 'internal', 'folder-occupied', 'format-newer', '
 
 function viewOf(about: Partial<Operation>): OperationView {
   const operation: Operation = {
-    ...{ id: 'op' as OperationId, kind: 'volume.mount', store: 'silver', subject: 'silver/v' },
-    ...{ state: 'failed', params: {}, startedAt: 0, endedAt: 1, error: undefined },
+    id: 'op' as OperationId,
+    kind: 'volume.mount',
+    store: 'silver',
+    subject: 'silver/v',
+    state: 'failed',
+    params: {},
+    startedAt: 0,
+    endedAt: 1,
+    error: undefined,
     ...about,
   };
   return { operation, progress: undefined };

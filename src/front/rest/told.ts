@@ -69,7 +69,7 @@ export function orphanFor(principal: Principal, orphan: Orphan): Orphan {
   if (isAdministrator(principal)) return orphan;
   const { store, kind, name } = orphan;
   const action = `Ask the administrator, who finds out more with: stowage store orphans ${store}`;
-  return { ...{ store, kind, action }, name: kind === 'leftover' ? basename(name) : name, detail: orphans[kind] };
+  return { store, kind, action, name: kind === 'leftover' ? basename(name) : name, detail: orphans[kind] };
 }
 
 /** Not why the rest was left out: the reasons name paths. */

@@ -87,7 +87,8 @@ test('the same request again, by its key, is answered as before; a new one is to
   expect(await admin.delete(path('h1'))).toMatchObject({
     status: 404,
     body: {
-      ...{ code: 'not-found', reason: 'use-unknown' },
+      code: 'not-found',
+      reason: 'use-unknown',
       detail: `host 'h1' has no record of using volume 'silver/${volume.name}'`,
       action: `See which hosts have, by their ids: stowage volume show silver/${volume.name}`,
     },

@@ -19,8 +19,14 @@ afterEach(async () => {
 });
 
 const want: VolumeSpec = {
-  ...{ id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: 'request', createdAt: 0, instance: 'instance-1' },
+  id: newVolumeId(),
+  name: volumeName('a'),
+  bytes: undefined,
+  access: 'filesystem',
+  labels: {},
+  requestId: 'request',
+  createdAt: 0,
+  instance: 'instance-1',
 };
 const b = volumeName('b');
 

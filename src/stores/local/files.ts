@@ -47,7 +47,9 @@ const typeOf = (entry: Dirent | Stats): FileType =>
   entry.isDirectory() ? 'directory' : entry.isFile() ? 'file' : entry.isSymbolicLink() ? 'link' : 'other';
 
 export const lookOf = (stats: Stats): Look => ({
-  ...{ type: typeOf(stats), madeAt: stats.birthtimeMs, changedAt: stats.ctimeMs },
+  type: typeOf(stats),
+  madeAt: stats.birthtimeMs,
+  changedAt: stats.ctimeMs,
 });
 
 /** Undefined: it is not there. Never follows a symbolic link. */

@@ -129,7 +129,11 @@ function ext4Geometry(superblock: Ext4Superblock): Found | undefined {
   if (descriptorSize < 32n || descriptorSize > block) return undefined;
   const inUse = ceil(ceil(blocks, groupBlocks) * descriptorSize, block);
   const geometry: Ext4Geometry = {
-    ...{ filesystem: 'ext4', block, groupBlocks, descriptorSize, inodeTableBlocks },
+    filesystem: 'ext4',
+    block,
+    groupBlocks,
+    descriptorSize,
+    inodeTableBlocks,
     journalBlocks: ceil(superblock.journalBytes, block),
     descriptorBlocks: inUse + superblock.reservedDescriptorBlocks,
   };

@@ -122,8 +122,15 @@ describe('a symbolic link', () => {
 
 describe('a record', () => {
   const good = (): Record<string, unknown> => ({
-    ...{ version: 1, id: newVolumeId(), name: 'a', access: 'filesystem', labels: {}, requestId: 'r', createdAt: 0 },
-    ...{ revision: 1, instance: 'instance-1' },
+    version: 1,
+    id: newVolumeId(),
+    name: 'a',
+    access: 'filesystem',
+    labels: {},
+    requestId: 'r',
+    createdAt: 0,
+    revision: 1,
+    instance: 'instance-1',
   });
 
   test.each<[string, Record<string, unknown>]>([
@@ -443,7 +450,9 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
       await store.store.housekeeping.reclaim(scope);
       expect(await store.store.housekeeping.orphans(scope)).toEqual([
         {
-          ...{ store: 'test', kind: 'leftover', name: path },
+          store: 'test',
+          kind: 'leftover',
+          name: path,
           detail: expect.stringMatching(/^the data of a deleted volume could not be removed: Error: EBUSY: /),
           action: `Find what protects it (lsattr -aR ${path}; findmnt -R; its owner) and undo that: Stowage removes it with the next deletion, or when it starts.`,
         },

@@ -54,7 +54,9 @@ async function open(
       options.layout === 'image'
         ? createImageLayout(options, place, clock)
         : createDirectoryLayout({
-            ...{ place, clock, make: await createDirectoryMaker(options, place, readOnly) },
+            place,
+            clock,
+            make: await createDirectoryMaker(options, place, readOnly),
             source: (path) => ({ kind: 'directory', node: context.node, path }),
           });
     const parts = createParts(place, layout, clock);

@@ -59,8 +59,13 @@ export function createImageLayout(options: LocalOptions, place: Place, clock: Cl
   }
 
   return {
-    ...{ kind: 'image', suffix: '.img', trashName: 'image', access: ['filesystem', 'block'] },
-    ...{ enforcesCapacity: true, canEnforce: true, opaque: true },
+    kind: 'image',
+    suffix: '.img',
+    trashName: 'image',
+    access: ['filesystem', 'block'],
+    enforcesCapacity: true,
+    canEnforce: true,
+    opaque: true,
     filesystemFor: typeFor,
     refuse: (bytes) => refuse(bytes),
     make,

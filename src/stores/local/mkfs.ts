@@ -41,7 +41,10 @@ export const newXfs: XfsGeometry = {
 export function newExt4(bytes: bigint): Ext4Geometry {
   const journal = bytes < 128n * MiB ? 4n * MiB : bytes < 1024n * MiB ? 16n * MiB : 64n * MiB;
   return {
-    ...{ filesystem: 'ext4', block: blockSize, groupBlocks: 32768n, descriptorSize: 64n },
+    filesystem: 'ext4',
+    block: blockSize,
+    groupBlocks: 32768n,
+    descriptorSize: 64n,
     journalBlocks: journal / blockSize,
     inodeTableBlocks: undefined,
     descriptorBlocks: undefined,

@@ -60,8 +60,14 @@ async function act(step: Step, under: LocalStoreUnderTest, model: Model): Promis
     return 'value' in result ? result.value : undefined;
   };
   const spec = (name: VolumeName, bytes: bigint | undefined) => ({
-    ...{ id: newVolumeId(), name, bytes, access: 'filesystem' as const, labels: {} },
-    ...{ requestId: newVolumeId(), createdAt: 0, instance: 'instance-1' },
+    id: newVolumeId(),
+    name,
+    bytes,
+    access: 'filesystem' as const,
+    labels: {},
+    requestId: newVolumeId(),
+    createdAt: 0,
+    instance: 'instance-1',
   });
   switch (step.verb) {
     case 'create': {

@@ -91,7 +91,9 @@ export function parseOptions(uri: string, options: Readonly<Record<string, strin
     throw invalid('the option filesystem is only for layout=image', 'Leave it out, or add layout=image.');
   }
   return {
-    ...{ root, layout, filesystem },
+    root,
+    layout,
+    filesystem,
     uid: ownerId('uid', options['uid']),
     gid: ownerId('gid', options['gid']),
     mode: fileMode(options['mode']),

@@ -63,7 +63,11 @@ async function find(options: LocalOptions): Promise<Found> {
 }
 
 const common = ({ root, files, verify }: Found) => ({
-  ...{ root, verify, files, base: `local://${root}`, others: undefined },
+  root,
+  verify,
+  files,
+  base: `local://${root}`,
+  others: undefined,
   room: () => roomAt(root),
   failure: (cause: unknown, doing: string) => storeFailure(cause, doing, root),
 });
@@ -87,7 +91,11 @@ export async function openReadOnlyPlace(
     throw new Error('a read-only store was about to be written');
   };
   return {
-    ...{ store, context, own, identity: recorded?.uuid, inFlight: inFlightOn(found.device) },
+    store,
+    context,
+    own,
+    identity: recorded?.uuid,
+    inFlight: inFlightOn(found.device),
     ...common(found),
     metaPath: (name) => join(found.root, `${name}.meta`),
     scratch: never,
@@ -152,7 +160,15 @@ export async function openPlace(
     await found.verify();
     const held = stack.move();
     return {
-      ...{ store, context, own, scratch, sync, replace, identity, inFlight, reserve: createReserve({ own, root }) },
+      store,
+      context,
+      own,
+      scratch,
+      sync,
+      replace,
+      identity,
+      inFlight,
+      reserve: createReserve({ own, root }),
       ...common(found),
       metaPath: (name) => join(root, `${name}.meta`),
       isLeftover: (name) => !name.startsWith(`${run}-`),

@@ -27,7 +27,9 @@ test.each(['usage', 'source'] as const)(
     stack.defer(() => place.close());
     const clock = systemClock();
     const layout = createDirectoryLayout({
-      ...{ place, clock, make: await createDirectoryMaker(options, place, false) },
+      place,
+      clock,
+      make: await createDirectoryMaker(options, place, false),
       source: (path) => ({ kind: 'directory', node: context.node, path }),
     });
     const parts = createParts(place, layout, clock);

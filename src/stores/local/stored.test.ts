@@ -25,11 +25,18 @@ const deletedAt = 1_700_000_001_000;
 const week = 604_800_000;
 
 const ref = (n: number, name: string): VolumeRef => ({
-  ...{ id: `sv1-00000000-0000-4000-8000-00000000000${n}` as VolumeRef['id'], name: volumeName(name) },
+  id: `sv1-00000000-0000-4000-8000-00000000000${n}` as VolumeRef['id'],
+  name: volumeName(name),
 });
 const spec = (n: number, name: string, more: Partial<VolumeSpec> = {}): VolumeSpec => ({
-  ...{ ...ref(n, name), bytes: undefined, access: 'filesystem', labels: {}, requestId: `request ${name}` },
-  ...{ createdAt: 1_700_000_000_000, instance: 'instance-1', ...more },
+  ...ref(n, name),
+  bytes: undefined,
+  access: 'filesystem',
+  labels: {},
+  requestId: `request ${name}`,
+  createdAt: 1_700_000_000_000,
+  instance: 'instance-1',
+  ...more,
 });
 
 async function emptyRoot(): Promise<string> {

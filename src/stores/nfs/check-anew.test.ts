@@ -40,7 +40,8 @@ test('who may connect has changed: is noticed, and no connection of the check is
 
   isAdmitted = false;
   expect(lastOf(await store.check(scope))).toMatchObject({
-    ...{ ok: false, step: 'connect' },
+    ok: false,
+    step: 'connect',
     detail: '127.0.0.1 takes connections from this host and ends them at once',
   });
   expect(await store.names(scope)).toEqual([]);
@@ -94,7 +95,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
 
     copyFileSync(join(folder, 'stranger.pem'), join(trusted, 'ca.pem'));
     expect(lastOf(await store.check(scope))).toMatchObject({
-      ...{ ok: false, step: 'tls' },
+      ok: false,
+      step: 'tls',
       detail: expect.stringMatching(/^the certificate of 127\.0\.0\.1 is not trusted/),
     });
     expect(await store.names(scope)).toEqual([]);

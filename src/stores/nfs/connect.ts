@@ -91,7 +91,9 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
     const mount = createMount({ ...reached, rpc, nfs });
     const held = opened.move();
     return {
-      ...{ nfs, addresses, port },
+      nfs,
+      addresses,
+      port,
       mount: (until) => mount(onStep, until),
       hungUp: (until) => whyHungUp(reached, until),
       get calls() {

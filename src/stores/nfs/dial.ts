@@ -42,7 +42,10 @@ export async function createDial(
   return (addresses, port, program = 'nfs') => {
     const [first = '', ...others] = addresses;
     return {
-      ...{ clock, identity, localPort, connect: network?.connect },
+      clock,
+      identity,
+      localPort,
+      connect: network?.connect,
       addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
       dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, longestDialMs),

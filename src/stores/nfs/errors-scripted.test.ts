@@ -79,7 +79,8 @@ describe('what no server here can be made to answer', () => {
         kind: createNfsStoreKind(undefined, () => Promise.reject(cause)),
       });
     expectTold(await refusal(open({})), {
-      ...{ code: 'denied', reason: 'nfs-credential-denied' },
+      code: 'denied',
+      reason: 'nfs-credential-denied',
       message: /^opening store test \(nowhere:\/export\) failed: nowhere does not accept who we say we are$/,
       action: /sec=sys.* option tls\. .*sourceport=privileged\.$/,
     });

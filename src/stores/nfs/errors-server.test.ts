@@ -22,8 +22,14 @@ import { newProcessMark } from './lock-marks.ts';
 type Options = Readonly<Record<string, string>>;
 
 const spec = (name: string): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: volumeName(name), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId: `request ${name}`, createdAt: 1, instance: 'instance-1' },
+  id: newVolumeId(),
+  name: volumeName(name),
+  bytes: undefined,
+  access: 'filesystem',
+  labels: {},
+  requestId: `request ${name}`,
+  createdAt: 1,
+  instance: 'instance-1',
 });
 
 describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
@@ -53,7 +59,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       privileged: { privilegedPort: true },
     };
     const [first, ...others] = folders.map((name) => ({
-      ...{ path: at(name), tag: name },
+      path: at(name),
+      tag: name,
       ...(kinds as Record<string, object>)[name],
     }));
     if (first === undefined) throw new Error('no exports');
@@ -67,7 +74,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   test('an export that it does not have', async () => {
     const error = await refusal(open('nothing'));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-export-withheld' },
+      code: 'unavailable',
+      reason: 'nfs-export-withheld',
       message: new RegExp(
         `${placeOf('nothing')}\\) failed: ${ganesha.host} denies this host the directory ${at('nothing')}, and does not list it: it is not exported, or not to this host; it exports ${at('plain')}, `,
       ),
@@ -78,7 +86,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
   test('a port for MOUNT that is another one', async () => {
     const mountport = `${ganesha.nfsPort}`;
     expectTold(await refusal(open('plain', { mountport })), {
-      ...{ code: 'unavailable', reason: 'nfs-no-mount-service' },
+      code: 'unavailable',
+      reason: 'nfs-no-mount-service',
       message: new RegExp(
         `${placeOf('plain')}\\) failed: ${ganesha.host} speaks NFS, but has no MOUNT service on port ${mountport}$`,
       ),
@@ -88,7 +97,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('root squash: is named, and works with who owns the directory', async () => {
     expectTold(await refusal(open('squashed')), {
-      ...{ code: 'denied', reason: 'nfs-root-squash' },
+      code: 'denied',
+      reason: 'nfs-root-squash',
       message: new RegExp(
         `the server does not let root do that in ${placeOf('squashed')}: it seems to take root for nobody`,
       ),
@@ -97,7 +107,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     });
     const options = { squash: 'root', uid: '1000', gid: '1000' };
     expectTold(await refusal(open('squashed', options)), {
-      ...{ code: 'denied', reason: 'store-permission' },
+      code: 'denied',
+      reason: 'store-permission',
       message: new RegExp(`user 1000 may not do that in ${placeOf('squashed')}$`),
       action: /^On the server, give that user the directory \(chown 1000 …\)/,
     });
@@ -109,7 +120,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('a privileged port: is named, and works', async () => {
     expectTold(await refusal(open('privileged')), {
-      ...{ code: 'denied', reason: 'nfs-privileged-port' },
+      code: 'denied',
+      reason: 'nfs-privileged-port',
       message: new RegExp(
         `${placeOf('privileged')}\\) failed: ${ganesha.host} takes calls only from privileged ports, those below 1024$`,
       ),
@@ -122,7 +134,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('read-only: is named, and works as a read-only store', async () => {
     expectTold(await refusal(open('read-only')), {
-      ...{ code: 'denied', reason: 'nfs-read-only' },
+      code: 'denied',
+      reason: 'nfs-read-only',
       message: new RegExp(`${placeOf('read-only')} is exported, or mounted on the server, read-only$`),
       action:
         /^Have the server's administrator export it for writing \(rw\), or give the store the option readOnly=true\.$/,
@@ -141,7 +154,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(fill).toThrow(/ENOSPC/);
     const before = readdirSync(at('small'), { recursive: true }).length;
     expectTold(await refusal(store.create(spec('big'), scope)), {
-      ...{ code: 'exhausted', reason: 'store-full' },
+      code: 'exhausted',
+      reason: 'store-full',
       message: new RegExp(
         `^creating volume 'big' in store test failed: no room is left on the server's disk of ${placeOf('small')}$`,
       ),
@@ -156,7 +170,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     await ganesha.freeze();
     try {
       expectTold(await refusal(store.create(spec('late'), scope)), {
-        ...{ code: 'deadline', reason: 'nfs-timeout' },
+        code: 'deadline',
+        reason: 'nfs-timeout',
         message: new RegExp(
           `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; whether it was done is not known, and repeating it is safe$`,
         ),
@@ -229,14 +244,16 @@ describe('our own server', () => {
     await store.create(spec('a'), scope);
     rmSync(folder, { recursive: true });
     expectTold(await refusal(store.create(spec('b'), scope)), {
-      ...{ code: 'unavailable', reason: 'nfs-export-unknown' },
+      code: 'unavailable',
+      reason: 'nfs-export-unknown',
       message:
         /^creating volume 'b' in store test \(127\.0\.0\.1:\/export\/gone\) failed: 127\.0\.0\.1 has no directory \/export\/gone to mount/,
       action: /have the server's administrator export it/,
     });
     mkdirSync(folder);
     expectTold(await refusal(store.create(spec('b'), scope)), {
-      ...{ code: 'unavailable', reason: 'store-identity' },
+      code: 'unavailable',
+      reason: 'store-identity',
       message:
         /^127\.0\.0\.1:\/export\/gone is not the store it was: it is store without a name, and was [-0-9a-f]{36}$/,
       action: /stowage store adopt test/,

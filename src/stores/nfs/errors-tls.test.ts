@@ -60,7 +60,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const own = await serve('server');
     const error = await refusal(open(own));
     expectTold(error, {
-      ...{ code: 'denied', reason: 'nfs-tls-required' },
+      code: 'denied',
+      reason: 'nfs-tls-required',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes calls only over encrypted connections$/,
       action: /^Give the store tls=on, or tls=FOLDER with ca\.pem of whoever signed the server's certificate/,
     });
@@ -71,7 +72,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('the server does not have it', async () => {
     const own = await startOwnServer({ path: '/export' });
     expectTold(await refusal(open(own, { tls: 'on' })), {
-      ...{ code: 'unsupported', reason: 'nfs-tls-not-offered' },
+      code: 'unsupported',
+      reason: 'nfs-tls-not-offered',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 offers no encrypted connections$/,
       action: /^Have the server's administrator switch on RPC with TLS \(RFC 9289\)/,
     });
@@ -81,7 +83,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const own = await serve('server');
     const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
     expectTold(error, {
-      ...{ code: 'denied', reason: 'nfs-tls-certificate' },
+      code: 'denied',
+      reason: 'nfs-tls-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
       action: /^Put the certificate of whoever signed the server's as ca\.pem into the folder given as tls/,
@@ -93,7 +96,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('it knows older versions only', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
     expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
-      ...{ code: 'unavailable', reason: 'nfs-tls' },
+      code: 'unavailable',
+      reason: 'nfs-tls',
       message: /no encrypted connection to 127\.0\.0\.1 came about: /,
       action: /The server must offer TLS version 1\.3\.$/,
     });
@@ -103,7 +107,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     const own = await serve('elsewhere');
     const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
     expectTold(error, {
-      ...{ code: 'denied', reason: 'nfs-tls-certificate' },
+      code: 'denied',
+      reason: 'nfs-tls-certificate',
       message: /the certificate of 127\.0\.0\.1 is not trusted: .*127\.0\.0\.1 is not in the cert's list/,
       action: /the server's must be for the name or address in the store's URI/,
     });
@@ -112,7 +117,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   test('it wants ours: without, with one it does not know, and with the right one', async () => {
     const own = await serve('server', { ca: read('client.pem'), requestCert: true, rejectUnauthorized: true });
     const wanted = {
-      ...{ code: 'denied', reason: 'nfs-tls-client-certificate' },
+      code: 'denied',
+      reason: 'nfs-tls-client-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 ends the encrypted connection when it sees which certificate we have/,
       action:
@@ -136,7 +142,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   ])('%s', async (title, files, missing) => {
     const tls = trusting(title, files);
     expectTold(await refusal(openNfs({ uri: 'nfs://127.0.0.1/export', options: { tls } })), {
-      ...{ code: 'invalid', reason: 'nfs-tls-files' },
+      code: 'invalid',
+      reason: 'nfs-tls-files',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: the file ${join(tls, missing)} is missing$`),
       action:
         /^The folder given as tls needs ca\.pem; and client\.pem with client\.key where the server wants a certificate/,

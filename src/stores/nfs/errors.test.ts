@@ -42,7 +42,8 @@ describe('the server is not reached', () => {
   test('its name is unknown', async () => {
     const error = await refusal(open('nfs://nowhere.invalid/export', {}));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-host-unknown' },
+      code: 'unavailable',
+      reason: 'nfs-host-unknown',
       message: /^opening store test \(nowhere\.invalid:\/export\) failed: no address is known for nowhere\.invalid$/,
       action: /the DNS of this host \(getent hosts nowhere\.invalid\); then: stowage store check test/,
     });
@@ -54,7 +55,8 @@ describe('the server is not reached', () => {
     await new Promise((resolve) => server.close(resolve));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, retries: '0' }));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-refused' },
+      code: 'unavailable',
+      reason: 'nfs-refused',
       message: new RegExp(`127\\.0\\.0\\.1:/export\\) failed: nothing listens on port ${port} of 127\\.0\\.0\\.1$`),
       action: /^Have the NFS server started there, or give the right port/,
     });
@@ -65,7 +67,8 @@ describe('the server is not reached', () => {
     const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
     expectTold(JSON.parse(stdout), {
-      ...{ code: 'unavailable', reason: 'nfs-no-route' },
+      code: 'unavailable',
+      reason: 'nfs-no-route',
       message: /198\.18\.0\.1:\/export\) failed: there is no route to 198\.18\.0\.1$/,
       action: /^Connect this host to the server's network, or name the network that leads there \(option network\)/,
     });
@@ -75,7 +78,8 @@ describe('the server is not reached', () => {
     const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
     expectTold(error, {
-      ...{ code: 'deadline', reason: 'nfs-timeout' },
+      code: 'deadline',
+      reason: 'nfs-timeout',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 did not answer in time/,
       action: /^Try again\. If it persists, look at the server and the network between: stowage store check test$/,
     });
@@ -85,7 +89,8 @@ describe('the server is not reached', () => {
     const { server } = await startOwnServer({ path: '/export', networks: ['10.0.0.0/8'] });
     const error = await refusal(open('nfs://127.0.0.1/export', { port: `${server.port}`, timeout: '500ms' }));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-hangs-up' },
+      code: 'unavailable',
+      reason: 'nfs-hangs-up',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes connections from this host and ends them at once$/,
       action: /^Have the server's administrator add this host to the addresses it allows/,
     });
@@ -98,7 +103,8 @@ describe('the server is not reached', () => {
     const port = await listening(http);
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '2s' }));
     expectTold(error, {
-      ...{ code: 'unavailable', reason: 'nfs-garbled' },
+      code: 'unavailable',
+      reason: 'nfs-garbled',
       message: /127\.0\.0\.1:\/export\) failed: what 127\.0\.0\.1 answers is not NFS version 3$/,
       action: /^Check the port in the store's URI/,
     });
@@ -119,7 +125,8 @@ describe('the server lacks something', () => {
   test('NFS version 3', async () => {
     const port = await rpcServer(answering(nfsProgram, 4));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
-      ...{ code: 'unavailable', reason: 'nfs-no-service' },
+      code: 'unavailable',
+      reason: 'nfs-no-service',
       message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service there$/,
       action: /^Have NFS version 3 enabled on the server \(version 4 alone is not enough\)/,
     });
@@ -128,7 +135,8 @@ describe('the server lacks something', () => {
   test('a MOUNT service, on a port that nothing listens on', async () => {
     const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
-      ...{ code: 'unavailable', reason: 'nfs-no-mount-service' },
+      code: 'unavailable',
+      reason: 'nfs-no-mount-service',
       message: new RegExp(`127\\.0\\.0\\.1 speaks NFS, but has no MOUNT service on port ${mountport}$`),
       action: /^Correct mountport \(on the server: rpcinfo -p \| grep mountd\), or have the service started there/,
     });
@@ -138,7 +146,8 @@ describe('the server lacks something', () => {
     const port = await rpcServer(answering(nfsProgram, 3));
     const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
-      ...{ code: 'deadline', reason: 'nfs-mount-timeout' },
+      code: 'deadline',
+      reason: 'nfs-mount-timeout',
       message: new RegExp(
         `127\\.0\\.0\\.1 speaks NFS, but its MOUNT service did not answer in time on port ${mountport}$`,
       ),
@@ -163,7 +172,8 @@ describe('the MOUNT service says no', () => {
   test('the host is not in the list of those who may', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
     expectTold(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
-      ...{ code: 'denied', reason: 'nfs-export-denied' },
+      code: 'denied',
+      reason: 'nfs-export-denied',
       message: /127\.0\.0\.1:\/export\/silver\) failed: 127\.0\.0\.1 does not let this host mount \/export\/silver$/,
       action: /^Have the server's administrator add this host to those that may mount \/export\/silver/,
     });
@@ -172,7 +182,8 @@ describe('the MOUNT service says no', () => {
   test('it exports something else, at least to this host', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
-      ...{ code: 'unavailable', reason: 'nfs-export-withheld' },
+      code: 'unavailable',
+      reason: 'nfs-export-withheld',
       message:
         /127\.0\.0\.1 denies this host the directory \/export, and does not list it: it is not exported, or not to this host; it exports \/gold, \/bronze$/,
       action: /^Correct the path in the store's URI, or have the server's administrator export it to this host/,
@@ -182,7 +193,8 @@ describe('the MOUNT service says no', () => {
   test('it has trouble of its own', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
-      ...{ code: 'unavailable', reason: 'nfs-mount-refused' },
+      code: 'unavailable',
+      reason: 'nfs-mount-refused',
       message: /the MOUNT service of 127\.0\.0\.1 answered SERVERFAULT for \/export$/,
       action: /^Look at the server's log/,
     });

@@ -66,6 +66,13 @@ const types = new Map<number, FileType>([
 const typeOf = ({ type }: Attributes): FileType => types.get(type) ?? 'other';
 const ms = (seconds: number, nanoseconds: number): number => seconds * 1000 + Math.floor(nanoseconds / 1e6);
 
+/** Leaves out names that are not UTF-8. */
+async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonly string[]> {
+  const names: string[] = [];
+  for await (const page of pages) for (const { name, bytes } of page) if (bytes === undefined) names.push(name);
+  return names;
+}
+
 /** What one server keeps in one directory, by calls each of which has its deadline. */
 export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts): NfsFiles {
   const within = { deadlineMs };
@@ -162,7 +169,10 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
   };
 
   return {
-    ...{ look, attributes: attributesOf, mkdir, unlink },
+    look,
+    attributes: attributesOf,
+    mkdir,
+    unlink,
     create: async (path) => {
       await make(path);
     },
@@ -187,12 +197,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       await at(to, (directory, name) => nfs.link(found.handle, { directory, name }, within));
     },
     names: (folder) =>
-      folders.in(folder, async (handle) => {
-        const names: string[] = [];
-        for await (const page of listDirectory(nfs, handle, { ...listing, namesOnly: true }))
-          for (const { name, bytes } of page) if (bytes === undefined) names.push(name);
-        return names;
-      }),
+      folders.in(folder, (handle) => namesOf(listDirectory(nfs, handle, { ...listing, namesOnly: true }))),
     list: (folder) =>
       folders.in(folder, async (handle) => {
         const entries: Entry[] = [];

@@ -54,7 +54,12 @@ async function volume(
   chmodSync(directory, 0o755);
   const clock = systemClock();
   const server = await createNfsServer({
-    ...{ clock, directory, state: join(parent, 'state'), port: 0, path: '/export', squash: serverSquash },
+    clock,
+    directory,
+    state: join(parent, 'state'),
+    port: 0,
+    path: '/export',
+    squash: serverSquash,
     onError: () => undefined,
   });
   onTestFinished(() => server.close());
@@ -76,7 +81,12 @@ async function volume(
   const way = { root: Buffer.from(root).toString('base64') };
   const source = { kind: 'nfs', hosts: [server.host], path: '/export', way } as unknown as Source;
   return {
-    ...{ directory, parent, nfs: session.nfs, root, set, sets },
+    directory,
+    parent,
+    nfs: session.nfs,
+    root,
+    set,
+    sets,
     give: (to, signal = scope.signal) =>
       createGiving(place, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
     about: (name) => {
@@ -107,7 +117,12 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
     plant(it);
     expect(await it.give(group)).toBeUndefined();
     expect(everything.map(it.about)).toEqual([
-      ...['0:2000 2775', '1001:2000 2775', '1001:2000 2775', '1001:2000 660', '1001:2000 775', '1001:2000 777'],
+      '0:2000 2775',
+      '1001:2000 2775',
+      '1001:2000 2775',
+      '1001:2000 660',
+      '1001:2000 775',
+      '1001:2000 777',
     ]);
     // Servers differ in what a mode of a link means.
     expect(it.sets).toContainEqual({ gid: group });
@@ -157,7 +172,9 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
     const it = await volume(squash, options);
     plant(it);
     expect(await it.give(group)).toMatchObject({
-      ...{ code: 'denied', reason: 'group-refused', message: expect.stringContaining(message) },
+      code: 'denied',
+      reason: 'group-refused',
+      message: expect.stringContaining(message),
       action: expect.stringContaining('squash=all'),
     });
     expect(it.about('.')).toBe('0:0 755');
@@ -167,8 +184,17 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
 describe.skipIf(needs('root', 'fuse'))('a volume that was given to a group, mounted', () => {
   const as = (uid: number, script: string, ...args: readonly string[]) =>
     run('setpriv', [
-      ...['--reuid', `${uid}`, '--regid', `${uid}`, '--groups', `${group}`],
-      ...['sh', '-ec', script, 'sh', ...args],
+      '--reuid',
+      `${uid}`,
+      '--regid',
+      `${uid}`,
+      '--groups',
+      `${group}`,
+      'sh',
+      '-ec',
+      script,
+      'sh',
+      ...args,
     ]);
 
   test('two users of the group change what the other one made', async () => {

@@ -65,8 +65,13 @@ test('a store opens by the second of its addresses when the first takes connecti
   const folder = await newFolder();
   await mkdir(join(folder, 'export'));
   const server = await createNfsServer({
-    ...{ clock: systemClock(), directory: join(folder, 'export'), state: join(folder, 'state'), port: 0 },
-    ...{ path: '/export', squash: 'none', onError: () => undefined },
+    clock: systemClock(),
+    directory: join(folder, 'export'),
+    state: join(folder, 'state'),
+    port: 0,
+    path: '/export',
+    squash: 'none',
+    onError: () => undefined,
   });
   onTestFinished(() => server.close());
   const sockets = new Set<Socket>();

@@ -34,8 +34,13 @@ export function createNfsStoreKind(
 ): FileStoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
   const ways: Ways = {
-    ...{ clock, connect, anew, shared: createSharedChecks(), removeLeftovers },
-    ...{ marks: { own: newProcessMark(), dead: [] }, held: new Set() },
+    clock,
+    connect,
+    anew,
+    shared: createSharedChecks(),
+    removeLeftovers,
+    marks: { own: newProcessMark(), dead: [] },
+    held: new Set(),
   };
   return {
     scheme: 'nfs',
@@ -82,7 +87,8 @@ const checked = (
   const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
   const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
   const parts: Omit<CheckParts, 'connect'> = {
-    ...{ ...about, clock },
+    ...about,
+    clock,
     removeLeftovers: (...checked) => removeLeftovers(same, ...checked),
   };
   const check = (signal: AbortSignal) =>
@@ -107,7 +113,9 @@ async function open(
   const { uid, gid, mode, pathTemplate } = options;
   const quotas = createQuotas(place);
   const layout = createDirectoryLayout({
-    ...{ place, clock, make: (path) => place.files.mkdir(path, { mode, uid, gid }) },
+    place,
+    clock,
+    make: (path) => place.files.mkdir(path, { mode, uid, gid }),
     source: async (path, volume) => {
       const quota = readOnly ? undefined : await quotas.of(volume);
       return sourceOf({ options, readOnly, place, quota }, path, await place.files.handle(path));
@@ -168,12 +176,30 @@ function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: 
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
   const { uid, gid } = identityOf(squash === 'none' ? { ...options, squash: 'all' } : options);
   return {
-    ...{ kind: 'nfs', hosts, path: `${path === '/' ? '' : path}${at.slice(root.length)}` },
+    kind: 'nfs',
+    hosts,
+    path: `${path === '/' ? '' : path}${at.slice(root.length)}`,
     way: {
-      ...{ client, addresses, port, mountPort, root: Buffer.from(handle).toString('base64'), connections },
-      ...{ sourcePorts, tls, network, squash, uid, gid, softMs: options.hard ? undefined : options.timeout },
-      ...{ retries: options.retries, sync: options.sync ? true : undefined },
-      ...{ maxRead: options.maxRead, maxWrite: options.maxWrite, locks, readOnly, quota },
+      client,
+      addresses,
+      port,
+      mountPort,
+      root: Buffer.from(handle).toString('base64'),
+      connections,
+      sourcePorts,
+      tls,
+      network,
+      squash,
+      uid,
+      gid,
+      softMs: options.hard ? undefined : options.timeout,
+      retries: options.retries,
+      sync: options.sync ? true : undefined,
+      maxRead: options.maxRead,
+      maxWrite: options.maxWrite,
+      locks,
+      readOnly,
+      quota,
     },
   };
 }

@@ -31,8 +31,20 @@ function createServer({ tick, comparesSeconds, isAtomic }: Kind) {
   const stamp = (): bigint => now - (now % BigInt(tick));
 
   const attributes = (): Attributes => ({
-    ...{ type: fileType.regular, mode: 0o600, links: 1, uid: 0, gid: 0, size: 0, used: 0, major: 0, minor: 0 },
-    ...{ fsid: 1n, fileId: 1n, ...times, ctime: Number(ctime / second), ctimeNs: Number(ctime % second) },
+    type: fileType.regular,
+    mode: 0o600,
+    links: 1,
+    uid: 0,
+    gid: 0,
+    size: 0,
+    used: 0,
+    major: 0,
+    minor: 0,
+    fsid: 1n,
+    fileId: 1n,
+    ...times,
+    ctime: Number(ctime / second),
+    ctimeNs: Number(ctime % second),
   });
 
   const fits = ({ seconds, nanoseconds }: Time): boolean => {
@@ -90,9 +102,13 @@ function hostOn(server: Server, comparesSeconds: boolean, io: Partial<LockIo> = 
   const clock = { ...systemClock(), elapsed: () => 0, sleep: () => server.waitUntil() };
   const marks = createMarks({ own, dead: [] });
   return createLockFile({
-    ...{ marks, clock, ticks: createGuardTicks({ comparesNanoseconds: async () => !comparesSeconds }) },
+    marks,
+    clock,
+    ticks: createGuardTicks({ comparesNanoseconds: async () => !comparesSeconds }),
     io: {
-      ...{ find: unused, create: unused, remove: unused },
+      find: unused,
+      create: unused,
+      remove: unused,
       attributes: () => server.attributes(),
       setattr: (_, set, guard) => server.setattr(set, guard),
       ...io,

@@ -48,7 +48,8 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
   }
 
   return {
-    ...{ attributes, setattr },
+    attributes,
+    setattr,
     find: (path) =>
       folders.at(path, async (folder, name) => {
         try {

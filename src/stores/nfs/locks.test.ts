@@ -55,7 +55,9 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     it.clock = impatient(systemClock(), () => it.waits++);
     const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
     it.store = await openNfs({
-      ...{ ...place, instance, kind: createNfsStoreKind(it.clock, connect) },
+      ...place,
+      instance,
+      kind: createNfsStoreKind(it.clock, connect),
       ...(marks === undefined ? {} : { marks }),
     });
     return it;
@@ -397,11 +399,13 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     });
     const [slow, other] = [
       await openNfs({
-        ...{ uri: `nfs://${server.host}${path}`, options: portsOf(server) },
+        uri: `nfs://${server.host}${path}`,
+        options: portsOf(server),
         kind: createNfsStoreKind(systemClock(), connect),
       }),
       await openNfs({
-        ...{ uri: `nfs://${server.host}${path}`, options: portsOf(server) },
+        uri: `nfs://${server.host}${path}`,
+        options: portsOf(server),
         kind: createNfsStoreKind(impatient(systemClock()), createConnect(systemClock())),
       }),
     ];

@@ -2,24 +2,22 @@ import { expect, test } from 'vitest';
 import { failed, readAnswer, readQuestion } from './network-messages.ts';
 
 test.each([
-  ...[null, 7, 'text', [], {}, { id: 1 }, { id: 'x', ask: 'lookup', host: 'localhost' }],
-  ...[
-    { id: 0, ask: 'lookup', host: 'localhost' },
-    { id: 1.5, ask: 'forget' },
-    { id: 1, ask: 'lookup', host: '' },
-  ],
-  ...[
-    { id: 1, ask: 'lookup', host: 'x'.repeat(256) },
-    { id: 1, ask: 'open', host: 'localhost' },
-  ],
-  ...[
-    { id: 1, ask: 'connect', address: 'localhost', port: 1 },
-    { id: 1, ask: 'connect', address: '::1', port: 0 },
-  ],
-  ...[
-    { id: 1, ask: 'connect', address: '::1', port: 1, localPort: 65_536 },
-    { id: 1, ask: 'connect', port: 1 },
-  ],
+  null,
+  7,
+  'text',
+  [],
+  {},
+  { id: 1 },
+  { id: 'x', ask: 'lookup', host: 'localhost' },
+  { id: 0, ask: 'lookup', host: 'localhost' },
+  { id: 1.5, ask: 'forget' },
+  { id: 1, ask: 'lookup', host: '' },
+  { id: 1, ask: 'lookup', host: 'x'.repeat(256) },
+  { id: 1, ask: 'open', host: 'localhost' },
+  { id: 1, ask: 'connect', address: 'localhost', port: 1 },
+  { id: 1, ask: 'connect', address: '::1', port: 0 },
+  { id: 1, ask: 'connect', address: '::1', port: 1, localPort: 65_536 },
+  { id: 1, ask: 'connect', port: 1 },
 ])('%j is no question', (message) => {
   expect(readQuestion(message)).toBeUndefined();
 });
@@ -33,11 +31,14 @@ test.each([
 });
 
 test.each([
-  ...[null, 'ready', {}, { kind: 'connected' }, { kind: 'connected', id: -1 }, { kind: 'else', id: 1 }],
-  ...[
-    { kind: 'addresses', id: 1, addresses: '::1' },
-    { kind: 'failed', id: 1, message: '' },
-  ],
+  null,
+  'ready',
+  {},
+  { kind: 'connected' },
+  { kind: 'connected', id: -1 },
+  { kind: 'else', id: 1 },
+  { kind: 'addresses', id: 1, addresses: '::1' },
+  { kind: 'failed', id: 1, message: '' },
   { kind: 'failed', id: 1, message: 'x'.repeat(1001) },
 ])('%j is no answer', (message) => {
   expect(readAnswer(message)).toBeUndefined();
@@ -46,14 +47,19 @@ test.each([
 test('of an answer, addresses are taken that are some, and not too many', () => {
   const addresses = ['::1', 'localhost', 7, ...Array.from({ length: 100 }, (_, i) => `192.0.2.${i}`)];
   expect(readAnswer({ kind: 'addresses', id: 1, addresses })).toEqual({
-    ...{ kind: 'addresses', id: 1, addresses: ['::1', ...Array.from({ length: 61 }, (_, i) => `192.0.2.${i}`)] },
+    kind: 'addresses',
+    id: 1,
+    addresses: ['::1', ...Array.from({ length: 61 }, (_, i) => `192.0.2.${i}`)],
   });
 });
 
 test('a failure goes over with its code, cut to a length that is taken', () => {
   const refused = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
   expect(readAnswer(failed(1, refused))).toEqual({
-    ...{ kind: 'failed', id: 1, code: 'ECONNREFUSED', message: 'connect ECONNREFUSED' },
+    kind: 'failed',
+    id: 1,
+    code: 'ECONNREFUSED',
+    message: 'connect ECONNREFUSED',
   });
   expect(readAnswer(failed(1, new Error('x'.repeat(5000))))).toMatchObject({ kind: 'failed' });
   expect(readAnswer(failed(1, new Error('')))).toMatchObject({ kind: 'failed' });

@@ -86,18 +86,27 @@ describe('the URI', () => {
 describe('options', () => {
   test('left out', () => {
     expect(parseOptions(uri, {})).toEqual({
-      ...{ hosts: ['server'], port: undefined, path: '/export', mountPort: undefined },
-      ...{
-        uid: undefined,
-        gid: undefined,
-        mode: 0o755,
-        squash: 'none',
-        retries: undefined,
-        timeout: 10_000,
-        hard: true,
-      },
-      ...{ maxRead: 1_048_576, maxWrite: 1_048_576, connections: 1, sourcePorts: undefined, tls: undefined },
-      ...{ network: undefined, pathTemplate: undefined, client: 'built-in', locks: 'refused', sync: false },
+      hosts: ['server'],
+      port: undefined,
+      path: '/export',
+      mountPort: undefined,
+      uid: undefined,
+      gid: undefined,
+      mode: 0o755,
+      squash: 'none',
+      retries: undefined,
+      timeout: 10_000,
+      hard: true,
+      maxRead: 1_048_576,
+      maxWrite: 1_048_576,
+      connections: 1,
+      sourcePorts: undefined,
+      tls: undefined,
+      network: undefined,
+      pathTemplate: undefined,
+      client: 'built-in',
+      locks: 'refused',
+      sync: false,
     });
   });
 
@@ -183,7 +192,8 @@ describe('options', () => {
     for (const value of values) {
       const error = refusalOf(() => parseOptions(uri, { [key]: value }));
       expect(error, value).toMatchObject({
-        ...{ code: 'invalid', reason: 'store-option-invalid' },
+        code: 'invalid',
+        reason: 'store-option-invalid',
         message: `'${value}' is not a value for the option ${key}`,
         action: `${key}: ${optionHelp[key]}.`,
       });

@@ -214,7 +214,9 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
   // 2^32-1 means "leave as it is" to chown(2).
   const largestId = 2 ** 32 - 2;
   return {
-    ...{ hosts, path, port: asked ?? port },
+    hosts,
+    path,
+    port: asked ?? port,
     mountPort: whole(given, 'mountport', 1, 65_535),
     uid: whole(given, 'uid', 0, largestId),
     gid: whole(given, 'gid', 0, largestId),

@@ -62,7 +62,9 @@ beforeAll(async () => {
   const clock = systemClock();
   const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<FileStore> =>
     openNfs({
-      ...{ uri: 'nfs://nowhere/export', instance, kind },
+      uri: 'nfs://nowhere/export',
+      instance,
+      kind,
       marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
     });
   first = await open('first', createNfsStoreKind(impatient(clock), tapped(connect, hook)));
@@ -85,8 +87,14 @@ afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
 const name = volumeName;
 const spec = (called: string, requestId: string, host = 'witness'): VolumeSpec => ({
-  ...{ id: newVolumeId(), name: name(called), bytes: undefined, access: 'filesystem', labels: {} },
-  ...{ requestId, createdAt: 0, instance: host },
+  id: newVolumeId(),
+  name: name(called),
+  bytes: undefined,
+  access: 'filesystem',
+  labels: {},
+  requestId,
+  createdAt: 0,
+  instance: host,
 });
 
 async function made(called: string): Promise<Volume> {
@@ -219,8 +227,15 @@ async function interleave({ one, other, destroyed, afterwards }: Case): Promise<
 const whole = { destroyed: [], afterwards: async () => undefined };
 
 const each = [
-  ...['create n', 'create n, the same request', 'create a again', 'delete a', 'rename a to n', 'label a'],
-  ...['put a into the trash', 'restore t as n', 'sweep'],
+  'create n',
+  'create n, the same request',
+  'create a again',
+  'delete a',
+  'rename a to n',
+  'label a',
+  'put a into the trash',
+  'restore t as n',
+  'sweep',
 ];
 describe.each(each)('%s, and inside it', (one) => {
   test.each(each)('%s', (other) => interleave({ ...whole, one, other }));
@@ -303,7 +318,9 @@ describe.each([
   describe.each(some)('%s, and inside it', (one) => {
     test.each(some)('%s', (other) =>
       interleave({
-        ...{ one, other, destroyed: destroyed() },
+        one,
+        other,
+        destroyed: destroyed(),
         afterwards: async () => {
           await first.housekeeping.sweep(scope);
           await first.housekeeping.reclaim(scope);

@@ -72,7 +72,9 @@ describe('filling in', () => {
   test.each(['', 'absent'])('a label that is %j', (how) => {
     const labels: Labels = how === '' ? { team: '' } : { other: 'x' };
     expect(refusalOf(() => fill('{label:team}/{name}', 'photos', labels))).toMatchObject({
-      ...{ code: 'invalid', reason: 'label-missing', message: "volume 'photos' needs the label 'team' in this store" },
+      code: 'invalid',
+      reason: 'label-missing',
+      message: "volume 'photos' needs the label 'team' in this store",
       action: "Create it with that label, for example --label team=VALUE: this store's directories are named after it.",
     });
   });

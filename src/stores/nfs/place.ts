@@ -101,8 +101,7 @@ async function open(
   const deadlineMs = options.timeout;
   const foldersAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): Folders =>
     createFolders({ nfs, root, rootHandle, renew, deadlineMs });
-  const filesIn = (found: Folders): NfsFiles =>
-    createNfsFiles({ ...{ nfs, folders: found, deadlineMs, mark: marks.next } });
+  const filesIn = (found: Folders): NfsFiles => createNfsFiles({ nfs, folders: found, deadlineMs, mark: marks.next });
   const renew = coalesced(async () => {
     if (!(await isStale(nfs, keeper.handle, options.timeout))) return;
     const fresh = await session.mount(AbortSignal.timeout(options.timeout * 2));
@@ -126,8 +125,17 @@ async function open(
   const io = createLockIo({ nfs, folders: handles, deadlineMs, ownFolder: own('tmp') });
   const lockFile = createLockFile({ io, marks, clock, ticks: createGuardTicks(io) });
   const others = createOthers({
-    ...{ files, io, lockFile, clock, marks, store, held, log: scope.log, usesOf: uses.listHeld },
-    ...{ folder: own('locks'), spare: own('store.json') },
+    files,
+    io,
+    lockFile,
+    clock,
+    marks,
+    store,
+    held,
+    log: scope.log,
+    usesOf: uses.listHeld,
+    folder: own('locks'),
+    spare: own('store.json'),
     keyOf: (path) => `${keeper.identity} ${path.slice(root.length)}`,
   });
 
@@ -154,7 +162,14 @@ async function open(
   } else keeper.identity = recorded?.uuid;
 
   return {
-    ...{ store, context, files, root, own, scratch, session, uses },
+    store,
+    context,
+    files,
+    root,
+    own,
+    scratch,
+    session,
+    uses,
     identity: keeper.identity,
     base: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
@@ -178,7 +193,9 @@ async function open(
     },
     room,
     reserve: createNfsReserve({
-      ...{ files, folder: own('reserve'), scratch },
+      files,
+      folder: own('reserve'),
+      scratch,
       free: async () => (await room()).freeBytes,
     }),
     serverTime: () => serverTime(files, own('tmp'), scratch),

@@ -34,7 +34,9 @@ describe.skipIf(needs('go-nfs'))('go-nfs', () => {
     const folder = quickFolder('go-nfs');
     const server = await startGoNfs({ path: folder, signal: scope.signal });
     return nfsStore({
-      ...{ folder, uri: `nfs://${server.host}/`, options: portsOf(server) },
+      folder,
+      uri: `nfs://${server.host}/`,
+      options: portsOf(server),
       [Symbol.asyncDispose]: async () => {
         await server[Symbol.asyncDispose]();
         await rm(folder, { recursive: true, force: true });

@@ -154,7 +154,8 @@ describe('through the API', () => {
     });
     await create({});
     expect(await api.patch('/v1/volumes/a', { enforce: true })).toMatchObject({
-      ...{ status: 400, body: { reason: 'enforcement-without-size' } },
+      status: 400,
+      body: { reason: 'enforcement-without-size' },
     });
   });
 

@@ -14,7 +14,9 @@ async function onDisk(): Promise<Export> {
   const folder = join(await exportFolder(), 'export');
   await mkdir(folder);
   return {
-    ...{ folder, uri: 'nfs://nowhere/export', options: {} },
+    folder,
+    uri: 'nfs://nowhere/export',
+    options: {},
     [Symbol.asyncDispose]: () => rm(join(folder, '..'), { recursive: true, force: true }),
   };
 }
@@ -22,13 +24,19 @@ async function onDisk(): Promise<Export> {
 async function onOwnServer(): Promise<Export> {
   const disk = await onDisk();
   const server = await createNfsServer({
-    ...{ clock: systemClock(), directory: disk.folder, state: join(disk.folder, '..', 'state'), port: 0 },
-    ...{ path: '/export', squash: 'none', onError: () => undefined },
+    clock: systemClock(),
+    directory: disk.folder,
+    state: join(disk.folder, '..', 'state'),
+    port: 0,
+    path: '/export',
+    squash: 'none',
+    onError: () => undefined,
   });
   const port = `${server.port}`;
   return {
     ...disk,
-    ...{ uri: `nfs://${server.host}/export`, options: { port, mountport: port } },
+    uri: `nfs://${server.host}/export`,
+    options: { port, mountport: port },
     [Symbol.asyncDispose]: async () => {
       await server.close();
       await disk[Symbol.asyncDispose]();

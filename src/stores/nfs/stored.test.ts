@@ -32,14 +32,20 @@ const options = { pathTemplate: '{label:team}/{name}' };
 const sized = { bytes: 2n ** 30n, enforce: true, labels: { team: 'a' } };
 
 const ref = (n: number, name: string): VolumeRef => ({
-  ...{ id: `sv1-00000000-0000-4000-8000-00000000000${n}` as VolumeRef['id'], name: volumeName(name) },
+  id: `sv1-00000000-0000-4000-8000-00000000000${n}` as VolumeRef['id'],
+  name: volumeName(name),
 });
 const spec = (n: number, name: string): VolumeSpec => ({
-  ...{ ...ref(n, name), ...sized, access: 'filesystem', requestId: `request ${name}` },
-  ...{ createdAt: 1_700_000_000_000, instance: 'instance-1' },
+  ...ref(n, name),
+  ...sized,
+  access: 'filesystem',
+  requestId: `request ${name}`,
+  createdAt: 1_700_000_000_000,
+  instance: 'instance-1',
 });
 const use: Use = {
-  ...{ host: 'host-1', node: 'node-1' as NodeName },
+  host: 'host-1',
+  node: 'node-1' as NodeName,
   users: [
     { kind: 'container', name: 'web' },
     { kind: 'pod', name: 'default/web' },

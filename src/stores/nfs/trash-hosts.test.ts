@@ -52,7 +52,9 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     clockFile = join(parent, 'clock');
     writeFileSync(clockFile, '0');
     exported = await startGanesha({
-      ...{ exports: [{ path: join(parent, 'export'), tag: 'export' }], clockFile, signal: scope.signal },
+      exports: [{ path: join(parent, 'export'), tag: 'export' }],
+      clockFile,
+      signal: scope.signal,
     });
   });
   afterAll(async () => {
@@ -103,7 +105,8 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
       await stores.add('keep', `${uri}?${query}`, aCall());
     }
     return {
-      ...{ clock, server },
+      clock,
+      server,
       create: (name) =>
         volumes.create({ store: 'keep', name, bytes: undefined, access: undefined, labels: {} }, aCall()),
       remove: ({ id }) => deletions.delete(id, undefined, aCall()),

@@ -74,14 +74,16 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     const { folder: elsewhere } = ganesha.fresh();
     for (const kept of [elsewhere, join(folder, 'b')]) writeFileSync(join(kept, 'kept'), 'kept');
     for (const [name, target] of Object.entries({
-      ...{
-        absolute: elsewhere,
-        relative: relative(join(top, 'wide'), elsewhere),
-        neighbour: '../b',
-        up: '..',
-        self: '.',
-      },
-      ...{ loop: 'loop', dangling: '/nowhere', root: '/', file: join(elsewhere, 'kept'), meta: '../b.meta' },
+      absolute: elsewhere,
+      relative: relative(join(top, 'wide'), elsewhere),
+      neighbour: '../b',
+      up: '..',
+      self: '.',
+      loop: 'loop',
+      dangling: '/nowhere',
+      root: '/',
+      file: join(elsewhere, 'kept'),
+      meta: '../b.meta',
     }))
       symlinkSync(target, join(top, 'wide', name));
     symlinkSync(elsewhere, join(top, 'link'));

@@ -27,7 +27,13 @@ async function asked(
   mkdirSync(directory);
   const clock = systemClock();
   const server = await createNfsServer({
-    ...{ clock, directory, state: join(parent, 'state'), port: 0, path: '/export', squash, onError: () => undefined },
+    clock,
+    directory,
+    state: join(parent, 'state'),
+    port: 0,
+    path: '/export',
+    squash,
+    onError: () => undefined,
   });
   onTestFinished(() => server.close());
   chmodSync(directory, about.mode);
@@ -51,7 +57,9 @@ test.runIf(asRoot)(
   'what belongs to root, where root is taken for nobody, is refused with what can be done',
   async () => {
     expect(await asked('root', { uid: 0, mode: 0o755 })).toMatchObject({
-      ...{ code: 'denied', reason: 'volume-root-squashed', message: expect.stringContaining('root_squash') },
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      message: expect.stringContaining('root_squash'),
       action: expect.stringContaining('squash=root'),
     });
   },
@@ -62,7 +70,9 @@ test.runIf(asRoot).each([
   [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
 ] as const)('one of %o is refused where the store has squash=%s', async (about, squash, message) => {
   expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
-    ...{ code: 'denied', reason: 'volume-root-squashed', message: expect.stringMatching(message) },
+    code: 'denied',
+    reason: 'volume-root-squashed',
+    message: expect.stringMatching(message),
     action: expect.stringContaining('chown 7'),
   });
 });

@@ -43,7 +43,9 @@ const sites: Readonly<Record<string, () => Promise<Site>>> = {
     mkdirSync(folder);
     const server = await startGanesha({ exports: [{ path: parent, tag: 'export' }], signal: scope.signal });
     return {
-      ...{ folder, uri: `nfs://${server.host}${folder}`, connect: () => createConnect(systemClock()) },
+      folder,
+      uri: `nfs://${server.host}${folder}`,
+      connect: () => createConnect(systemClock()),
       options: { port: `${server.nfsPort}`, mountport: `${server.mountPort}` },
       [Symbol.asyncDispose]: async () => {
         await server[Symbol.asyncDispose]();

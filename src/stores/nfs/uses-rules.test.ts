@@ -56,7 +56,8 @@ beforeEach(async () => {
 });
 
 const use = (host: string, ...pods: readonly string[]): Use => ({
-  ...{ host, node: `node of ${host}` as NodeName },
+  host,
+  node: `node of ${host}` as NodeName,
   users: pods.map((name) => ({ kind: 'pod', name }) as const),
 });
 const usersFolder = (): string => join(folder, '.stowage', 'users');
@@ -73,7 +74,8 @@ describe.each(Object.entries(ends))('after %s', (_, end) => {
   test('nobody can begin to use the volume, and nothing is left of the attempt', async () => {
     await end();
     const gone = {
-      ...{ code: 'not-found', reason: 'volume-unknown' },
+      code: 'not-found',
+      reason: 'volume-unknown',
       message: /^there is no volume 'photos' in store test$/,
       action: /stowage volume list --store test$/,
     };
@@ -112,7 +114,8 @@ describe.each(Object.entries(uneasy))('%s', (verb, end) => {
   ])('is refused for %s, until it is removed', async (_, begin, who) => {
     await begin();
     expectTold(await refusal(end()), {
-      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      code: 'in-use',
+      reason: 'volume-in-use-elsewhere',
       message: new RegExp(`^volume 'test/photos' cannot be ${done}: it is used by host ${who}$`),
       action: /: stowage volume release test\/photos --host h1$/,
     });
@@ -255,8 +258,12 @@ describe('a server that says that very many hosts use a volume', () => {
     expect(seen.length).toBeLessThan(mostHosts + 20);
     expect(seen.filter(({ writer }) => writer)).toMatchObject([{ host: 'h2999' }]);
     expect(seen.at(-1)).toEqual({
-      ...{ host: otherHosts, node: `${most - seen.length + 1} more hosts`, users: [] },
-      ...{ writer: false, stale: false, renewedAt: expect.any(Number) },
+      host: otherHosts,
+      node: `${most - seen.length + 1} more hosts`,
+      users: [],
+      writer: false,
+      stale: false,
+      renewedAt: expect.any(Number),
     });
     // Whom they have there is kept of the first.
     const told = seen.filter(({ node }) => node === 'somewhere').length;
@@ -268,7 +275,8 @@ describe('a server that says that very many hosts use a volume', () => {
     await crowd();
     called = [];
     expectTold(await refusal(store.delete(volume, scope)), {
-      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      code: 'in-use',
+      reason: 'volume-in-use-elsewhere',
       message: /it is used by host .* and 5\d\d more$/,
       action: / --host h\d+$/,
     });

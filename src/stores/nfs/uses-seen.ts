@@ -126,7 +126,10 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
   const namesOf = (id: VolumeId): Promise<readonly string[] | undefined> => absentIsFine(files.names(folderOf(id)));
 
   return {
-    ...{ folderOf, writerOf, writer, removeFolder },
+    folderOf,
+    writerOf,
+    writer,
+    removeFolder,
     list: async (id) => usesIn(id, (await namesOf(id)) ?? []),
     listHeld: async (id) => {
       const names = await namesOf(id);
@@ -143,8 +146,12 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
 type Found = Pick<SeenUse, 'writer' | 'renewedAt' | 'stale'>;
 
 const manyOthers = (count: number, time = 0): SeenUse => ({
-  ...{ host: otherHosts, node: `${count} more hosts` as NodeName, users: [] },
-  ...{ writer: false, renewedAt: time, stale: false },
+  host: otherHosts,
+  node: `${count} more hosts` as NodeName,
+  users: [],
+  writer: false,
+  renewedAt: time,
+  stale: false,
 });
 
 export async function absentIsFine<T>(work: Promise<T>): Promise<T | undefined> {

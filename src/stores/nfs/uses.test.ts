@@ -65,7 +65,8 @@ async function age({ uri, options, connect }: Served, id: VolumeId, host: string
 }
 
 const use = (host: string, ...names: readonly string[]): Use => ({
-  ...{ host, node: `node of ${host}` as NodeName },
+  host,
+  node: `node of ${host}` as NodeName,
   users: names.map((name) => ({ kind: 'pod', name }) as const),
 });
 const recordsIn = (folder: string): string[] =>
@@ -124,7 +125,8 @@ function contract(serve: () => Promise<Served>): void {
     const other = await openOn(served, 'instance-2');
     for (let i = 0; i < 2; i++) await uses.takeWriter(volume, 'h1', scope);
     expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
-      ...{ code: 'in-use', reason: 'volume-written-elsewhere' },
+      code: 'in-use',
+      reason: 'volume-written-elsewhere',
       message: /^volume 'test\/photos' is written by host h1, and only one may$/,
       action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
@@ -134,7 +136,8 @@ function contract(serve: () => Promise<Served>): void {
     const users: Use['users'] = [{ kind: 'kubelet', name: 'file.stowage.dev' }, ...named.users];
     await uses.put(volume, { ...named, users: [...users, { kind: 'path', name: '/mnt/a' }] }, scope);
     expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
-      ...{ code: 'in-use', reason: 'volume-written-elsewhere' },
+      code: 'in-use',
+      reason: 'volume-written-elsewhere',
       message: /is written by host node of h1 \(pod default\/web-0, path \/mnt\/a\), and only one may$/,
       action: / --host h1$/,
     });
@@ -303,7 +306,9 @@ describe('core', () => {
     const own = await startOwnServer({ path: '/export' });
     const port = `${own.server.port}`;
     const served: Served = {
-      ...{ uri: 'nfs://127.0.0.1/export', options: { port, mountport: port }, folder: own.directory },
+      uri: 'nfs://127.0.0.1/export',
+      options: { port, mountport: port },
+      folder: own.directory,
       connect: createConnect(systemClock()),
     };
     const server = await startServer({ listen: 'none', kinds: [createLocalStoreKind(), createNfsStoreKind()] });
@@ -317,7 +322,8 @@ describe('core', () => {
     await elsewhere.put(volume, use('host-b', 'web-0'), scope);
 
     const inUse = (silent: string, verb: string) => ({
-      ...{ code: 'in-use', reason: 'volume-in-use-elsewhere' },
+      code: 'in-use',
+      reason: 'volume-in-use-elsewhere',
       action: /^Stop using it there first\. .*: stowage volume release silver\/photos --host host-b$/,
       message: new RegExp(
         `^volume 'silver/photos' cannot be ${verb}: it is used by host node of host-b \\(host-b, pod web-0${silent}\\)$`,

@@ -123,7 +123,16 @@ export function createCreate(parts: Parts): Store['create'] {
 export function newMeta(want: VolumeSpec, path: string | undefined): Meta {
   const { id, name, bytes, enforce = false, access, labels, requestId, createdAt, instance } = want;
   return {
-    ...{ id, name, bytes, enforce, access, labels, requestId, createdAt, instance, revision: 1 },
+    id,
+    name,
+    bytes,
+    enforce,
+    access,
+    labels,
+    requestId,
+    createdAt,
+    instance,
+    revision: 1,
     ...(path === undefined ? {} : { path }),
   };
 }

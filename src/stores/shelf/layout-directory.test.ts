@@ -46,7 +46,8 @@ describe('discarding a directory only if it is empty', () => {
     async (code) => {
       await mkdir(join(data(), 'folder'), { recursive: true });
       await expect(discardIfEmpty(failing(code))).rejects.toMatchObject({
-        ...{ code: 'conflict', reason: 'volume-not-empty' },
+        code: 'conflict',
+        reason: 'volume-not-empty',
       });
       expect(await readdir(data())).toEqual(['folder']);
       expect(await readdir(join(root, 'deleting'))).toEqual([]);

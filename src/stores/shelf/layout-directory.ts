@@ -30,8 +30,13 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
   const { place, clock, make, source, paths, quotas } = parts;
   const { files } = place;
   return {
-    ...{ kind: 'directory', suffix: '', trashName: 'data', access: ['filesystem'] },
-    ...{ enforcesCapacity: false, canEnforce: quotas !== undefined, opaque: false },
+    kind: 'directory',
+    suffix: '',
+    trashName: 'data',
+    access: ['filesystem'],
+    enforcesCapacity: false,
+    canEnforce: quotas !== undefined,
+    opaque: false,
     ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);

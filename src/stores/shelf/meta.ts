@@ -162,7 +162,14 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   const { id, name, access, labels, requestId, createdAt, revision, movingTo, deletedAt, path: at, unused } = checked;
   const expiry = record['expiry'];
   const meta: Meta = {
-    ...{ id, name, access, labels, requestId, createdAt, revision, instance: checked.instance },
+    id,
+    name,
+    access,
+    labels,
+    requestId,
+    createdAt,
+    revision,
+    instance: checked.instance,
     bytes: checked.bytes === undefined ? undefined : BigInt(checked.bytes),
     enforce: checked.enforce === true,
     ...(movingTo === undefined ? {} : { movingTo }),

@@ -22,7 +22,8 @@ beforeEach(() => {
 /** Of a new process, with the clock of its machine. */
 function observed(on: FakeClock = clock, more: Partial<Place> = {}, instance = 'instance-1'): ObservedTime {
   const place = {
-    ...{ files: localFiles, context: { instance } as Place['context'] },
+    files: localFiles,
+    context: { instance } as Place['context'],
     own: (...parts: readonly string[]) => join(folder, ...parts),
     scratch: () => join(folder, `scratch-${++scratches}`),
     ...more,

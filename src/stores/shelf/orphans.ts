@@ -23,19 +23,20 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
     const { volume, condition, detail } = await inspect(parts, read.meta);
     if (condition === 'missing') {
       return {
-        ...{
-          store,
-          kind: 'missing-data',
-          name,
-          detail: `the volume is recorded, but ${detail ?? 'its data are gone'}`,
-        },
+        store,
+        kind: 'missing-data',
+        name,
+        detail: `the volume is recorded, but ${detail ?? 'its data are gone'}`,
         action: `Put the data back, or forget the volume with: stowage volume delete ${store}/${name}`,
       };
     }
     // On a shared store other hosts' volumes are as good as our own.
     if (volume.instance === place.context.instance || place.others !== undefined) return undefined;
     return {
-      ...{ store, kind: 'unknown-volume', name, detail: `Stowage instance ${volume.instance} made it, not this one` },
+      store,
+      kind: 'unknown-volume',
+      name,
+      detail: `Stowage instance ${volume.instance} made it, not this one`,
       action: `Take it over with: stowage store adopt ${store} ${name}`,
     };
   }
@@ -70,40 +71,50 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
 
 function badlyNamed(store: Orphan['store'], name: string): Orphan {
   return {
-    ...{
-      store,
-      kind: 'unreadable-record',
-      name,
-      detail: `${name}.meta looks like a record, but no volume can have that name`,
-    },
+    store,
+    kind: 'unreadable-record',
+    name,
+    detail: `${name}.meta looks like a record, but no volume can have that name`,
     action: 'Move the file away.',
   };
 }
 
 function unrecorded(store: Orphan['store'], name: string): Orphan {
   return {
-    ...{ store, kind: 'unrecorded-directory', name, detail: 'data without a record' },
+    store,
+    kind: 'unrecorded-directory',
+    name,
+    detail: 'data without a record',
     action: `Make it a volume with: stowage store adopt ${store} ${name}; or move it away.`,
   };
 }
 
 function stranger(store: Orphan['store'], name: string, reason: string): Orphan {
   return {
-    ...{ store, kind: 'stranger', name, detail: `it cannot be a volume: ${reason}` },
+    store,
+    kind: 'stranger',
+    name,
+    detail: `it cannot be a volume: ${reason}`,
     action: 'Move it away, or mend that; Stowage leaves it alone.',
   };
 }
 
 function leftover(store: Orphan['store'], path: string): Orphan {
   return {
-    ...{ store, kind: 'leftover', name: path, detail: 'an interrupted operation left it behind' },
+    store,
+    kind: 'leftover',
+    name: path,
+    detail: 'an interrupted operation left it behind',
     action: 'Nothing to do: it is removed when Stowage starts.',
   };
 }
 
 function undeletable(store: Orphan['store'], path: string, why: string): Orphan {
   return {
-    ...{ store, kind: 'leftover', name: path, detail: `the data of a deleted volume could not be removed: ${why}` },
+    store,
+    kind: 'leftover',
+    name: path,
+    detail: `the data of a deleted volume could not be removed: ${why}`,
     action: `Find what protects it (lsattr -aR ${path}; findmnt -R; its owner) and undo that: Stowage removes it with the next deletion, or when it starts.`,
   };
 }

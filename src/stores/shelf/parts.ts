@@ -161,7 +161,11 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
   }
 
   const parts: Parts = {
-    ...{ place, layout, clock, read, find },
+    place,
+    layout,
+    clock,
+    read,
+    find,
     unsettled: true,
     undeletable: [],
     dataPath: ({ name, path }) => `${place.root}/${path ?? `${name}${layout.suffix}`}`,

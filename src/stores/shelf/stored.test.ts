@@ -14,9 +14,16 @@ const lines = readFileSync(new URL('fixtures/meta-version-1.jsonl', import.meta.
   .slice(0, -1);
 
 const plain = {
-  ...{ id: 'sv1-00000000-0000-4000-8000-000000000001', name: 'plain', access: 'filesystem', labels: {} },
-  ...{ requestId: 'request plain', createdAt: 1_700_000_000_000, revision: 1, instance: 'instance-1' },
-  ...{ bytes: undefined, enforce: false },
+  id: 'sv1-00000000-0000-4000-8000-000000000001',
+  name: 'plain',
+  access: 'filesystem',
+  labels: {},
+  requestId: 'request plain',
+  createdAt: 1_700_000_000_000,
+  revision: 1,
+  instance: 'instance-1',
+  bytes: undefined,
+  enforce: false,
 };
 const deleted = { ...plain, revision: 4, deletedAt: 1_700_000_001_000 };
 const expiry = { retention: 604_800_000, owner: 'instance-1' };

@@ -7,11 +7,17 @@ const day = 24 * hour;
 const week = 7 * day;
 
 const entry = (more: Partial<Expiry> = {}): Expiry => ({
-  ...{ expiresAt: 100 * day, retention: 2 * day, owner: 'owner', seen: { by: 'owner', at: 10 * day } },
+  expiresAt: 100 * day,
+  retention: 2 * day,
+  owner: 'owner',
+  seen: { by: 'owner', at: 10 * day },
   ...more,
 });
 const owner = (more: Partial<Observer> = {}): Observer => ({
-  ...{ instance: 'owner', isShared: true, observed: 12 * day, serverNow: 100 * day },
+  instance: 'owner',
+  isShared: true,
+  observed: 12 * day,
+  serverNow: 100 * day,
   ...more,
 });
 const other = (more: Partial<Observer> = {}): Observer => owner({ instance: 'other', ...more });

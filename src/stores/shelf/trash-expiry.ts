@@ -110,7 +110,8 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   const since = isRecord(value['successor']) ? value['successor']['since'] : undefined;
   return {
     ...(expiresAt === undefined ? {} : { expiresAt }),
-    ...{ retention, owner },
+    retention,
+    owner,
     ...(seen === undefined ? {} : { seen }),
     ...(successor === undefined || !isCount(since) ? {} : { successor: { ...successor, since } }),
   };

@@ -41,7 +41,10 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   const serverTime = async (): Promise<number | undefined> =>
     place.serverTime === undefined ? clock.now() : await place.serverTime();
   const about = (observed: number, serverNow: number): Observer => ({
-    ...{ instance: context.instance, isShared: others !== undefined, observed, serverNow: Math.round(serverNow) },
+    instance: context.instance,
+    isShared: others !== undefined,
+    observed,
+    serverNow: Math.round(serverNow),
   });
 
   async function observe(): Promise<Observer | undefined> {
@@ -178,7 +181,9 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       const [serverNow, at] = await Promise.all([serverTime(), observedTime.now()]);
       return {
         ...(serverNow === undefined ? {} : { expiresAt: Math.round(serverNow) + retention }),
-        ...{ retention, owner: context.instance, seen: { by: context.instance, at } },
+        retention,
+        owner: context.instance,
+        seen: { by: context.instance, at },
       };
     },
     purge: async (id, scope, only) => {
@@ -194,7 +199,8 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
 export function entryOf({ volume }: Pick<Parts, 'volume'>, meta: Meta): TrashEntry {
   const { deletedAt = 0, expiry } = meta;
   return {
-    ...{ volume: volume(meta), deletedAt },
+    volume: volume(meta),
+    deletedAt,
     expiresAt: expiry === undefined || expiry === 'unreadable' ? undefined : expiry.expiresAt,
   };
 }

@@ -69,7 +69,9 @@ export function createTrash(parts: Parts): Trash {
     },
     restore: (id, name, scope) =>
       during(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
-    ...{ purge: purging.purge, expired: purging.expired, purgeExpired: purging.purgeExpired },
+    purge: purging.purge,
+    expired: purging.expired,
+    purgeExpired: purging.purgeExpired,
   };
 
   async function restore(id: VolumeId, name: VolumeName, scope: HeldScope): Promise<Volume> {

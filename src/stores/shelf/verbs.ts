@@ -51,6 +51,8 @@ function enforcementOf(parts: Parts, readOnly: boolean): Pick<Store, 'enforcemen
 /** What a store is, as its layout says. */
 export const layoutTraits = ({ layout, place }: Parts) =>
   ({
-    ...{ name: place.store, identity: place.identity, access: layout.access },
+    name: place.store,
+    identity: place.identity,
+    access: layout.access,
     ...(layout.filesystemFor === undefined ? {} : { filesystemFor: layout.filesystemFor }),
   }) satisfies Partial<Store>;

@@ -76,7 +76,9 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
     describe('calls', () => {
       test('what is not there is not found', async () => {
         expect(await failure(client.get(leases, at(), end.signal))).toMatchObject({
-          ...{ failure: 'refused', status: 404, reason: 'NotFound' },
+          failure: 'refused',
+          status: 404,
+          reason: 'NotFound',
         });
         expect(await failure(client.delete(leases, at(), {}, end.signal))).toMatchObject({ reason: 'NotFound' });
       });
@@ -85,7 +87,8 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
         const made = await client.create(leases, lease(), end.signal);
         expect(made.metadata.uid).toMatch(/./);
         expect(await failure(client.create(leases, lease(), end.signal))).toMatchObject({
-          ...{ status: 409, reason: 'AlreadyExists' },
+          status: 409,
+          reason: 'AlreadyExists',
         });
       });
 
@@ -174,19 +177,26 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       const volume = (suffix: string): PersistentVolume => ({
         metadata: { name: `${prefix}-${suffix}`, labels: { prefix } },
         spec: {
-          ...{ capacity: { storage: '1Gi' }, accessModes: ['ReadWriteOnce'], storageClassName: prefix },
-          ...{ persistentVolumeReclaimPolicy: 'Retain', csi: { driver: 'test.stowage.dev', volumeHandle: suffix } },
+          capacity: { storage: '1Gi' },
+          accessModes: ['ReadWriteOnce'],
+          storageClassName: prefix,
+          persistentVolumeReclaimPolicy: 'Retain',
+          csi: { driver: 'test.stowage.dev', volumeHandle: suffix },
         },
       });
       const handleOf = (full: PersistentVolume) => full.spec.csi?.volumeHandle ?? '';
       const cache = createCache({
-        ...{ client, resource: persistentVolumes, select: { labelSelector: `prefix=${prefix}` }, clock },
+        client,
+        resource: persistentVolumes,
+        select: { labelSelector: `prefix=${prefix}` },
+        clock,
         trim: (full) => ({ metadata: identityOf(full), handle: handleOf(full) }),
         indexes: { handle: ({ handle }) => [handle] },
       });
       const looked: string[] = [];
       const controller = createController({
-        ...{ name: 'test', clock },
+        name: 'test',
+        clock,
         reconcile: (key) => {
           looked.push(`${cache.get(key) === undefined ? 'gone' : 'there'} ${key.slice(prefix.length + 1)}`);
           return Promise.resolve(done);
@@ -248,7 +258,8 @@ export function kubeContract(name: string, start: () => Promise<KubeSubject>): v
       const claim: PersistentVolumeClaim = {
         metadata: { namespace: 'default', name: `${prefix}-c` },
         spec: {
-          ...{ storageClassName: prefix, accessModes: ['ReadWriteOnce'] },
+          storageClassName: prefix,
+          accessModes: ['ReadWriteOnce'],
           resources: { requests: { storage: '1Gi' } },
         },
       };

@@ -140,7 +140,8 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         {
           using _busy = under.use(at('to'));
           expect(await refused(() => mounter.unmount(at('to'), scope))).toMatchObject({
-            ...{ code: 'in-use', reason: 'mount-busy' },
+            code: 'in-use',
+            reason: 'mount-busy',
             message: expect.stringContaining(`${at('to')} cannot be unmounted: it is in use`),
           });
           expect(await mounted()).toEqual([at('to')]);

@@ -68,27 +68,36 @@ const mount = (target: string, more: Partial<Mount> = {}): Mount => ({
 
 const node = 'here' as NodeName;
 const way: NfsWay = {
-  ...{
-    client: 'built-in',
-    addresses: ['10.0.0.1'],
-    port: 2049,
-    mountPort: undefined,
-    root: 'cm9vdA==',
-    connections: 2,
-  },
-  ...{ sourcePorts: undefined, tls: undefined, network: undefined, squash: 'all', uid: 1, gid: 2, softMs: undefined },
-  ...{ maxRead: 65_536, maxWrite: 65_536, locks: 'node', readOnly: false, quota: undefined },
+  client: 'built-in',
+  addresses: ['10.0.0.1'],
+  port: 2049,
+  mountPort: undefined,
+  root: 'cm9vdA==',
+  connections: 2,
+  sourcePorts: undefined,
+  tls: undefined,
+  network: undefined,
+  squash: 'all',
+  uid: 1,
+  gid: 2,
+  softMs: undefined,
+  maxRead: 65_536,
+  maxWrite: 65_536,
+  locks: 'node',
+  readOnly: false,
+  quota: undefined,
 };
 const fullWay: NfsWay = {
-  ...{
-    ...way,
-    mountPort: 20_048,
-    sourcePorts: 'privileged',
-    tls: { folder: '/etc/tls' },
-    network: 'netns:a',
-    group: 7,
-  },
-  ...{ softMs: 1000, retries: 2, sync: true, quota: { bytes: 2 ** 40, ledger: 'bGVkZ2Vy' } },
+  ...way,
+  mountPort: 20_048,
+  sourcePorts: 'privileged',
+  tls: { folder: '/etc/tls' },
+  network: 'netns:a',
+  group: 7,
+  softMs: 1000,
+  retries: 2,
+  sync: true,
+  quota: { bytes: 2 ** 40, ledger: 'bGVkZ2Vy' },
 };
 /** Of every kind, with all optional fields and with none. */
 const sources: readonly Source[] = [
@@ -308,7 +317,11 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
 
       test("the references of an engine replace what was known of that engine's, and of no other's", () => {
         const reference = (engine: string, n: number) => ({
-          ...{ engine, container: `c${n}`, name: `web${n}`, volumeId: idOf(n), running: n % 2 === 0 },
+          engine,
+          container: `c${n}`,
+          name: `web${n}`,
+          volumeId: idOf(n),
+          running: n % 2 === 0,
         });
         records.references.replace('docker', [reference('docker', 1)]);
         write(() => records.references.replace('podman', [reference('podman', 1)]));

@@ -46,5 +46,7 @@ export function createFakeAgents(): FakeAgents {
 
 const absent = (node: string): StowageError =>
   new StowageError(`the agent of node '${node}' is not connected`, {
-    ...{ code: 'unavailable', reason: 'agent-absent', action: 'Wait a moment.' },
+    code: 'unavailable',
+    reason: 'agent-absent',
+    action: 'Wait a moment.',
   });

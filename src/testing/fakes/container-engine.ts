@@ -26,7 +26,11 @@ export function createFakeEngine(kind: EngineKind = 'docker'): FakeEngine {
     for (const changed of engine.isQuiet ? [] : followers) changed();
   };
   const engine: FakeEngine = {
-    ...{ name: kind, kind, isDown: false, isQuiet: false, asked: 0 },
+    name: kind,
+    kind,
+    isDown: false,
+    isQuiet: false,
+    asked: 0,
     run: (name, volumes, running = true, live = running) => {
       const named = Object.entries(volumes).map(([volume, plugin]) => ({ name: volume, plugin }));
       all.set(name, { id: `id-of-${name}`, name, running, live, volumes: named });

@@ -148,7 +148,8 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
     const next = all.length > limit ? randomUUID() : undefined;
     if (next !== undefined) snapshots.set(next, { rest: all.slice(limit), version: moment });
     return granted({
-      ...{ kind: 'List', metadata: { resourceVersion: String(moment), continue: next } },
+      kind: 'List',
+      metadata: { resourceVersion: String(moment), continue: next },
       items: all.slice(0, limit),
     });
   }
@@ -262,7 +263,13 @@ export async function startKubeApi(): Promise<FakeKubeApi> {
       return watchers.size;
     },
     intercept: undefined,
-    ...{ asked, refuse, put, remove, up, down, [Symbol.asyncDispose]: down },
+    asked,
+    refuse,
+    put,
+    remove,
+    up,
+    down,
+    [Symbol.asyncDispose]: down,
     compact: () => {
       version++;
       compacted = version;

@@ -44,8 +44,18 @@ export function createMemoryFileSystem(): MemoryFileSystem {
   const make = (mode: number, { uid, gid }: Pick<Request, 'uid' | 'gid'>): Node => {
     const time = now();
     const node: Node = {
-      ...{ ino: nodes.size + 1, mode, uid, gid, rdev: 0, nlink: 1, data: Buffer.alloc(0), lookups: 0 },
-      ...{ names: new Map(), attributes: new Map(), locks: [], times: { atime: time, mtime: time, ctime: time } },
+      ino: nodes.size + 1,
+      mode,
+      uid,
+      gid,
+      rdev: 0,
+      nlink: 1,
+      data: Buffer.alloc(0),
+      lookups: 0,
+      names: new Map(),
+      attributes: new Map(),
+      locks: [],
+      times: { atime: time, mtime: time, ctime: time },
     };
     nodes.set(node.ino, node);
     return node;
@@ -170,8 +180,14 @@ export function createMemoryFileSystem(): MemoryFileSystem {
     releasedir: () => undefined,
     fsyncdir: () => undefined,
     statfs: () => ({
-      ...{ blocks: 2 ** 33, bfree: 2 ** 32, bavail: 1000, files: 500, ffree: 400 },
-      ...{ bsize: 4096, namelen: 255, frsize: 4096 },
+      blocks: 2 ** 33,
+      bfree: 2 ** 32,
+      bavail: 1000,
+      files: 500,
+      ffree: 400,
+      bsize: 4096,
+      namelen: 255,
+      frsize: 4096,
     }),
     access: () => undefined,
     getxattr: (node, name) => at(node).attributes.get(name.toString()) ?? raise('ENODATA'),
@@ -233,9 +249,21 @@ async function opened(gate: Promise<void> | undefined, signal: AbortSignal): Pro
 
 function attr({ ino, mode, uid, gid, rdev, nlink, data, times: { atime, mtime, ctime } }: Node): Attr {
   return {
-    ...{ ino, mode, uid, gid, rdev, nlink, size: data.length, blocks: Math.ceil(data.length / 512), blksize: 4096 },
-    ...{ atime: atime.seconds, mtime: mtime.seconds, ctime: ctime.seconds },
-    ...{ atimeNs: atime.nanoseconds, mtimeNs: mtime.nanoseconds, ctimeNs: ctime.nanoseconds },
+    ino,
+    mode,
+    uid,
+    gid,
+    rdev,
+    nlink,
+    size: data.length,
+    blocks: Math.ceil(data.length / 512),
+    blksize: 4096,
+    atime: atime.seconds,
+    mtime: mtime.seconds,
+    ctime: ctime.seconds,
+    atimeNs: atime.nanoseconds,
+    mtimeNs: mtime.nanoseconds,
+    ctimeNs: ctime.nanoseconds,
   };
 }
 

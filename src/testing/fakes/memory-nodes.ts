@@ -50,8 +50,12 @@ export function createMemoryNodes(root: FileHandle): MemoryNodes {
   const shown = ({ id, generation, handle, opens }: JournaledWrites): Node => ({ id, generation, handle, opens });
   add(rootNode, root);
   return {
-    ...{ addLookup: looked, addListed: looked, forget, removeLookup: (id) => forget(id, 1) },
-    ...{ hasRoom: () => true, onPressure: () => undefined },
+    addLookup: looked,
+    addListed: looked,
+    forget,
+    removeLookup: (id) => forget(id, 1),
+    hasRoom: () => true,
+    onPressure: () => undefined,
     get: (id) => {
       const kept = byId.get(id);
       return kept && shown(kept);

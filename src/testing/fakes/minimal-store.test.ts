@@ -17,7 +17,8 @@ async function minimalStore(): Promise<StoreUnderTest> {
   const open = async (readOnly: boolean): Promise<Store> =>
     await kind.open(config, { ...policy, readOnly }, { instance, node: 'node-1' as NodeName }, scope);
   return {
-    ...{ store: await open(false), instance },
+    store: await open(false),
+    instance,
     reopen: () => open(false),
     reopenReadOnly: () => open(true),
     plant: (name) => mkdir(join(root, name)),

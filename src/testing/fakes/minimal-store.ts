@@ -79,7 +79,10 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
     if (present.requestId !== want.requestId)
       throw failure({ code: 'exists', reason: 'volume-exists' }, `there is a volume '${want.name}' already`);
     const wish = ({ bytes, access, labels }: Pick<Volume, 'bytes' | 'access' | 'labels'>, held: boolean): unknown[] => [
-      ...[bytes, access, labels, held],
+      bytes,
+      access,
+      labels,
+      held,
     ];
     if (!isDeepStrictEqual(wish(present, present.enforce), wish(want, enforce)))
       throw failure(
@@ -102,7 +105,7 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
         return { volume, condition: 'missing' as const, detail: `there is no ${pathOf(volume)}` };
       }),
     list: async function* () {
-      yield* [...volumes.values()];
+      yield* Array.from(volumes.values());
     },
     delete: (ref, scope, { onlyIfEmpty = false } = {}) =>
       change(scope, () => {

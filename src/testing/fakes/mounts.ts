@@ -63,7 +63,9 @@ const rootFileSystem: MountEntry = {
 
 /** The fake has no loop devices. */
 const loops = {
-  ...{ sys: '/nowhere', loopsWith: async () => [], fileOf: async () => undefined },
+  sys: '/nowhere',
+  loopsWith: async () => [],
+  fileOf: async () => undefined,
   loopDevices: { detach: async () => false },
 };
 
@@ -154,7 +156,11 @@ export function createFakeMounts({ forbidden = () => [], published }: FakeMounts
   }
 
   const targets = createTargets({
-    ...{ look: (_at, work) => work(), near: () => undefined, readTable, forbidden, published },
+    look: (_at, work) => work(),
+    near: () => undefined,
+    readTable,
+    forbidden,
+    published,
   });
   const verbs: Omit<Mounter, 'unable'> = {
     bind,

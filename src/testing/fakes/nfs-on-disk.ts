@@ -29,7 +29,9 @@ export function connectToDisk(folder: string): Connect {
     onStep('resolve', folder);
     onStep('connect', folder);
     return {
-      ...{ nfs: createNfsOnDisk({ uid, gid, groups, isRoot: uid === 0 }), addresses: ['127.0.0.1'], port: 2049 },
+      nfs: createNfsOnDisk({ uid, gid, groups, isRoot: uid === 0 }),
+      addresses: ['127.0.0.1'],
+      port: 2049,
       mount: async () => {
         onStep('mount', folder);
         return Buffer.from(exported);
@@ -82,10 +84,23 @@ function attributesOf(found: BigIntStats): Attributes {
         ? fileType.regular
         : fileType.fifo;
   return {
-    ...{ type, mode: Number(found.mode & 0o7777n), links: Number(found.nlink) },
-    ...{ uid: Number(found.uid), gid: Number(found.gid), size: Number(found.size), used: Number(found.blocks) * 512 },
-    ...{ major: 0, minor: 0, fsid: found.dev, fileId: found.ino },
-    ...{ atime, atimeNs, mtime, mtimeNs, ctime, ctimeNs },
+    type,
+    mode: Number(found.mode & 0o7777n),
+    links: Number(found.nlink),
+    uid: Number(found.uid),
+    gid: Number(found.gid),
+    size: Number(found.size),
+    used: Number(found.blocks) * 512,
+    major: 0,
+    minor: 0,
+    fsid: found.dev,
+    fileId: found.ino,
+    atime,
+    atimeNs,
+    mtime,
+    mtimeNs,
+    ctime,
+    ctimeNs,
   };
 }
 
@@ -195,8 +210,13 @@ function createNfsOnDisk(who: Who): NfsClient {
       answered('FSSTAT', async () => {
         const { bsize, blocks, bavail, bfree, files, ffree } = await statfs(pathOf(handle), { bigint: true });
         return {
-          ...{ totalBytes: blocks * bsize, freeBytes: bfree * bsize, availableBytes: bavail * bsize },
-          ...{ totalFiles: files, freeFiles: ffree, availableFiles: ffree, unchangedSeconds: 0 },
+          totalBytes: blocks * bsize,
+          freeBytes: bfree * bsize,
+          availableBytes: bavail * bsize,
+          totalFiles: files,
+          freeFiles: ffree,
+          availableFiles: ffree,
+          unchangedSeconds: 0,
           attributes: undefined,
         };
       }),

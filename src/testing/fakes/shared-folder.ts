@@ -44,7 +44,10 @@ export function createSharedFolder(seed: number): SharedFolder {
   };
 
   return {
-    ...{ clock, texts, turn, random },
+    clock,
+    texts,
+    turn,
+    random,
     files: () => ({
       names: () => asked(() => [...texts.keys()]),
       read: (name) => asked(() => texts.get(name)),

@@ -89,7 +89,10 @@ describe('a store with gates', () => {
   test('keeps what is no verb as it is', async () => {
     const { name, access, sources, identity } = await openIn(gated(plainKind()));
     expect({ name, access, sources, identity }).toEqual({
-      ...{ name: 'silver', access: ['filesystem'], sources: ['nfs'], identity: 'it' },
+      name: 'silver',
+      access: ['filesystem'],
+      sources: ['nfs'],
+      identity: 'it',
     });
   });
 });

@@ -47,12 +47,35 @@ test('Events and conditions keep their reasons, types and actions', () => {
 
 /** Names that Kubernetes defines. The sources may use them or not. */
 const ofKubernetes = new Set([
-  ...['AlreadyExists', 'Conflict', 'Forbidden', 'NotFound'],
-  ...['Node', 'PersistentVolume', 'PersistentVolumeClaim', 'Pod', 'StorageClass'],
-  ...['Block', 'Bound', 'Delete', 'Failed', 'Filesystem', 'Immediate', 'In', 'ReadWriteOnce', 'Released', 'Retain'],
-  ...['Succeeded', 'WaitForFirstConsumer', 'False', 'True', 'Unknown', 'Normal', 'Warning'],
+  'AlreadyExists',
+  'Conflict',
+  'Forbidden',
+  'NotFound',
+  'Node',
+  'PersistentVolume',
+  'PersistentVolumeClaim',
+  'Pod',
+  'StorageClass',
+  'Block',
+  'Bound',
+  'Delete',
+  'Failed',
+  'Filesystem',
+  'Immediate',
+  'In',
+  'ReadWriteOnce',
+  'Released',
+  'Retain',
+  'Succeeded',
+  'WaitForFirstConsumer',
+  'False',
+  'True',
+  'Unknown',
+  'Normal',
+  'Warning',
   // Names inside the program.
-  ...['LeadershipLost', 'Many'],
+  'LeadershipLost',
+  'Many',
 ]);
 
 test('a Store keeps its fields, their rules and what kubectl shows of it', () => {

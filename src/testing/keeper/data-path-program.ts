@@ -30,7 +30,10 @@ function note(as: string, { fd, id, spec }: HeldMount, more = {}): void {
 }
 
 const link = joinKeeper({
-  ...{ clock: systemClock(), log: silentLog(), version, signal: new AbortController().signal },
+  clock: systemClock(),
+  log: silentLog(),
+  version,
+  signal: new AbortController().signal,
   handlers: {
     serve: ({ as, journal, mounts, sockets }) => {
       if (behaviour.dies === 'serving') process.kill(process.pid, 'SIGKILL');

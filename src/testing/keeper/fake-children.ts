@@ -73,7 +73,10 @@ function createFakeChild(program: string, pid: number): { readonly fake: FakeChi
       forget: () => undefined,
     },
     fake: {
-      ...{ program, sent, says, breaks: close },
+      program,
+      sent,
+      says,
+      breaks: close,
       get isOpen() {
         return isOpen;
       },

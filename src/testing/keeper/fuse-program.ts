@@ -26,8 +26,20 @@ const keptAt = 1024;
 const longestKept = 1024;
 const content = Buffer.from(`${process.pid}\n`);
 const attr = (node: number): Attr => ({
-  ...{ ino: node, size: node === file ? content.length : 0, blocks: 0, nlink: 1, uid: 0, gid: 0, rdev: 0 },
-  ...{ atime: 0, mtime: 0, ctime: 0, atimeNs: 0, mtimeNs: 0, ctimeNs: 0, blksize: 4096 },
+  ino: node,
+  size: node === file ? content.length : 0,
+  blocks: 0,
+  nlink: 1,
+  uid: 0,
+  gid: 0,
+  rdev: 0,
+  atime: 0,
+  mtime: 0,
+  ctime: 0,
+  atimeNs: 0,
+  mtimeNs: 0,
+  ctimeNs: 0,
+  blksize: 4096,
   mode: node === file ? 0o100644 : 0o040755,
 });
 const entry = (node: number): Entry => ({ node, generation: 1, attr: attr(node), entryMs: 0, attrMs: 0 });
@@ -54,7 +66,8 @@ async function serve(fd: number, as: As): Promise<Device> {
     used.delete(place);
   };
   const session = createSession({
-    ...{ operations, wishes: usualWishes },
+    operations,
+    wishes: usualWishes,
     desk: {
       answer: (place, bytes) => {
         device.write(bytes);
@@ -104,7 +117,10 @@ function createSlot(place: number): Slot {
 let as: As = 'first';
 const devices = new Map<string, Device>();
 const link = joinKeeper({
-  ...{ clock: systemClock(), log: silentLog(), version: 'fuse', signal: new AbortController().signal },
+  clock: systemClock(),
+  log: silentLog(),
+  version: 'fuse',
+  signal: new AbortController().signal,
   handlers: {
     serve: (given) => {
       ({ as, journal } = given);

@@ -94,11 +94,20 @@ export function createKeeperGround(): KeeperGround {
   behave({});
 
   return {
-    ...{ folder, socket, behave, noted, signal: stop.signal },
+    folder,
+    socket,
+    behave,
+    noted,
+    signal: stop.signal,
     startKeeper: async (how = {}) => {
       const keeper = await startKeeper(
         {
-          ...{ clock, socket, program: testProgram, log: join(folder, 'log'), enter: [], flags: [] },
+          clock,
+          socket,
+          program: testProgram,
+          log: join(folder, 'log'),
+          enter: [],
+          flags: [],
           env: { PATH: process.env['PATH'] ?? '', STOWAGE_TEST_FOLDER: folder },
           ...how,
         },
@@ -109,7 +118,12 @@ export function createKeeperGround(): KeeperGround {
     },
     client: (changed = () => undefined, user = 0) => {
       const client = connectKeeper({
-        ...{ path: socket, user, clock, version: 'test', changed, closed: () => undefined },
+        path: socket,
+        user,
+        clock,
+        version: 'test',
+        changed,
+        closed: () => undefined,
       });
       clients.add(client);
       return client;

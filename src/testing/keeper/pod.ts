@@ -49,7 +49,8 @@ export async function startKeeperPod({ socket, program, user, uid, log }: Keeper
     uid,
   ];
   const child = spawn('unshare', words, {
-    ...{ stdio: 'ignore', cwd: '/' },
+    stdio: 'ignore',
+    cwd: '/',
     env: { PATH: process.env['PATH'], LC_ALL: 'C', UV_THREADPOOL_SIZE: '24', STOWAGE_VERSION: 'test' },
   });
   const ended = once(child, 'exit');
@@ -59,7 +60,8 @@ export async function startKeeperPod({ socket, program, user, uid, log }: Keeper
     (pid) => pid > 0,
   );
   return {
-    ...{ pid: first, ended },
+    pid: first,
+    ended,
     kill: async () => {
       try {
         process.kill(first, 'SIGKILL');

@@ -57,7 +57,9 @@ async function rawPeer(path: string) {
       const type = rest.readUInt8(3);
       if (type === 4 && (rest.readUInt8(4) & 1) === 0) socket.write(frame(4, 1, 0));
       heard.push({
-        ...{ type, stream: rest.readUInt32BE(5), payload },
+        type,
+        stream: rest.readUInt32BE(5),
+        payload,
         fields: type === 1 ? decoder.decode(payload) : [],
       });
       rest = rest.subarray(9 + length);
@@ -137,8 +139,11 @@ describe('a client that names the path of the socket as the authority', () => {
     const block = encodeLiterally(fields(socketPath));
     const head = Buffer.concat([Buffer.of(7), Buffer.from([0, 0, 0, 0, 15]), block.subarray(0, 20), Buffer.alloc(7)]);
     const all = Buffer.concat([
-      ...[preface, settings, frame(1, 0x8 | 0x20, 1, head)],
-      ...[frame(9, 0, 1, block.subarray(20, 50)), frame(9, endHeaders, 1, block.subarray(50))],
+      preface,
+      settings,
+      frame(1, 0x8 | 0x20, 1, head),
+      frame(9, 0, 1, block.subarray(20, 50)),
+      frame(9, endHeaders, 1, block.subarray(50)),
       frame(0, endStream, 1, body),
     ]);
     for (const byte of all) peer.write(Buffer.of(byte));
@@ -198,8 +203,12 @@ test('bytes in which nothing is wrong pass as they are', () => {
   const filter = createAuthorityFilter();
   const block = Buffer.concat(fields('localhost').map(([name, value]) => indexed(name, value)));
   const all = Buffer.concat([
-    ...[preface, settings, frame(1, endHeaders, 1, block), frame(0, 0, 1, Buffer.alloc(9_000, 1))],
-    ...[frame(0, endStream, 1, body), frame(6, 0, 0, Buffer.alloc(8))],
+    preface,
+    settings,
+    frame(1, endHeaders, 1, block),
+    frame(0, 0, 1, Buffer.alloc(9_000, 1)),
+    frame(0, endStream, 1, body),
+    frame(6, 0, 0, Buffer.alloc(8)),
   ]);
   const passed: Buffer[] = [];
   for (let at = 0; at < all.length; at += 7) passed.push(...filter(all.subarray(at, at + 7)));
@@ -233,9 +242,16 @@ test("what Node's own HTTP/2 encodes, with its tables and Huffman codes, arrives
   const printable = Array.from({ length: 94 }, (_, index) => String.fromCharCode(33 + index)).join('');
   for (let round = 0; round < 40; round++) {
     const sent = {
-      ...{ ':path': `/p${round}?${'x'.repeat(round)}`, ':authority': round > 20 ? printable : 'localhost' },
-      ...{ 'accept-encoding': 'gzip, deflate', 'user-agent': `agent ${round % 3}`, 'x-all': `${printable} ${round}` },
-      ...{ 'x-long': 'ab'.repeat(round * 20), via: 'somebody', 'www-authenticate': 'x', 'if-match': 'y', range: 'z' },
+      ':path': `/p${round}?${'x'.repeat(round)}`,
+      ':authority': round > 20 ? printable : 'localhost',
+      'accept-encoding': 'gzip, deflate',
+      'user-agent': `agent ${round % 3}`,
+      'x-all': `${printable} ${round}`,
+      'x-long': 'ab'.repeat(round * 20),
+      via: 'somebody',
+      'www-authenticate': 'x',
+      'if-match': 'y',
+      range: 'z',
     };
     const request = session.request(sent);
     const { promise: ended, resolve: end, reject } = Promise.withResolvers<void>();

@@ -31,7 +31,9 @@ async function served(
   const path = join(folder.path, 'csi.sock');
   const grpc = createGrpcServer({
     methods: methodsOf(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
-    ...{ clock: systemClock(), statusOf, limits },
+    clock: systemClock(),
+    statusOf,
+    limits,
   });
   const { promise, resolve } = Promise.withResolvers<void>();
   grpc.server.listen(path, resolve);
@@ -61,14 +63,16 @@ describe('a call', () => {
       () => ({ code: 9, message: '50 % of “it” is\nin use' }),
     );
     await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({
-      ...{ code: 9, message: '50 % of “it” is\nin use' },
+      code: 9,
+      message: '50 % of “it” is\nin use',
     });
   });
 
   test('to a method that is not there is not implemented', async () => {
     const { client } = await served(async () => true);
     await expect(client.call(Identity.method.getPluginInfo, {})).rejects.toMatchObject({
-      ...{ code: 12, message: 'there is no method /csi.v1.Identity/GetPluginInfo' },
+      code: 12,
+      message: 'there is no method /csi.v1.Identity/GetPluginInfo',
     });
   });
 

@@ -146,7 +146,8 @@ export function createDockerClient(options: { readonly socket: string; readonly 
     stopContainer: (name, seconds, signal) =>
       nothing(
         change('POST', `/containers/${part(name)}/stop`, signal, {
-          ...{ query: { t: String(seconds) }, limitMs: slowMs + seconds * 1_000 },
+          query: { t: String(seconds) },
+          limitMs: slowMs + seconds * 1_000,
         }),
       ),
     signalContainer: (name, which, signal) =>
@@ -194,7 +195,11 @@ const part = (name: string): string => {
 };
 
 const plain = (method: Outgoing['method'], path: string): Outgoing => ({
-  ...{ call: `${method} ${path}`, method, path, limitMs: quickMs, maxBytes: mib },
+  call: `${method} ${path}`,
+  method,
+  path,
+  limitMs: quickMs,
+  maxBytes: mib,
 });
 
 /** It was restarted, perhaps as another version; or says itself that it no longer speaks ours. */
@@ -228,8 +233,11 @@ function infoOf(answer: unknown, call: string): Info {
 function networkOf(answer: unknown, call: string): Network {
   const fields = fieldsOf(answer, call);
   return {
-    ...{ id: fields.text('Id'), name: fields.text('Name'), driver: fields.text('Driver') },
-    ...{ internal: fields.flag('Internal'), labels: fields.textMap('Labels') },
+    id: fields.text('Id'),
+    name: fields.text('Name'),
+    driver: fields.text('Driver'),
+    internal: fields.flag('Internal'),
+    labels: fields.textMap('Labels'),
     subnets: fields
       .optionalObject('IPAM')
       .objects('Config')

@@ -137,16 +137,31 @@ const mountOf = (one: Fields): ContainerMount => ({
 export function createBody(spec: ContainerSpec): object {
   const { image, command, entrypoint, env, user, labels, healthcheck, stopSeconds, host = {} } = spec;
   const devices = host.devices?.map((path) => ({
-    ...{ PathOnHost: path, PathInContainer: path, CgroupPermissions: 'rwm' },
+    PathOnHost: path,
+    PathInContainer: path,
+    CgroupPermissions: 'rwm',
   }));
   return {
-    ...{ Image: image, Cmd: command, Entrypoint: entrypoint, Env: env, User: user, Labels: labels },
-    ...{ Healthcheck: healthcheck === false ? { Test: ['NONE'] } : undefined, StopTimeout: stopSeconds },
+    Image: image,
+    Cmd: command,
+    Entrypoint: entrypoint,
+    Env: env,
+    User: user,
+    Labels: labels,
+    Healthcheck: healthcheck === false ? { Test: ['NONE'] } : undefined,
+    StopTimeout: stopSeconds,
     HostConfig: {
-      ...{ Binds: host.binds, NetworkMode: host.network, CapAdd: host.capAdd, CapDrop: host.capDrop },
-      ...{ SecurityOpt: host.securityOptions, Devices: devices, ReadonlyRootfs: host.readOnly, Init: host.init },
+      Binds: host.binds,
+      NetworkMode: host.network,
+      CapAdd: host.capAdd,
+      CapDrop: host.capDrop,
+      SecurityOpt: host.securityOptions,
+      Devices: devices,
+      ReadonlyRootfs: host.readOnly,
+      Init: host.init,
       RestartPolicy: host.restart === undefined ? undefined : { Name: host.restart },
-      ...{ AutoRemove: host.autoRemove, OomScoreAdj: host.oomScore },
+      AutoRemove: host.autoRemove,
+      OomScoreAdj: host.oomScore,
       Tmpfs: host.tmpfs === undefined ? undefined : Object.fromEntries(host.tmpfs.map((path) => [path, ''])),
       Ulimits: Object.entries(host.limits ?? {}).map(([Name, most]) => ({ Name, Soft: most, Hard: most })),
     },

@@ -13,7 +13,9 @@ export function eventOf(line: unknown, call: string): EngineEvent {
   const fields = fieldsOf(line, call);
   const actor = fields.optionalObject('Actor');
   return {
-    ...{ type: fields.text('Type'), action: fields.text('Action') },
-    ...{ id: actor.optionalText('ID'), attributes: actor.textMap('Attributes') },
+    type: fields.text('Type'),
+    action: fields.text('Action'),
+    id: actor.optionalText('ID'),
+    attributes: actor.textMap('Attributes'),
   };
 }

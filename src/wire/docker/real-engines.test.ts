@@ -52,7 +52,12 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       const spec = { name: 'silver', subnet: '10.77.0.0/24', internal: true, labels: { is: 'ours' } };
       const id = await client.createNetwork(spec, signal);
       expect(await client.network('silver', signal)).toEqual({
-        ...{ id, name: 'silver', driver: 'bridge', internal: true, labels: { is: 'ours' }, subnets: ['10.77.0.0/24'] },
+        id,
+        name: 'silver',
+        driver: 'bridge',
+        internal: true,
+        labels: { is: 'ours' },
+        subnets: ['10.77.0.0/24'],
       });
       await client.removeNetwork('silver', signal);
       await expect(client.network('silver', signal)).rejects.toMatchObject({ status: 404 });
@@ -63,7 +68,11 @@ describe.each(kinds)('the API of a real $kind', ({ kind, start, component }) => 
       const id = await client.createContainer(
         'worker',
         {
-          ...{ image: busyboxImage, command: ['sleep', '1000'], env: ['A=b'], user: '1000', labels: { is: 'ours' } },
+          image: busyboxImage,
+          command: ['sleep', '1000'],
+          env: ['A=b'],
+          user: '1000',
+          labels: { is: 'ours' },
           host: {
             binds: ['/etc:/there:ro'],
             network: 'gold',

@@ -14,7 +14,8 @@ export function versionOf(answer: unknown, call: string): Version {
   const fields = fieldsOf(answer, call);
   const api = fields.text('ApiVersion');
   return {
-    ...{ version: fields.text('Version'), api },
+    version: fields.text('Version'),
+    api,
     oldestApi: fields.optionalText('MinAPIVersion') || api,
     components: fields.objects('Components').map((one) => one.text('Name')),
   };

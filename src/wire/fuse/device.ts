@@ -125,7 +125,8 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
         resolve();
       }
     },
-    ...{ resume: begin, pause: rest },
+    resume: begin,
+    pause: rest,
     [Symbol.dispose]: () => end('closed'),
   };
 }

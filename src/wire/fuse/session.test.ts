@@ -24,7 +24,8 @@ function create(operations: Partial<Operations>) {
   const said: (number | 'finished')[] = [];
   const faults: unknown[] = [];
   const session = createSession({
-    ...{ operations, wishes },
+    operations,
+    wishes,
     desk: { answer: (_place, bytes) => said.push(0 - bytes.readInt32LE(4)), finished: () => said.push('finished') },
     onFault: (_operation, cause) => faults.push(cause),
   });
@@ -139,8 +140,12 @@ describe('a session', () => {
         throw new Errno('EAGAIN');
       };
     const { session, said, faults } = create({
-      ...{ read: ask('read'), write: ask('write'), setattr: ask('setattr') },
-      ...{ fallocate: ask('fallocate'), lseek: ask('lseek'), copyFileRange: ask('copy') },
+      read: ask('read'),
+      write: ask('write'),
+      setattr: ask('setattr'),
+      fallocate: ask('fallocate'),
+      lseek: ask('lseek'),
+      copyFileRange: ask('copy'),
     });
     const most = BigInt(Number.MAX_SAFE_INTEGER);
     const args = (size: number, at: number, value: bigint, flags = 0): Buffer => {

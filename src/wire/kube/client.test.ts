@@ -66,7 +66,9 @@ describe('what is sent', () => {
     };
     await client.raw({ method: 'GET', path: '/version' }, signal);
     expect(headers).toMatchObject({
-      ...{ accept: 'application/json', authorization: 'Bearer secret-token', 'user-agent': 'stowage/test' },
+      accept: 'application/json',
+      authorization: 'Bearer secret-token',
+      'user-agent': 'stowage/test',
     });
   });
 
@@ -172,7 +174,8 @@ describe('lists', () => {
   test('that are none are garbled', async () => {
     api.intercept = (_request, response) => response.end('{"kind":"Node"}') && true;
     expect(await failure(client.list(nodes, {}, signal).next())).toMatchObject({
-      ...{ failure: 'garbled', message: 'GET /api/v1/nodes: the answer is not a list' },
+      failure: 'garbled',
+      message: 'GET /api/v1/nodes: the answer is not a list',
     });
   });
 
@@ -195,8 +198,12 @@ describe('what goes wrong', () => {
       return true;
     };
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
-      ...{ failure: 'refused', status: 403, reason: 'Forbidden', said: 'nodes "n" is forbidden: no' },
-      ...{ message: 'GET /api/v1/nodes/n: nodes "n" is forbidden: no', causes: ['NamespaceTerminating'] },
+      failure: 'refused',
+      status: 403,
+      reason: 'Forbidden',
+      said: 'nodes "n" is forbidden: no',
+      message: 'GET /api/v1/nodes/n: nodes "n" is forbidden: no',
+      causes: ['NamespaceTerminating'],
     });
   });
 
@@ -218,7 +225,9 @@ describe('what goes wrong', () => {
       return true;
     };
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
-      ...{ status: 502, reason: '', message: 'GET /api/v1/nodes/n: <html>bad gateway</html>' },
+      status: 502,
+      reason: '',
+      message: 'GET /api/v1/nodes/n: <html>bad gateway</html>',
     });
   });
 
@@ -251,7 +260,8 @@ describe('what goes wrong', () => {
     await using silent = await rawServer(() => clock.advance(30_000));
     using one = clientOf(silent.server, clock);
     expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({
-      ...{ failure: 'deadline', message: 'GET /api/v1/nodes/n: no answer within 30000 ms' },
+      failure: 'deadline',
+      message: 'GET /api/v1/nodes/n: no answer within 30000 ms',
     });
   });
 
@@ -300,7 +310,8 @@ describe('what goes wrong', () => {
       return true;
     };
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
-      ...{ failure: 'garbled', message: `GET /api/v1/nodes/n: the answer is larger than ${8 << 20} bytes` },
+      failure: 'garbled',
+      message: `GET /api/v1/nodes/n: the answer is larger than ${8 << 20} bytes`,
     });
   });
 
@@ -375,7 +386,7 @@ describe('credentials', () => {
     );
     const error = await failure(one.get(nodes, { name: 'n' }, signal));
     expect(error).toMatchObject({
-      ...{ failure: 'misconfigured' },
+      failure: 'misconfigured',
       message: 'GET /api/v1/nodes/n: the credential has characters in it that cannot be sent',
     });
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('lines');

@@ -152,8 +152,11 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
     },
     delete: async (resource, at, { uid, resourceVersion, graceSeconds, propagation }, signal) => {
       const body = {
-        ...{ apiVersion: 'v1', kind: 'DeleteOptions', preconditions: { uid, resourceVersion } },
-        ...{ gracePeriodSeconds: graceSeconds, propagationPolicy: propagation },
+        apiVersion: 'v1',
+        kind: 'DeleteOptions',
+        preconditions: { uid, resourceVersion },
+        gracePeriodSeconds: graceSeconds,
+        propagationPolicy: propagation,
       };
       await ask({ method: 'DELETE', path: pathOf(resource, at), body }, signal);
     },

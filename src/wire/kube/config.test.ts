@@ -209,13 +209,15 @@ describe('a credential plugin', () => {
   test('gets its words as they are, its environment, and what it asks for of the cluster', async () => {
     const script = `printf '%s|' "$@" "$EXTRA" > ${folder}/got; printf '%s' "$KUBERNETES_EXEC_INFO" > ${folder}/info`;
     const more = {
-      ...{ args: ['a b', '$(id)', ';'], env: [{ name: 'EXTRA', value: 'x y' }] },
+      args: ['a b', '$(id)', ';'],
+      env: [{ name: 'EXTRA', value: 'x y' }],
       provideClusterInfo: true,
     };
     await (await from(plugin(credential({ token: 't' }), more, script))).identity(signal);
     expect(readFileSync(join(folder, 'got'), 'utf8')).toBe('a b|$(id)|;|x y|');
     expect(JSON.parse(readFileSync(join(folder, 'info'), 'utf8'))).toEqual({
-      ...{ apiVersion, kind: 'ExecCredential' },
+      apiVersion,
+      kind: 'ExecCredential',
       spec: { interactive: false, cluster: { server: 'https://api.example:6443' } },
     });
   });

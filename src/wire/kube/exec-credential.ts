@@ -69,12 +69,16 @@ export function execCredential(
 
 async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
   const info = {
-    ...{ apiVersion: plugin.apiVersion, kind: 'ExecCredential' },
+    apiVersion: plugin.apiVersion,
+    kind: 'ExecCredential',
     spec: { interactive: false, ...(plugin.wantsCluster ? { cluster: await clusterInfo(plugin) } : {}) },
   };
   const env = { ...plugin.environment, ...plugin.env, KUBERNETES_EXEC_INFO: JSON.stringify(info) };
   const child = spawn(plugin.command, plugin.args, {
-    ...{ env, signal, stdio: ['ignore', 'pipe', 'ignore'], windowsHide: true },
+    env,
+    signal,
+    stdio: ['ignore', 'pipe', 'ignore'],
+    windowsHide: true,
   });
   const { promise: end, resolve, reject } = Promise.withResolvers<number | null>();
   child.on('error', reject).on('close', resolve);

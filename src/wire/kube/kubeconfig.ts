@@ -76,10 +76,14 @@ function userOf(entry: Entry, where: string): UserEntry {
   const found = unsupported.find((field) => entry[field] !== undefined);
   if (found !== undefined) throw misconfigured(`${where} has “${found}”, which is not supported`);
   return {
-    ...{ certData: text(entry, 'client-certificate-data', where), certFile: text(entry, 'client-certificate', where) },
-    ...{ keyData: text(entry, 'client-key-data', where), keyFile: text(entry, 'client-key', where) },
-    ...{ token: text(entry, 'token', where), tokenFile: text(entry, 'tokenFile', where) },
-    ...{ username: text(entry, 'username', where), password: text(entry, 'password', where) },
+    certData: text(entry, 'client-certificate-data', where),
+    certFile: text(entry, 'client-certificate', where),
+    keyData: text(entry, 'client-key-data', where),
+    keyFile: text(entry, 'client-key', where),
+    token: text(entry, 'token', where),
+    tokenFile: text(entry, 'tokenFile', where),
+    username: text(entry, 'username', where),
+    password: text(entry, 'password', where),
     exec: entry['exec'] === undefined ? undefined : execOf(entryOf(entry['exec'], `“exec” of ${where}`), where),
   };
 }
@@ -98,7 +102,9 @@ function execOf(entry: Entry, user: string): ExecEntry {
   const args = listIn(entry, 'args', where);
   if (!args.every((one) => typeof one === 'string')) throw misconfigured(`“args” in ${where} is not a list of texts`);
   return {
-    ...{ apiVersion, command, args },
+    apiVersion,
+    command,
+    args,
     env: Object.fromEntries(
       listIn(entry, 'env', where).map((one) => {
         const variable = entryOf(one, `“env” in ${where}`);

@@ -42,12 +42,20 @@ export interface Place {
 const cluster =
   (group: string, version: string) =>
   <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
-    ...{ group, version, plural, kind, namespaced: false },
+    group,
+    version,
+    plural,
+    kind,
+    namespaced: false,
   });
 const namespaced =
   (group: string, version: string) =>
   <T extends KubeObject>(plural: string, kind: string): Resource<T> => ({
-    ...{ group, version, plural, kind, namespaced: true },
+    group,
+    version,
+    plural,
+    kind,
+    namespaced: true,
   });
 
 export const persistentVolumes = cluster('', 'v1')<PersistentVolume>('persistentvolumes', 'PersistentVolume');

@@ -13,7 +13,10 @@ export function refusal(call: string, answer: RefusedAnswer, secret = ''): KubeE
   const reason = textOf(found?.['reason']);
   const status = answer.status === 0 ? countOf(found?.['code']) : answer.status;
   return new KubeError(`${call}: ${said || reason || `status ${status}`}`, {
-    ...{ failure: 'refused', status, reason, said },
+    failure: 'refused',
+    status,
+    reason,
+    said,
     retryAfterMs: 1_000 * (countOf(details?.['retryAfterSeconds']) || countOf(Number(answer.retryAfter ?? ''))),
     causes: listOf(details?.['causes'])
       .map((one) => textOf(asObject(one)?.['reason']))

@@ -224,7 +224,8 @@ test('a line without end is an error, before it takes all memory', async () => {
     return true;
   };
   expect(await seen(version).end).toMatchObject({
-    ...{ failure: 'garbled', message: `WATCH /api/v1/nodes: a line is longer than ${16 << 20} bytes` },
+    failure: 'garbled',
+    message: `WATCH /api/v1/nodes: a line is longer than ${16 << 20} bytes`,
   });
 });
 

@@ -100,10 +100,15 @@ async function* connection<T extends KubeObject>(
     method: 'GET',
     path: pathOf(resource, { namespace }),
     query: {
-      ...{ watch: 'true', allowWatchBookmarks: 'true', resourceVersion, timeoutSeconds },
-      ...{ labelSelector, fieldSelector },
+      watch: 'true',
+      allowWatchBookmarks: 'true',
+      resourceVersion,
+      timeoutSeconds,
+      labelSelector,
+      fieldSelector,
     },
-    ...{ limitMs: headMs, maxBytes: maxLine },
+    limitMs: headMs,
+    maxBytes: maxLine,
   } as const;
   const call = callOf(out).replace('GET', 'WATCH');
   const ended = new AbortController();

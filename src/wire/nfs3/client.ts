@@ -234,7 +234,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       checkName(to.name);
       try {
         return await mutate({
-          ...{ procedure: procedures.rename, args: { from, to }, options: taking(from, options) },
+          procedure: procedures.rename,
+          args: { from, to },
+          options: taking(from, options),
           isDone: async (inTime, unknown) => {
             if (await isStill(from, options?.meant, inTime, unknown)) return undefined;
             // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.
@@ -253,7 +255,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       checkName(to.name);
       try {
         return await mutate({
-          ...{ procedure: procedures.link, args: { handle, to }, options },
+          procedure: procedures.link,
+          args: { handle, to },
+          options,
           isDone: async (inTime) => {
             const there = await whatIs(to, inTime);
             if (there === undefined || !isSameHandle(there, handle)) return undefined;

@@ -5,17 +5,23 @@ import { readListPlus } from './entries.ts';
 import { type Attributes, type EntryPlus, writePostAttributes, writePostHandle } from './structures.ts';
 
 const about = (n: number): Attributes => ({
-  ...{ type: 1, mode: 0o644, links: 1, uid: n, gid: n + 1, size: n * 2 ** 33, used: 4096, major: 0, minor: 0 },
-  ...{
-    fsid: 2n ** 63n + BigInt(n),
-    fileId: BigInt(n),
-    atime: n,
-    atimeNs: 1,
-    mtime: n,
-    mtimeNs: 2,
-    ctime: n,
-    ctimeNs: 3,
-  },
+  type: 1,
+  mode: 0o644,
+  links: 1,
+  uid: n,
+  gid: n + 1,
+  size: n * 2 ** 33,
+  used: 4096,
+  major: 0,
+  minor: 0,
+  fsid: 2n ** 63n + BigInt(n),
+  fileId: BigInt(n),
+  atime: n,
+  atimeNs: 1,
+  mtime: n,
+  mtimeNs: 2,
+  ctime: n,
+  ctimeNs: 3,
 });
 
 const entries: readonly EntryPlus[] = [
@@ -64,7 +70,10 @@ test('what an entry is asked for is what was in the page, also when its memory h
   buffer.fill(0xff);
   expect({ verifier: listed.verifier, isEnd: listed.isEnd }).toEqual({ verifier: 99n, isEnd: true });
   const seen = listed.entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => ({
-    ...{ fileId, name, cookie, attributes },
+    fileId,
+    name,
+    cookie,
+    attributes,
     bytes: bytes && Buffer.from(bytes),
     handle: handle && Buffer.from(handle),
   }));

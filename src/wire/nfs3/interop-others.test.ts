@@ -106,7 +106,10 @@ describe.skipIf(needs('root', 'ganesha', 'go-nfs', 'nfs3-server')).each([
     await nfs.setattr(handle, { size: 10, mtime: { seconds: 1_000_000_000, nanoseconds: 5 } });
     const found = await nfs.lookup(directory, 'file');
     expect(await nfs.getattr(found.handle)).toMatchObject({
-      ...{ type: fileType.regular, size: 10, mtime: 1_000_000_000, mtimeNs: 5 },
+      type: fileType.regular,
+      size: 10,
+      mtime: 1_000_000_000,
+      mtimeNs: 5,
     });
     await nfs.remove(directory, 'file');
     await expect(nfs.lookup(directory, 'file')).rejects.toThrow('LOOKUP: NFS3ERR_NOENT');

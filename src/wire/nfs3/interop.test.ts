@@ -36,9 +36,16 @@ async function everything(
 /** What the protocol says about a file must be what the kernel says about it. */
 function expectSame(attributes: Attributes, stat: Stats): void {
   expect(attributes).toMatchObject({
-    ...{ mode: stat.mode & 0o7777, links: stat.nlink, uid: stat.uid, gid: stat.gid, size: stat.size },
-    ...{ used: stat.blocks * 512, fileId: BigInt(stat.ino) },
-    ...{ mtime: seconds(stat.mtimeMs), ctime: seconds(stat.ctimeMs), atime: seconds(stat.atimeMs) },
+    mode: stat.mode & 0o7777,
+    links: stat.nlink,
+    uid: stat.uid,
+    gid: stat.gid,
+    size: stat.size,
+    used: stat.blocks * 512,
+    fileId: BigInt(stat.ino),
+    mtime: seconds(stat.mtimeMs),
+    ctime: seconds(stat.ctimeMs),
+    atime: seconds(stat.atimeMs),
   });
 }
 
@@ -501,7 +508,9 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4', 'ganesha')).each(kinds)('
     await server.freeze();
     try {
       await expect(nfs.mkdir(directory, 'late', {}, { deadlineMs: 200 })).rejects.toMatchObject({
-        ...{ name: 'RpcError', failure: 'deadline', maybeDone: true },
+        name: 'RpcError',
+        failure: 'deadline',
+        maybeDone: true,
       });
     } finally {
       server.thaw();

@@ -18,7 +18,8 @@ async function serve(content: Buffer) {
 function lateBuffer(length: number): LateBuffer & { readonly asked: number[] } {
   const asked: number[] = [];
   return {
-    ...{ length, asked },
+    length,
+    asked,
     take: (wanted) => {
       asked.push(wanted);
       return Buffer.alloc(wanted);

@@ -7,14 +7,12 @@ import { NfsError, nfsStatus } from './status.ts';
 import type { EntryPlus } from './structures.ts';
 
 const entry = (name: string, cookie: number): EntryPlus => ({
-  ...{
-    fileId: BigInt(cookie),
-    name,
-    bytes: undefined,
-    cookie: BigInt(cookie),
-    attributes: undefined,
-    handle: undefined,
-  },
+  fileId: BigInt(cookie),
+  name,
+  bytes: undefined,
+  cookie: BigInt(cookie),
+  attributes: undefined,
+  handle: undefined,
 });
 const badCookie = (): NfsError => new NfsError('READDIRPLUS', nfsStatus.BAD_COOKIE, false);
 const handle = new Uint8Array(8);

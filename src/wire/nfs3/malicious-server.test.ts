@@ -14,8 +14,23 @@ type Handle = ServedProcedure['handle'];
 
 const root = Buffer.from('root');
 const attributes: Attributes = {
-  ...{ type: fileType.regular, mode: 0o755, links: 1, uid: 0, gid: 0, size: 0, used: 0, major: 0, minor: 0 },
-  ...{ fsid: 1n, fileId: 1n, atime: 0, atimeNs: 0, mtime: 0, mtimeNs: 0, ctime: 0, ctimeNs: 0 },
+  type: fileType.regular,
+  mode: 0o755,
+  links: 1,
+  uid: 0,
+  gid: 0,
+  size: 0,
+  used: 0,
+  major: 0,
+  minor: 0,
+  fsid: 1n,
+  fileId: 1n,
+  atime: 0,
+  atimeNs: 0,
+  mtime: 0,
+  mtimeNs: 0,
+  ctime: 0,
+  ctimeNs: 0,
 };
 const directory: Attributes = { ...attributes, type: fileType.directory };
 

@@ -41,7 +41,12 @@ function procedure<A, R>(
   } = {},
 ): Procedure<A, R> {
   return {
-    ...{ program: nfsProgram, version: nfsVersion, number, name, mutates, incarnation },
+    program: nfsProgram,
+    version: nfsVersion,
+    number,
+    name,
+    mutates,
+    incarnation,
     encode: (writer, args) => {
       encode(writer, args);
       return dataOf?.(args);
@@ -71,7 +76,10 @@ const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
 };
 
 export const nullCall: Procedure<undefined, undefined> = {
-  ...{ program: nfsProgram, version: nfsVersion, number: 0, name: 'NULL' },
+  program: nfsProgram,
+  version: nfsVersion,
+  number: 0,
+  name: 'NULL',
   encode: () => undefined,
   decode: () => undefined,
 };

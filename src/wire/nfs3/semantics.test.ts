@@ -14,8 +14,23 @@ import { type Attributes, fileType, stability, writeAttributes, writePostAttribu
 /** What servers may do, and the ones we can run do not. */
 const handle = Buffer.from('handle');
 const attributes: Attributes = {
-  ...{ type: fileType.directory, mode: 0o755, links: 1, uid: 0, gid: 0, size: 0, used: 0, major: 0, minor: 0 },
-  ...{ fsid: 1n, fileId: 1n, atime: 0, atimeNs: 0, mtime: 0, mtimeNs: 0, ctime: 0, ctimeNs: 0 },
+  type: fileType.directory,
+  mode: 0o755,
+  links: 1,
+  uid: 0,
+  gid: 0,
+  size: 0,
+  used: 0,
+  major: 0,
+  minor: 0,
+  fsid: 1n,
+  fileId: 1n,
+  atime: 0,
+  atimeNs: 0,
+  mtime: 0,
+  mtimeNs: 0,
+  ctime: 0,
+  ctimeNs: 0,
 };
 const refused =
   (status: number): Reply =>

@@ -26,8 +26,21 @@ const u64 = fc.bigInt(0n, 2n ** 64n - 1n);
 const attributes: fc.Arbitrary<Attributes> = fc.record({
   type: fc.integer({ min: 1, max: 7 }),
   mode: fc.nat(0o7777),
-  ...{ links: u32, uid: u32, gid: u32, size: fc.maxSafeNat(), used: fc.maxSafeNat(), major: u32, minor: u32 },
-  ...{ fsid: u64, fileId: u64, atime: u32, atimeNs: u32, mtime: u32, mtimeNs: u32, ctime: u32, ctimeNs: u32 },
+  links: u32,
+  uid: u32,
+  gid: u32,
+  size: fc.maxSafeNat(),
+  used: fc.maxSafeNat(),
+  major: u32,
+  minor: u32,
+  fsid: u64,
+  fileId: u64,
+  atime: u32,
+  atimeNs: u32,
+  mtime: u32,
+  mtimeNs: u32,
+  ctime: u32,
+  ctimeNs: u32,
 });
 const time = fc.oneof(
   fc.constant('now' as const),
@@ -36,8 +49,12 @@ const time = fc.oneof(
 );
 const optional = <T>(of: fc.Arbitrary<T>): fc.Arbitrary<T | undefined> => fc.option(of, { nil: undefined });
 const set: fc.Arbitrary<SetAttributes> = fc.record({
-  ...{ mode: optional(u32), uid: optional(u32), gid: optional(u32), size: optional(fc.maxSafeNat()) },
-  ...{ atime: time, mtime: time },
+  mode: optional(u32),
+  uid: optional(u32),
+  gid: optional(u32),
+  size: optional(fc.maxSafeNat()),
+  atime: time,
+  mtime: time,
 });
 
 const reading = (bytes: Uint8Array): XdrReader => {

@@ -33,8 +33,10 @@ function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], direct
     refusals,
     client: {
       ...nfs,
-      ...{ lookup: noting(nfs.lookup), getattr: noting(nfs.getattr) },
-      ...{ remove: noting(nfs.remove), rmdir: noting(nfs.rmdir) },
+      lookup: noting(nfs.lookup),
+      getattr: noting(nfs.getattr),
+      remove: noting(nfs.remove),
+      rmdir: noting(nfs.rmdir),
       readdirplus: noting(async (args, options) => {
         const page = await nfs.readdirplus(args, options);
         await between(page.entries, args.directory);

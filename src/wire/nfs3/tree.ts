@@ -33,7 +33,13 @@ export interface Folder {
 }
 
 const newFolder = (handle: FileHandle, parent: Folder | undefined, name: Text): Folder => ({
-  ...{ handle, parent, name, children: 1, passes: 0, isCut: false, isKept: false },
+  handle,
+  parent,
+  name,
+  children: 1,
+  passes: 0,
+  isCut: false,
+  isKept: false,
 });
 
 export type Visit = (folder: Folder, into: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;

@@ -22,7 +22,13 @@ export interface ReceivedCall {
  */
 export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
   const call: ReceivedCall = {
-    ...{ xid: 0, rpcVersion: 0, program: 0, version: 0, procedure: 0, asksForTls: false, caller: undefined },
+    xid: 0,
+    rpcVersion: 0,
+    program: 0,
+    version: 0,
+    procedure: 0,
+    asksForTls: false,
+    caller: undefined,
   };
   let last: Buffer | undefined;
   let lastCaller: Caller | undefined;

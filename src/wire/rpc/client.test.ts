@@ -8,7 +8,10 @@ import type { Procedure } from './procedure.ts';
 
 /** Gives back what it is given. */
 const echo: Procedure<number, number> = {
-  ...{ program: 200_000, version: 1, number: 1, name: 'ECHO' },
+  program: 200_000,
+  version: 1,
+  number: 1,
+  name: 'ECHO',
   encode: (writer, value) => {
     writer.u32(value);
     return undefined;
@@ -184,7 +187,10 @@ describe('a server that does not answer', () => {
 describe("data that go into the caller's own buffer", () => {
   /** Asks for as many bytes as fit, which come behind their length. */
   const fill: Procedure<Buffer, number> = {
-    ...{ program: 200_000, version: 1, number: 2, name: 'FILL' },
+    program: 200_000,
+    version: 1,
+    number: 2,
+    name: 'FILL',
     encode: (writer, into) => {
       writer.u32(into.length);
       return undefined;

@@ -97,7 +97,11 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
 
   const lanes = Array.from({ length: options.connections ?? 1 }, (_, index) =>
     createLane({
-      ...{ clock, closing: closing.signal, connect: dialing.connect, dialRounds: options.dialRounds ?? 2, stallMs },
+      clock,
+      closing: closing.signal,
+      connect: dialing.connect,
+      dialRounds: options.dialRounds ?? 2,
+      stallMs,
       verifiers,
       credential: credential(options.identity),
       ask: ({ procedure, args, ...how }) => {

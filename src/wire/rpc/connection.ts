@@ -152,7 +152,11 @@ function carry(
   const sender = createSender(socket, { onError, isBare: socket === lowest });
   let isEndedHere = false;
   return {
-    ...{ address, sender, ended, localPort: lowest.localPort, endpoints: endpointsOf(lowest) },
+    address,
+    sender,
+    ended,
+    localPort: lowest.localPort,
+    endpoints: endpointsOf(lowest),
     close: () => {
       isEndedHere ||= !socket.destroyed;
       socket.destroy();

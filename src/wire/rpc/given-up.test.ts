@@ -14,7 +14,10 @@ const padding = Buffer.alloc(2_000);
 
 /** A call that takes a little room, none of it lent. */
 const note: Procedure<number, undefined> = {
-  ...{ program, version: 1, number: 1, name: 'NOTE' },
+  program,
+  version: 1,
+  number: 1,
+  name: 'NOTE',
   encode: (writer, value) => {
     writer.u32(value).fixed(padding);
     return undefined;
@@ -125,7 +128,9 @@ const many = 1_000;
 async function giveUpMany(path: Path, options: Partial<RpcClientOptions>, end: 'stall' | 'close'): Promise<Held> {
   const stallMs = end === 'stall' ? 100 : 60_000;
   const rpc = createRpcClient({
-    ...{ clock: systemClock(), addresses: [{ host: '127.0.0.1', port: path.port }], stallMs },
+    clock: systemClock(),
+    addresses: [{ host: '127.0.0.1', port: path.port }],
+    stallMs,
     ...options,
   });
   onTestFinished(() => rpc.close());

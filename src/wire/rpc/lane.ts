@@ -97,6 +97,12 @@ const mostTurnedAway = 14;
 /** How long to retry the port of a lost connection: it may be in use for a moment, or a firewall may drop it. */
 const awaitPortMs = 10_000;
 
+const portOf = ({ address, localPort }: Connection): Pick<LastConnection, 'address' | 'localPort'> | undefined =>
+  localPort === undefined ? undefined : { address, localPort };
+
+/** Half of it at random: many clients shall not come back to a server at the same moment. */
+const withJitter = (ms: number): number => ms * (0.5 + Math.random() / 2);
+
 export function createLane(parts: LaneParts): Lane {
   const { clock, closing } = parts;
   const pending = createPending();
@@ -185,14 +191,20 @@ export function createLane(parts: LaneParts): Lane {
 
   const doubts = createDoubts(parts);
   const resending = createResending({
-    ...{ clock, pending, send, fail, runsOnMs: parts.stallMs, closing },
-    ...{ ask: parts.ask, look: parts.look, verifiers: parts.verifiers },
+    clock,
+    pending,
+    send,
+    fail,
+    runsOnMs: parts.stallMs,
+    closing,
+    ask: parts.ask,
+    look: parts.look,
+    verifiers: parts.verifiers,
     isBacklogged: () => (connection?.sender.queued ?? 0) > 0,
   });
 
-  /** Half of it at random: many clients shall not come back to a server at the same moment. */
   async function pause(): Promise<void> {
-    const ms = backOff * (0.5 + Math.random() / 2);
+    const ms = withJitter(backOff);
     backOff = Math.min(backOff * 2, longestBackOffMs);
     await clock.sleep(ms, closing).catch(() => undefined);
   }
@@ -236,9 +248,8 @@ export function createLane(parts: LaneParts): Lane {
     received = 0;
     connectedAt = clock.elapsed();
     const current = connection;
-    const { address, localPort } = current;
-    wasDown &&= address === last?.address;
-    last = localPort === undefined ? undefined : { address, localPort };
+    wasDown &&= current.address === last?.address;
+    last = portOf(current);
     void current.ended.then((why) => lost(current, why));
     resending.connected(current, wasDown);
   }

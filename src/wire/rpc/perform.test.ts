@@ -13,8 +13,11 @@ test('gives the answer of one certificate to no caller with another one', async 
   const procedures = new Map([[1, { name: 'CREATE', once: true, handle }]]);
   const shared: Performing = {
     programs: byNumber([{ number: 100, version: 3, procedures }]),
-    ...{ replays: createReplayCache(systemClock()), frequentReplays: createReplayCache(systemClock()) },
-    ...{ replaysByPort: false, admits: () => true, onError: () => undefined },
+    replays: createReplayCache(systemClock()),
+    frequentReplays: createReplayCache(systemClock()),
+    replaysByPort: false,
+    admits: () => true,
+    onError: () => undefined,
   };
   const callAs = (certificate?: string) => {
     const sent = Buffer.alloc(8);

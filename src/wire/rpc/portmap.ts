@@ -15,7 +15,10 @@ interface Wanted {
 
 /** RFC 1833, section 3: where a program listens on TCP over IPv4; 0: nowhere. */
 export const getPort: Procedure<Wanted, number> = {
-  ...{ program: portmapProgram, version: 2, number: 3, name: 'PMAP GETPORT' },
+  program: portmapProgram,
+  version: 2,
+  number: 3,
+  name: 'PMAP GETPORT',
   encode: (writer, wanted) => {
     writer.u32(wanted.program).u32(wanted.version).u32(tcp).u32(0);
     return undefined;
@@ -25,7 +28,10 @@ export const getPort: Procedure<Wanted, number> = {
 
 /** RFC 1833, section 2: the same over any network; an empty address: nowhere. */
 const getAddress = (version: 3 | 4): Procedure<Wanted & { readonly network: string }, string> => ({
-  ...{ program: portmapProgram, version, number: 3, name: `RPCB GETADDR v${version}` },
+  program: portmapProgram,
+  version,
+  number: 3,
+  name: `RPCB GETADDR v${version}`,
   encode: (writer, wanted) => {
     writer.u32(wanted.program).u32(wanted.version).string(wanted.network).string('').string('');
     return undefined;

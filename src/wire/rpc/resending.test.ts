@@ -54,7 +54,12 @@ beforeEach(() => {
   answer = silent;
   alive = () => Promise.resolve();
   resending = createResending({
-    ...{ clock, pending, verifiers, runsOnMs, isBacklogged: () => isBacklogged, closing: new AbortController().signal },
+    clock,
+    pending,
+    verifiers,
+    runsOnMs,
+    isBacklogged: () => isBacklogged,
+    closing: new AbortController().signal,
     send,
     fail: (call, { decide }) => {
       pending.delete(call);

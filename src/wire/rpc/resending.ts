@@ -103,7 +103,12 @@ export function createResending(parts: ResendingParts): Resending {
   /** Resolves when the server has answered. The verifier stays unknown if no file is known or the server refuses the question. */
   async function heard(on: Line, { procedure: { program, version } }: Call): Promise<void> {
     const nothing: Procedure<unknown, unknown> = {
-      ...{ program, version, number: 0, name: 'NULL', encode: () => undefined, decode: () => undefined },
+      program,
+      version,
+      number: 0,
+      name: 'NULL',
+      encode: () => undefined,
+      decode: () => undefined,
     };
     while (line === on && !closing.aborted) {
       if (await isVerifierAsked(on)) return;
@@ -213,5 +218,7 @@ export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
 
 const undecided = ({ procedure, expires }: Call, after: number): RpcError =>
   new RpcError(`${procedure.name}: the connection was lost, and whether the server has done it is not known`, {
-    ...{ failure: 'lost', maybeDone: true, decide: { after, before: expires } },
+    failure: 'lost',
+    maybeDone: true,
+    decide: { after, before: expires },
   });

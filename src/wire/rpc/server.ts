@@ -91,7 +91,11 @@ interface Shared extends Performing {
 export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
   const shared: Shared = {
-    ...{ options, onError, programs: byNumber(options.programs), replays: createReplayCache(clock), held: 0 },
+    options,
+    onError,
+    programs: byNumber(options.programs),
+    replays: createReplayCache(clock),
+    held: 0,
     frequentReplays: createReplayCache(clock),
     replaysByPort: options.replaysByPort ?? false,
     admits: options.admits ?? (() => true),
@@ -187,7 +191,9 @@ function carry(
   const isBare = shared.secure === undefined;
   const sender = createSender(socket, { onError, onSent: shared.options.onSent, isBare });
   const watched = shared.halfCalls.admit({
-    ...{ receiver, member, address: from.address },
+    receiver,
+    member,
+    address: from.address,
     isPaused: () => socket.isPaused(),
     drop: (why) => drop(why, undefined),
   });

@@ -53,7 +53,11 @@ describe('a server that is slow', () => {
   const program = 200_000;
   const about = { program, version: 1 };
   const work: Procedure<undefined, undefined> = {
-    ...{ ...about, number: 1, name: 'WORK', encode: () => undefined, decode: () => undefined },
+    ...about,
+    number: 1,
+    name: 'WORK',
+    encode: () => undefined,
+    decode: () => undefined,
   };
 
   interface Slow {

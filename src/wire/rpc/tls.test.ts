@@ -11,7 +11,10 @@ import { createRpcServer, type RpcServerOptions } from './server.ts';
 
 const program = 200_000;
 const slow: Procedure<number, number> = {
-  ...{ program, version: 3, number: 1, name: 'SLOW' },
+  program,
+  version: 3,
+  number: 1,
+  name: 'SLOW',
   encode: (writer, value) => {
     writer.u32(value);
     return undefined;

@@ -46,7 +46,10 @@ const rightTo = new Map<string, Right>(
   ),
 );
 const rightToOther: Right = {
-  ...{ role: 'admin', scope: 'server', effect: 'changes volumes', access: { resource: 'operations', verb: 'update' } },
+  role: 'admin',
+  scope: 'server',
+  effect: 'changes volumes',
+  access: { resource: 'operations', verb: 'update' },
 };
 
 function operationOf(core: Core, principal: Principal, id: string): OperationView {
@@ -103,7 +106,9 @@ const machineRoutes = (around: Surroundings): readonly Route[] => [
     access: { resource: 'clients', verb: 'list' },
     query: nodesQuery,
     success: {
-      ...{ status: 200, description: 'One entry for each network', schema: schemas.listOverNodes(schemas.dataPath) },
+      status: 200,
+      description: 'One entry for each network',
+      schema: schemas.listOverNodes(schemas.dataPath),
     },
     handle: async ({ principal, query, nodes, call }) => {
       if (nodes !== undefined)

@@ -146,7 +146,9 @@ export const storeRoutes: readonly Route[] = [
     further: {
       when: 'with `from`',
       isNeeded: (body) => (body as Static<typeof bodies.checking> | undefined)?.from !== undefined,
-      ...{ role: 'admin', scope: 'server', effect: 'acts on the machine' },
+      role: 'admin',
+      scope: 'server',
+      effect: 'acts on the machine',
       access: { resource: 'stores/check', verb: 'update' },
     },
     success: { status: 200, description: 'Each step', schema: schemas.storeCheck },

@@ -8,8 +8,11 @@ const user = (uid: number, ...groups: number[]): Who => ({ uid, gid: uid, groups
 const root: Who = { uid: 0, gid: 0, groups: [], isRoot: true };
 const file = (mode: number, uid: number, gid: number, isDirectory = false): BigIntStats =>
   ({
-    ...{ mode: BigInt(mode), uid: BigInt(uid), gid: BigInt(gid) },
-    ...{ isDirectory: () => isDirectory, isFile: () => !isDirectory },
+    mode: BigInt(mode),
+    uid: BigInt(uid),
+    gid: BigInt(gid),
+    isDirectory: () => isDirectory,
+    isFile: () => !isDirectory,
   }) as BigIntStats;
 const refusal = (run: () => void): number | undefined => {
   try {

@@ -48,7 +48,10 @@ describe.skipIf(needs('linux', 'openssl'))('a caller whose certificate is confin
     const { nfs: control, root } = await own.mount(showing(agent));
     const keeperRpc = own.rpc(showing(keeper));
     return {
-      ...{ own, control, root, keeperRpc },
+      own,
+      control,
+      root,
+      keeperRpc,
       confined: createNfsClient(keeperRpc, systemClock()),
       find: async (...names) => {
         let at = root;

@@ -72,14 +72,22 @@ describe.skipIf(needs('linux'))('a disk that fails', () => {
     const tree = createTree({ path: directory, maxDescriptors: 10, ownsProcess: false }, nodes);
     onTestFinished(() => tree.close());
     const identities = createIdentities({
-      ...{ squash: 'none', anonymous: { uid: 1, gid: 1 }, users: [], groups: [] },
+      squash: 'none',
+      anonymous: { uid: 1, gid: 1 },
+      users: [],
+      groups: [],
       only: { uid: 0, gid: 0, groups: [], isRoot: true },
     });
     const renewed: number[] = [];
     const errors: string[] = [];
     const broken = Object.assign(new Error('the disk is broken'), { code: 'EIO' });
     const exported = {
-      ...{ tree, nodes, handles, identities, isReadOnly: false, isDurable: true },
+      tree,
+      nodes,
+      handles,
+      identities,
+      isReadOnly: false,
+      isDurable: true,
       describe: createDescribe(1n, identities),
       durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
       verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },

@@ -43,7 +43,9 @@ async function prey(): Promise<Prey> {
   const handles = [root, ...found.map(({ handle }) => handle)];
   const before = pictureOf(own.outside);
   return {
-    ...{ ...mounted, own, handles },
+    ...mounted,
+    own,
+    handles,
     check: async () => {
       expect(pictureOf(own.outside)).toEqual(before);
       expect((await nfs.getattr(root)).type).toBe(2);
@@ -56,7 +58,10 @@ async function prey(): Promise<Prey> {
 /** Sends bytes as the arguments of a procedure. Any answer will do; none will not. */
 async function send({ rpc }: Prey, program: number, number: number, args: Uint8Array): Promise<void> {
   const procedure: Procedure<Uint8Array, undefined> = {
-    ...{ program, version: 3, number, name: `${program}/${number}` },
+    program,
+    version: 3,
+    number,
+    name: `${program}/${number}`,
     encode: (writer, bytes) => {
       writer.fixed(bytes);
       return undefined;

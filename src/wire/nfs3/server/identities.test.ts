@@ -138,7 +138,11 @@ describe.skipIf(needs('root'))('who calls', () => {
 describe('a server that is an ordinary user', () => {
   const only = { uid: 1000, gid: 1000, groups: [27], isRoot: false };
   const identities = createIdentities({
-    ...{ squash: 'none', anonymous: { uid: 1, gid: 1 }, users: [], groups: [], only },
+    squash: 'none',
+    anonymous: { uid: 1, gid: 1 },
+    users: [],
+    groups: [],
+    only,
   });
   test.each([0, 1000, 4242])('does everything as that one, also for %d', (uid) => {
     const caller = { address: '::1', port: 1, isEncrypted: false, ...as(uid) };

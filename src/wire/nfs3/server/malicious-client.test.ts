@@ -125,7 +125,10 @@ describe.skipIf(needs('linux'))('a client that means harm', () => {
     const huge = 0xffff_ffff;
     /** Gives how long the answer is. */
     const sized = (number: number, name: string, handle: Uint8Array, rest: Buffer): Procedure<undefined, number> => ({
-      ...{ program: nfsProgram, version: 3, number, name },
+      program: nfsProgram,
+      version: 3,
+      number,
+      name,
       encode: (writer) => {
         writer.opaque(handle).fixed(rest);
         return undefined;

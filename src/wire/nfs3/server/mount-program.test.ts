@@ -91,7 +91,10 @@ describe.skipIf(needs('linux'))('the portmapper', () => {
     };
     expect(await rpc.call(udp, { program: nfsProgram, version: nfsVersion })).toBe(0);
     const list: Procedure<undefined, number[][]> = {
-      ...{ program: 100000, version: 2, number: 4, name: 'PMAP DUMP' },
+      program: 100000,
+      version: 2,
+      number: 4,
+      name: 'PMAP DUMP',
       encode: () => undefined,
       decode: (reader) => {
         const all: number[][] = [];

@@ -129,7 +129,8 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
     admits: createAdmits(options),
     maxRecord: maxTransfer + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
-    ...{ clock, halfCalls: options.halfCalls ?? {} },
+    clock,
+    halfCalls: options.halfCalls ?? {},
     onError: exported.onError,
   };
   const isConfined = createIsConfined(options.confined ?? []);
@@ -171,7 +172,11 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
   const identities = createIdentities(identityOptions(options));
   let verifier = randomBytes(8);
   return {
-    ...{ tree, nodes, handles, identities, onError },
+    tree,
+    nodes,
+    handles,
+    identities,
+    onError,
     search: createSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
     describe: createDescribe(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
     listings: createListings(tree, cookieSecret(code(Buffer.from('cookies'))), clock.now, {

@@ -56,7 +56,10 @@ describe.skipIf(needs('linux'))('the times of a file', () => {
       const [atime, mtime] = [at(i), at(i + 1)];
       await nfs.setattr(handle, { atime, mtime });
       expect(await nfs.getattr(handle)).toMatchObject({
-        ...{ atime: atime.seconds, atimeNs: atime.nanoseconds, mtime: mtime.seconds, mtimeNs: mtime.nanoseconds },
+        atime: atime.seconds,
+        atimeNs: atime.nanoseconds,
+        mtime: mtime.seconds,
+        mtimeNs: mtime.nanoseconds,
       });
     }
   });
