@@ -23,7 +23,9 @@ const documentedProject = (): string =>
 /** A command that the guide has below a heading, by how it begins. */
 function documented(heading: string, start: string): string {
   const lines = guide().split('\n');
-  const below = lines.slice(lines.indexOf(heading));
+  const at = lines.indexOf(heading);
+  if (at === -1) expect.fail(`${heading} is not in the guide`);
+  const below = lines.slice(at);
   return below.find((line) => line.startsWith(start)) ?? expect.fail(`${start} is not in the guide`);
 }
 
@@ -231,6 +233,6 @@ describe.skipIf(needs(...required))('docker compose', () => {
     expect(await readdir(engine.plugins)).toEqual([]);
     expect(await runInside(engine, 'find', '/run/stowage', '-maxdepth', '1', '-type', 's')).toBe('');
     expect(await list('network', 'ls', '--format', '{{.Name}}')).toEqual(['bridge', 'host', 'none']);
-    await runInside(engine, 'sh', '-c', documented('## Remove it', 'rm -r '));
+    await runInside(engine, 'sh', '-c', documented('## Uninstall', 'rm -r '));
   });
 });

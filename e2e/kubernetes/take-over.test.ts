@@ -247,8 +247,8 @@ describe.skipIf(needs(...components))('as the page about Kubernetes says', () =>
   test(
     'a directory becomes a volume by hand',
     async () => {
-      const section = sectionOf('Volumes that are there already');
-      const [adopt = []] = commandsIn('Volumes that are there already');
+      const section = sectionOf('Use existing directories');
+      const [adopt = []] = commandsIn('Use existing directories');
       expect(adopt).toHaveLength(1);
       await all(adopt);
       const objects = /^```yaml\n(.*?)^```/ms.exec(section)?.[1] ?? '';
