@@ -88,10 +88,8 @@ test('the file has the last word on a name that is being added', async () => {
   await reloading;
   await refused;
   await server.core.stores.retry(aCall());
-  expect(server.core.stores.view('a')).toMatchObject({
-    config: { origin: 'file', uri: `local://${folder}/c` },
-    problem: undefined,
-  });
+  const wanted = { config: { origin: 'file', uri: `local://${folder}/c` }, problem: undefined };
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
 });
 
 test('those that a reload changes are opened at once, not one after the other', async () => {
@@ -169,7 +167,8 @@ test('the file has the last word on a name that is being removed', async () => {
   gate.open();
   await Promise.all([reloading, removed]);
   await server.core.stores.retry(aCall());
-  expect(server.core.stores.view('a')).toMatchObject({ config: { origin: 'file' }, problem: undefined });
+  const wanted = { config: { origin: 'file' }, problem: undefined };
+  await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
 });
 
 test('one that is checked and cannot be opened keeps nobody from adding others', async () => {

@@ -89,7 +89,9 @@ describe.skipIf(needs('linux'))("the data path's program", () => {
     };
     const before = await comeAndGo(5);
     // A file system references more than ten.
-    expect((await comeAndGo(20)) - before).toBeLessThan(20);
+    await comeAndGo(20);
+    // On a busy machine, a part is cleaned up later.
+    await expect.poll(async () => (await comeAndGo(0)) - before).toBeLessThan(20);
   });
 
   test('keeps nothing of a mount that is removed before it is served', async () => {

@@ -8,7 +8,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { aCall, collectingLog } from '#testing/calls.ts';
+import { aCall, collectingLog, inTime } from '#testing/calls.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { type Answer, type Api, startServer, type TestServer } from '#testing/server.ts';
 import { operationJson } from './json.ts';
@@ -35,6 +35,11 @@ beforeEach(async () => {
   const at = (name: string, path: string) =>
     parseStoreConfig(name, `nfs://127.0.0.1:${port}${path}?mountport=${port}&timeout=5s&retries=0`, 'file', known);
   await server.core.stores.configure([at('silver', '/export'), at('lost', '/elsewhere')], undefined, aCall());
+  // Configuring waits for slow stores only for a while.
+  await vi.waitFor(() => {
+    expect(server.core.stores.view('silver').store).toBeDefined();
+    expect(server.core.stores.view('lost').problem?.reason).not.toBe('store-opening');
+  }, inTime);
   others = {
     'a viewer of some stores': await server.as('viewer', 'silver', 'lost'),
     'a user': await server.as('user'),

@@ -3,7 +3,7 @@ import { mkdtemp, readdir, rm } from 'node:fs/promises';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vitest';
+import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import type { StoreCheck } from '#core/model.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
@@ -12,7 +12,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import { startGaneshaWithRpcbind } from '#testbed/rpcbind.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall, inTime } from '#testing/calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
@@ -75,6 +75,8 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 
   test('all is well, and nothing is left behind', async () => {
     const server = await stowageWith(uri('plain'));
+    // Opening the store writes to the folder.
+    await vi.waitFor(() => expect(server.core.stores.view('silver').store).toBeDefined(), inTime);
     const before = readdirSync(at('plain'), { recursive: true });
     const found = await check(server);
     expect(shown(found)).toBe(healthy);
