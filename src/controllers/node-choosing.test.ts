@@ -124,7 +124,7 @@ describe('a claim whose node the scheduler chose', () => {
     [
       'does not see the store’s folder',
       (node) => Object.assign(node, { intercept: notSeen }),
-      /cannot use the place it was given/,
+      /cannot use its configured location/,
     ],
     ['is not in the cluster any more', () => it.api.remove(paths.nodes, 'node-1'), /not in the cluster/],
   ])('that %s is given back to the scheduler, and told why', async (_, prepare, why) => {

@@ -498,6 +498,6 @@ test('what is wrong with a store does not tell a token for it of others', async 
   expect(await problems(own.admin)).toContain(open);
   const others = ['hidden', 'same', 'inner'].filter((name) => name !== open);
   const seen = await problems(await own.as('viewer', ...others));
-  expect(seen).toContain('cannot use the place it was given');
+  expect(seen).toContain('cannot use its configured location');
   expect(seen).not.toContain(open);
 });
