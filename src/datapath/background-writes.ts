@@ -66,7 +66,7 @@ export function createBackgroundWrites(
     }
   }
 
-  /** The write was acknowledged: an unreachable server is no reason to give it up. */
+  /** With `hard`, an unreachable server is no reason to give a write up, whether it was acknowledged or its writer still waits. */
   async function retryWhileHard<R>(call: () => Promise<R>): Promise<R> {
     for (let pause = minPauseMs; ; pause = Math.min(pause * 2, maxPauseMs)) {
       try {

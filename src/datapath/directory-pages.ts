@@ -40,7 +40,7 @@ export interface PagesOptions {
 
 /**
  * The server may reject a cookie. The listing then restarts and skips the names already returned, unless the caller
- * chose not to remember names.
+ * chose not to remember names, or more names were returned than are remembered.
  */
 export function createPages(context: Context, id: number, { remembers, checked }: PagesOptions): Pages {
   const { nfs, server, attributes, names, clock } = context;

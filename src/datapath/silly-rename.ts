@@ -8,7 +8,7 @@ import type { CallOptions } from '#wire/rpc/client.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
 import type { ResolvedName } from './entries.ts';
-import { asErrno, isDefiniteRefusal } from './errors.ts';
+import { asErrno, isNotExecuted } from './errors.ts';
 import type { Caller } from './identity.ts';
 import { keyOf } from './name-cache.ts';
 import type { HiddenName } from './ports.ts';
@@ -186,7 +186,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       else await asCallerOnly(hidden, request, (options) => call(hidden, options));
       charges.removed(id, before);
     } catch (cause) {
-      // Another client removed it already.
+      // It is gone already: another client removed it, or an earlier REMOVE of ours whose answer was lost.
       if (!isNfsError(cause, 'NOENT', 'STALE')) throw cause;
     }
     // The kernel may have forgotten the file, if the closing process was interrupted.
@@ -208,7 +208,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
       isAdded = isReplaced && (await addName(id, { parent: at.parent, name }, request));
       if (!isAdded) await move(at, name, there, request);
     } catch (cause) {
-      if (isDefiniteRefusal(cause) && isRecorded()) clearHidden(id);
+      if (isNotExecuted(cause) && isRecorded()) clearHidden(id);
       throw cause;
     }
     if (isRecorded()) {
@@ -228,7 +228,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     try {
       await take(true, request);
     } catch (cause) {
-      if (isDefiniteRefusal(cause)) await undo().catch(() => undefined);
+      if (isNotExecuted(cause)) await undo().catch(() => undefined);
       throw cause;
     } finally {
       // The file was closed meanwhile, perhaps by an interrupted process, before the hidden name was known to exist.

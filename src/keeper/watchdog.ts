@@ -16,7 +16,7 @@ export interface Watchdog extends Disposable {
 export interface WatchdogEvents {
   /** Called when the heartbeat stands still. True: it will not beat again. */
   isDying(): boolean;
-  /** Called after each check. */
+  /** Called after each check. `hangs`: it stood still for too long, or will not beat again. */
   checked(hangs: boolean): void;
 }
 

@@ -1,5 +1,5 @@
 import { setImmediate } from 'node:timers/promises';
-import { expect, test } from 'vitest';
+import { expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { askProcess } from './ask-process.ts';
 
@@ -21,8 +21,14 @@ test('many that are stuck: only so many questions are left without an answer, an
   for (const pid of [0, 99]) expect(await askProcess(`/proc/${pid}`, async () => 'well', real)).toBe('well');
 });
 
-test('a process that has ended, or may not be looked at, answers nothing and is no reason to ask less', async () => {
-  const refused = (): Promise<string> => Promise.reject(new Error('ESRCH'));
-  for (let pid = 0; pid < 100; pid++) expect(await askProcess(`/proc/${pid}`, refused, systemClock())).toBe(undefined);
+test.each([
+  ['has ended', 'ESRCH', 0],
+  ['may not be looked at', 'EACCES', 100],
+])('a process that %s answers nothing and is no reason to ask less', async (_what, code, times) => {
+  const refused = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
+  const onUnknown = vi.fn();
+  for (let pid = 0; pid < 100; pid++)
+    expect(await askProcess(`/proc/${pid}`, refused, systemClock(), onUnknown)).toBe(undefined);
+  expect(onUnknown).toHaveBeenCalledTimes(times);
   expect(await askProcess('/proc/1', async () => 'well', systemClock())).toBe('well');
 });

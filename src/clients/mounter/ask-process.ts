@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 
 /** The kernel answers at once, also on a busy machine. */
@@ -11,22 +12,25 @@ const silent = new Set<string>();
 /**
  * What /proc tells of a process of somebody else. A question about one that is stuck, on a server or a file system that
  * is gone, can wait as long as that is, and cannot be taken back: it is left behind, and that process is not asked again
- * before it answers. Undefined: it did not answer (then `onSilent` is called), has ended, or we may not ask.
+ * before it answers. Undefined: there is no answer. `onUnknown` is called unless that is because the process has ended.
  */
 export async function askProcess<T>(
   folder: string,
   question: () => Promise<T>,
   clock: Clock,
-  onSilent?: () => void,
+  onUnknown?: () => void,
 ): Promise<T | undefined> {
   if (silent.has(folder) || silent.size >= mostSilent) {
-    onSilent?.();
+    onUnknown?.();
     return undefined;
   }
-  const answer = question().catch(() => undefined);
+  const answer = question().catch((thrown: unknown) => {
+    if (!isErrno(thrown, 'ENOENT', 'ESRCH')) onUnknown?.();
+    return undefined;
+  });
   if (await endsWithin(answer, patienceMs, clock)) return await answer;
   silent.add(folder);
-  onSilent?.();
+  onUnknown?.();
   void answer.then(() => silent.delete(folder));
   return undefined;
 }

@@ -47,7 +47,7 @@ export async function searchHolders(
   const pids = (await readdir(proc)).filter((name) => /^\d+$/.test(name)).map(Number);
   const found: Holder[] = [];
   let isComplete = true;
-  const onSilent = (): void => {
+  const onUnknown = (): void => {
     isComplete = false;
   };
   // Mappings are only read when nothing else explains it: they are long, and most files are open as well.
@@ -57,7 +57,7 @@ export async function searchHolders(
       const process: Asked = {
         folder: `${proc}/${pid}`,
         except: pid === ownPid ? String(search.except) : undefined,
-        ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onSilent),
+        ask: (question) => askProcess(`${proc}/${pid}`, question, clock, onUnknown),
       };
       if (await anyHeld(look(process), holds)) found.push({ pid, command: await commandOf(process) });
     }
@@ -74,7 +74,7 @@ async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) =
 interface Asked {
   readonly folder: string;
   readonly except: string | undefined;
-  /** A process that ends while it is looked at, that says nothing, or that we may not look at, holds nothing. */
+  /** A process that ends while it is looked at holds nothing. For one that says nothing, or that we may not look at, the search is incomplete. */
   ask<T>(question: () => Promise<T>): Promise<T | undefined>;
 }
 

@@ -113,3 +113,9 @@ test('a search that a stuck process did not answer is not complete', quickly, as
   add(30, { maps: undefined });
   expect(await search()).toEqual({ holders: [], isComplete: false });
 });
+
+test('a search that did not see all mappings of a process is not complete', async () => {
+  add(31, { comm: 'vim\n', maps: '\n'.repeat(4 * 1024 * 1024 + 1) });
+  symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
+  expect(await searchHolders('/data', systemClock(), scope, { proc })).toEqual({ holders: [], isComplete: false });
+});

@@ -1,7 +1,10 @@
 import type { HttpFailure } from '#base/http.ts';
 import { parseJson } from '#base/json.ts';
 
-/** `refused`: the engine answered, and said no (`status`, and its own words). */
+/**
+ * `refused`: the engine answered, and said no (`status`, and its own words). `unreachable`: the cause is the system's error.
+ * `garbled`: also an answer that is not what the API says.
+ */
 export type DockerFailure = HttpFailure | 'refused';
 
 export class DockerError extends Error {

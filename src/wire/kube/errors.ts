@@ -1,7 +1,7 @@
 import type { HttpFailure } from '#base/http.ts';
 import { parseJson } from '#base/json.ts';
 
-/** `refused`: the API server said no. `misconfigured`: it cannot even be asked. */
+/** `refused`: the API server said no. `misconfigured`: it cannot even be asked. `garbled`: also an answer that is not what the API says. */
 export type KubeFailure = HttpFailure | 'refused' | 'misconfigured';
 
 export interface KubeErrorAbout {
