@@ -24,7 +24,7 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
   const everywhere = isEverywhere(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);
   const stores = core.stores.list().filter(({ config }) => visible(config.name));
-  const scope = { signal: AbortSignal.timeout(5_000), log: silentLog() };
+  const scope = { signal: AbortSignal.timeout(10_000), log: silentLog() };
   const [mounts, engines, silent] = await Promise.all([
     core.mounts.list(scope),
     enginesJson(everywhere ? about.sockets : []),

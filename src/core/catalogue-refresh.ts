@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import { errorCodes, type StowageError, stowageError } from './errors.ts';
-import type { Volume, VolumeName } from './model.ts';
+import type { Volume, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import type { StoreAnswers } from './store-answers.ts';
 import { namesOf } from './store-facets.ts';
@@ -85,11 +85,25 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
   }
 
+  /** Whether names of records that cannot be read are listed too. */
+  const listsUnreadable = (store: Store): boolean =>
+    store.names !== undefined || store.changedByOthers?.marks !== undefined;
+
+  /** Of the names on record that were not listed, those that are gone. */
+  async function gone(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {
+    if (listsUnreadable(store)) return unlisted;
+    const found = new Map<string, VolumeId>();
+    await eachBounded(unlisted, readsAtOnce, async ([name, id]) => {
+      if ((await read(store, name as VolumeName, scope)) === undefined) found.set(name, id);
+    });
+    return found;
+  }
+
   const all: Refresh['all'] = async (store, scope, thorough = false) => {
     const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
     const there = await present(store, scope);
     const failed = failuresOf(store);
-    for (const name of failed.keys()) if (!there.has(name)) failed.delete(name);
+    if (listsUnreadable(store)) for (const name of failed.keys()) if (!there.has(name)) failed.delete(name);
     try {
       await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
         // Rights come back without a trace on the record: what could not be read is read again.
@@ -104,10 +118,11 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
       marks.delete(store);
       throw cause;
     }
+    const removed = await gone(store, recorded, scope);
     scope.signal.throwIfAborted();
-    // What is left is recorded here and gone there. The store answered, so that is the truth.
+    // The store answered, so that is the truth.
     records.transaction(() => {
-      for (const [name, id] of recorded) {
+      for (const [name, id] of removed) {
         // Under another name now: then it was renamed, and is on record already.
         if (records.volumes.byId(id)?.name === name) records.volumes.remove(id);
       }

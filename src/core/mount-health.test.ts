@@ -112,7 +112,7 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
     // Nothing of how it is reached.
     '/closed': [
       'store-silent',
-      "store 'closed' is not open: the server of the store does not answer: a network or server failure, not a permission problem",
+      "store 'closed' is not open: the server of the store does not answer: a network or server failure, not missing permissions",
     ],
     '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
   });

@@ -11,8 +11,10 @@ export interface Provisioning {
   readonly stores: readonly StoreName[];
   /** What to make if no earlier call made it. */
   readonly want: () => NewVolume;
-  /** Throws if the volume that an earlier call made is not what the caller wants now. */
-  readonly accept?: (volume: Volume) => Promise<void>;
+  /** Throws if the volume that an earlier call made is not what the caller wants now, going by its record. */
+  readonly accept?: (volume: Volume) => void;
+  /** The same going by its data, which are there by then. */
+  readonly acceptData?: (volume: Volume) => Promise<void>;
 }
 
 /**
@@ -37,12 +39,15 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
     return { volume, storeIdentity: view?.store?.identity };
   }
 
-  return async ({ stores: places, want, accept }, call) => {
+  return async ({ stores: places, want, accept, acceptData }, call) => {
     const known = catalogue.madeBy(call.requestId, places);
     if (known !== undefined) {
-      await accept?.(known);
+      accept?.(known);
       const completed = await volumes.complete(known, call);
-      if (completed !== undefined) return completed;
+      if (completed !== undefined) {
+        await acceptData?.(completed.volume);
+        return completed;
+      }
     }
     const wanted = want();
     try {
@@ -51,7 +56,8 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
       if (stowageError(thrown).code !== 'exists') throw thrown;
       const made = await madeElsewhere(wanted, call);
       if (made === undefined) throw thrown;
-      await accept?.(made.volume);
+      accept?.(made.volume);
+      await acceptData?.(made.volume);
       return made;
     }
   };

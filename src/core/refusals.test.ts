@@ -38,7 +38,7 @@ describe('a store that could not be opened', () => {
 
   test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not', (reason) => {
     expect(toldToUser(unavailable(config, problem('unavailable', reason)), how)).toMatchObject({
-      message: 'the server of the store does not answer: a network or server failure, not a permission problem',
+      message: 'the server of the store does not answer: a network or server failure, not missing permissions',
       action: expect.stringMatching(/^Try again in a while/),
     });
   });

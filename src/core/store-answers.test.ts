@@ -16,9 +16,10 @@ function setUp(ping: () => Promise<void>, verbs: object = {}) {
   const clock = createFakeClock();
   const store = { changedByOthers: {}, ping, ...verbs } as unknown as Store;
   const stores = {
+    list: () => [{ config: { name: silver }, store }],
     view: () => ({ store }),
     use: (_name: string, ask: (open: Store) => Promise<unknown>) => ask(store),
-  } as unknown as Pick<Stores, 'view' | 'use'>;
+  } as unknown as Pick<Stores, 'list' | 'view' | 'use'>;
   return { clock, answers: createStoreAnswers({ clock, stores: () => stores }) };
 }
 
@@ -34,6 +35,11 @@ test('keeps a refusal that comes after nobody waits for it any more', async () =
   expect(answers.refusal(silver)).toBeUndefined();
   reject(denied);
   await vi.waitFor(() => expect(answers.refusal(silver)).toBe(denied));
+});
+
+test('has no refusal of a store that was removed meanwhile', () => {
+  const { answers } = setUp(() => Promise.reject(denied));
+  expect(answers.refusal('removed' as StoreName)).toBeUndefined();
 });
 
 test.each([

@@ -45,7 +45,7 @@ const isUncertain = (question: Question, { reason }: StowageError): boolean =>
 
 export function createStoreAnswers(parts: {
   readonly clock: Clock;
-  readonly stores: () => Pick<Stores, 'view' | 'use'>;
+  readonly stores: () => Pick<Stores, 'list' | 'view' | 'use'>;
 }): StoreAnswers {
   const { clock, stores } = parts;
   /** Asked and not answered, and until when: nobody waits for those meanwhile. */
@@ -180,7 +180,11 @@ export function createStoreAnswers(parts: {
       return new Map(asked.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
     },
     refusal: (name) => {
-      const { store, problem } = stores().view(name);
+      // It may have been removed since its name was listed.
+      const { store, problem } =
+        stores()
+          .list()
+          .find(({ config }) => config.name === name) ?? {};
       if (store !== undefined) return refusals.get(name)?.failure;
       return problem !== undefined && isAccessDenied(problem) ? problem : undefined;
     },

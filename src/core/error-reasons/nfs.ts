@@ -1,6 +1,6 @@
 import { accessDenied, administrators } from './reason.ts';
 
-const noAnswer = 'the server of the store does not answer: a network or server failure, not a permission problem';
+const noAnswer = 'the server of the store does not answer: a network or server failure, not missing permissions';
 
 /** NFS: stores on NFS servers, and the NFS server of Stowage. */
 export const nfsReasons = {

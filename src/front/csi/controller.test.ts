@@ -1,4 +1,4 @@
-import { mkdtempSync, readdirSync, rmdirSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import type { MessageInitShape } from '@bufbuild/protobuf';
 import { beforeEach, describe, expect, test } from 'vitest';
@@ -6,6 +6,7 @@ import { formatSize } from '#base/size.ts';
 import type { StoreConfig, VolumeId, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
+import { needs } from '#testbed/needs.ts';
 import { aCall } from '#testing/calls.ts';
 import { blockDevice, mounted, servedCsi } from '#testing/csi.ts';
 import type { GrpcClient } from '#testing/grpc-client.ts';
@@ -101,6 +102,26 @@ describe('CreateVolume', () => {
     expect(await create(file)).toMatchObject({ volumeId });
     expect(readdirSync(join(csi.folder, silver))).toContain('pvc-1');
   });
+
+  test.skipIf(needs('ext4'))(
+    'the same of an image with a file system, which is looked at when it is there again',
+    async () => {
+      const images = mkdtempSync(join(csi.folder, 'images-'));
+      await csi.server.core.stores.add('disks', `local://${images}?layout=image`, aCall());
+      const ext4 = (name: string) =>
+        create(local, {
+          name,
+          parameters: { store: 'disks' },
+          capacityRange: { requiredBytes: 16n << 20n },
+          volumeCapabilities: [mounted('SINGLE_NODE_WRITER', [], 'ext4')],
+        });
+      const { volumeId } = await ext4('pvc-1');
+      const [image = ''] = readdirSync(images).filter((name) => name.startsWith('pvc-1'));
+      rmSync(join(images, image));
+      expect(await ext4('pvc-1')).toMatchObject({ volumeId });
+      expect(readdirSync(images)).toContain(image);
+    },
+  );
 
   test.each([
     ['another size', { capacityRange: { requiredBytes: 2n * gib } }],

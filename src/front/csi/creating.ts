@@ -96,14 +96,14 @@ export async function createVolume(about: About, request: CreateVolumeRequest, c
       ownLabels: { ...claimLabelsFrom(given), ...(name === volumeName ? {} : { [ownLabel('csi-name')]: name }) },
     };
   };
-  const accept = async (volume: Volume): Promise<void> => {
-    requireCompatible(volume, wanted);
+  const accept = (volume: Volume): void => requireCompatible(volume, wanted);
+  const acceptData = async (volume: Volume): Promise<void> => {
     const other = await otherFilesystemOf(about, volume, wishes, call);
     if (other !== undefined) throw refuse(other);
   };
   return await about.underway(`create ${name}`, async () => {
     const stores = storesOf(about).map(({ config }) => config.name);
-    const provisioning = { stores, want: newVolume, accept };
+    const provisioning = { stores, want: newVolume, accept, acceptData };
     const { volume } = await about.core.provision(provisioning, { ...call, requestId: `csi:${name}` });
     return volume;
   });

@@ -46,7 +46,7 @@ export function notAnswering(core: Core, store: StoreName): StowageError {
   const refusal = core.answers.refusal(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
-    `the server of store '${store}' does not answer: a network or server failure, not a permission problem`,
+    `the server of store '${store}' does not answer: a network or server failure, not missing permissions`,
     {
       code: 'unavailable',
       reason: 'store-not-answering',

@@ -123,7 +123,7 @@ test('a check of a server that is stopped: that it is no permission', async () =
     step: 'connect',
     ok: false,
     reason: 'nfs-refused',
-    detail: 'the server of the store does not answer: a network or server failure, not a permission problem',
+    detail: 'the server of the store does not answer: a network or server failure, not missing permissions',
     action: 'Ask the administrator, who finds out why with: stowage store check silver',
   });
 });
