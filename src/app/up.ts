@@ -13,7 +13,7 @@ import type { Core, WholeCore } from '#core/core.ts';
 import { closeCore, openCore } from '#core/lifecycle.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
-import type { Repairing } from '#core/repairing.ts';
+import type { Repairing } from '#core/repair-loop.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';

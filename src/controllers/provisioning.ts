@@ -7,6 +7,7 @@ import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
+import { createTakingBack } from './abandoned-claims.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -23,7 +24,6 @@ import { nameFor, parametersOf, refuseMountOptions } from './parameters.ts';
 import { type ControllerParts, found } from './parts.ts';
 import type { Made, Provisioner, Wanted } from './provisioner.ts';
 import { reportFailure } from './reporting.ts';
-import { createTakingBack } from './taking-back.ts';
 
 /** A watch that is so far behind is looked past. */
 const untoldMs = 10_000;

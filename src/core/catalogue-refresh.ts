@@ -4,8 +4,8 @@ import type { Catalogue } from './catalogue.ts';
 import { errorCodes, type StowageError, stowageError } from './errors.ts';
 import type { Volume, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
-import type { StoreAnswers } from './store-answers.ts';
 import { namesOf } from './store-facets.ts';
+import type { StoreAnswers } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 const readsAtOnce = 16;

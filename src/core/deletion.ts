@@ -1,13 +1,13 @@
 import type { Scope } from '#base/log.ts';
-import type { EngineAsks } from './engine-asks.ts';
 import { stowageError } from './errors.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
+import type { EngineAsks } from './pending-engine-requests.ts';
 import type { Store } from './ports.ts';
-import type { StoreAnswers } from './store-answers.ts';
 import { facetFor } from './store-facets.ts';
+import type { StoreAnswers } from './store-liveness.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';

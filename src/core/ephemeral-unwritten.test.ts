@@ -11,10 +11,10 @@ import type { NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from '
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
-import type { OwnUses } from './own-uses.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
 import { createBinding, createUnpublish } from './publishing.ts';
 import { createStaging, ownSource } from './staging.ts';
+import type { OwnUses } from './use-publisher.ts';
 
 /** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
 let records: Records;

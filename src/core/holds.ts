@@ -2,6 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
+import type { References, Referring } from './container-references.ts';
 import { type Hold, holderOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { holdKey } from './keys.ts';
@@ -10,7 +11,6 @@ import type { Mounts } from './mounts.ts';
 import type { Call, Operations } from './operations.ts';
 import { createPasses } from './passes.ts';
 import type { Mounter, Records } from './ports.ts';
-import type { References, Referring } from './references.ts';
 import type { RemappedUsers } from './remapped-users.ts';
 
 /**

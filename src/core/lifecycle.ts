@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Core } from './core.ts';
 import { stowageError } from './errors.ts';
-import { createRepairing, type Repairing } from './repairing.ts';
+import { createRepairing, type Repairing } from './repair-loop.ts';
 
 export interface CoreStart {
   readonly core: Pick<Core, 'mounts' | 'references' | 'holds'>;

@@ -1,8 +1,8 @@
+import type { SilentEngine } from './container-references.ts';
 import { StowageError } from './errors.ts';
 import type { Mount, SeenUse, Use, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
-import type { SilentEngine } from './references.ts';
 import { isEngine } from './users.ts';
 
 export function requireMounting({ unable }: Mounter): void {

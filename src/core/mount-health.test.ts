@@ -6,12 +6,12 @@ import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type ClientTable, createClients } from './clients.ts';
 import { StowageError } from './errors.ts';
-import { noteRepaired, repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { createMountHealth, type MountHealthParts } from './mount-health.ts';
 import type { LiveMount } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
+import { noteRepaired, repairedAt } from './repaired-mounts.ts';
 
 let records: Records;
 let dead: Set<VolumeId>;

@@ -4,12 +4,12 @@ import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
 import { toldToUser } from './error-disclosure.ts';
 import { stowageError } from './errors.ts';
-import { repairedAt } from './mended-mounts.ts';
 import type { Mount, StoreName, VolumeId } from './model.ts';
 import type { LiveMount, Mounts } from './mounts.ts';
 import type { Records } from './ports.ts';
-import type { StoreAnswers } from './store-answers.ts';
+import { repairedAt } from './repaired-mounts.ts';
 import { notAnswering } from './store-errors.ts';
+import type { StoreAnswers } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 /**

@@ -1,6 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
+import type { References } from './container-references.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
@@ -9,14 +10,13 @@ import { createLocate } from './locate.ts';
 import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
 import { engineSilent, inUse, servedOn } from './mount-errors.ts';
 import type { Call, Operations } from './operations.ts';
-import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
 import { createReconcile } from './reconcile-mounts.ts';
-import type { References } from './references.ts';
 import { createRepair } from './repair.ts';
 import { createStaging, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
+import { createOwnUses, type OwnUses } from './use-publisher.ts';
 import { usersOnRecord } from './users.ts';
 
 export interface LiveMount extends Mount {

@@ -13,7 +13,7 @@ import {
   type Running,
   refusedWhileStopping,
   ShuttingDown,
-} from './perform.ts';
+} from './operation-runner.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
 import { createReplays, type Replays } from './replays.ts';
 

@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { createClear } from './clear-target.ts';
 import { stowageError } from './errors.ts';
-import { createRegrouping, giveToGroup } from './groups.ts';
+import { createRegrouping, giveToGroup } from './fsgroup.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
@@ -10,9 +10,9 @@ import { held, otherThere, requireAlone, requireMounting, requireSame, unfinishe
 import type { LiveMount, MountParts, Mounts, Publishing } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
-import type { OwnUses } from './own-uses.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { isOurs, type Staging } from './staging.ts';
+import type { OwnUses } from './use-publisher.ts';
 
 const mountDeadlineMs = 60_000;
 const inParallel = 8;

@@ -11,12 +11,12 @@ import { createFakeMounts, type FakeMounts } from '#testing/fakes/mounts.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createClients } from './clients.ts';
 import { createEvents } from './events.ts';
-import { repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
 import { createRepair } from './repair.ts';
+import { repairedAt } from './repaired-mounts.ts';
 import { createStaging, ownSource, repairing } from './staging.ts';
 
 /** A node with mounts that a data path serves. */

@@ -2,11 +2,11 @@ import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import { stageKey } from './keys.ts';
-import { noteRepaired } from './mended-mounts.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
 import { createPasses } from './passes.ts';
 import { titled } from './publishing.ts';
+import { noteRepaired } from './repaired-mounts.ts';
 import { noteRepairing, repairing, type Staging } from './staging.ts';
 
 /** For one volume; others have their own. */

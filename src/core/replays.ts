@@ -4,8 +4,8 @@ import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
+import { EndedOnRecord, type Perform, type Running, ShuttingDown } from './operation-runner.ts';
 import type { Outcome, Work } from './operations.ts';
-import { EndedOnRecord, type Perform, type Running, ShuttingDown } from './perform.ts';
 import type { Records } from './ports.ts';
 
 /** How an operation that a crash interrupted is done again. */

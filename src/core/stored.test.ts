@@ -11,9 +11,9 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { createMemoryRecords, type MemoryRecords } from '#testing/fakes/records.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import { noteRepaired, repairedAt } from './mended-mounts.ts';
 import type { Mount, NodeName, Operation, StoreName, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
+import { noteRepaired, repairedAt } from './repaired-mounts.ts';
 import { noteRepairing, ownSource, repairing } from './staging.ts';
 
 /**

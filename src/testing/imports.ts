@@ -77,8 +77,8 @@ const acquainted: readonly string[] = [
   'wire/rpc > wire/xdr',
   'wire/nfs3 > wire/xdr',
   'wire/nfs3 > wire/rpc',
-  'stores/local > stores/shelf',
-  'stores/nfs > stores/shelf',
+  'stores/local > stores/file-store',
+  'stores/nfs > stores/file-store',
 ];
 
 /** Folders that use no npm package: what they need of one is a port. */

@@ -6,8 +6,8 @@ import { promisify } from 'node:util';
 import { unmountedImage } from '#base/e2fsprogs.ts';
 import type { NodeName, StoreConfig, Volume } from '#core/model.ts';
 import { storeName } from '#core/names.ts';
+import type { FileStore } from '#stores/file-store/verbs.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import type { FileStore } from '#stores/shelf/verbs.ts';
 import { type StoreUnderTest, scope } from './contracts/store.ts';
 import { plainPolicy as policy } from './policy.ts';
 

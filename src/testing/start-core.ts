@@ -14,7 +14,7 @@ import { type Core, createCore, type WholeCore } from '#core/core.ts';
 import { closeCore, openCore } from '#core/lifecycle.ts';
 import type { NodeName } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
-import type { Repairing } from '#core/repairing.ts';
+import type { Repairing } from '#core/repair-loop.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClients, type FakeClients } from './fakes/clients.ts';

@@ -1,7 +1,7 @@
 import type { Log } from '#base/log.ts';
 import { toldToUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
-import { refusedWhileStopping } from '#core/perform.ts';
+import { refusedWhileStopping } from '#core/operation-runner.ts';
 import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
 
 const inLog = "in the log of Stowage's server";

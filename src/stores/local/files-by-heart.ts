@@ -1,7 +1,7 @@
 import { closeSync, constants, fstatSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { type FileIdentity, identityByHeart, openByHeart, readByHeart } from '#base/linux/page-cache-io.ts';
-import type { Files } from '../shelf/files.ts';
+import type { Files } from '../file-store/files.ts';
 import { localFiles, lookOf } from './files.ts';
 
 /** Of file systems that keep in memory what they know of an open file, and ask neither a server nor a program for it. */

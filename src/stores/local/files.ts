@@ -3,7 +3,7 @@ import { constants } from 'node:fs';
 import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
 import { isErrno } from '#base/errno.ts';
 import { writeAll } from '#base/write-all.ts';
-import { type Files, type FileType, type Look, UnfitFile } from '../shelf/files.ts';
+import { type Files, type FileType, type Look, UnfitFile } from '../file-store/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
 

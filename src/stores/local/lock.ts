@@ -3,7 +3,7 @@ import { access } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { DatabaseSync } from 'node:sqlite';
 import { StowageError } from '#core/errors.ts';
-import { isObject } from '../shelf/meta.ts';
+import { isObject } from '../file-store/meta.ts';
 import { lstatIfThere, readBounded } from './files.ts';
 
 const sqliteBusy = 5;

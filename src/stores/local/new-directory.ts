@@ -1,8 +1,8 @@
 import { chmod, chown, lstat, mkdir, rename, rmdir } from 'node:fs/promises';
 import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import { isFull } from '../shelf/files.ts';
-import type { Place } from '../shelf/place.ts';
+import { isFull } from '../file-store/files.ts';
+import type { Place } from '../file-store/store-root.ts';
 import type { LocalOptions } from './options.ts';
 
 /** Makes directories with the owner and mode that the options say. */

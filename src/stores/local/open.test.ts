@@ -12,7 +12,7 @@ import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { createLocalStoreKind } from './kind.ts';
 
 let root: string;

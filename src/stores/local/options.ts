@@ -1,7 +1,7 @@
 import { isAbsolute, normalize } from 'node:path';
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
-import type { LayoutKind } from '../shelf/layout.ts';
+import type { LayoutKind } from '../file-store/layout.ts';
 
 export interface LocalOptions {
   readonly root: string;

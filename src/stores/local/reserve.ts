@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, truncate, writeFile } from 'node:fs/promises';
-import { isFull } from '../shelf/files.ts';
-import type { Place, Reserve } from '../shelf/place.ts';
-import { createBacking, pieceBytes, pieces, plenty } from '../shelf/reserve.ts';
+import { isFull } from '../file-store/files.ts';
+import { createBacking, pieceBytes, pieces, plenty } from '../file-store/reserve.ts';
+import type { Place, Reserve } from '../file-store/store-root.ts';
 import { lstatIfThere, unlinkIfThere } from './files.ts';
 import { roomAt } from './room.ts';
 

@@ -5,7 +5,7 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
-import type { Scanned } from '../shelf/files.ts';
+import type { Scanned } from '../file-store/files.ts';
 import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
 

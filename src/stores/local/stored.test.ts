@@ -8,7 +8,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openLocal } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 /** The folder of a store that 0.1 left. It never changes: a new format needs a new fixture. */
 const fixture = (layout: string): Promise<Tree> =>

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { eachBounded } from '#base/each-bounded.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
-import type { Left } from '../shelf/files.ts';
+import type { Left } from '../file-store/files.ts';
 import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
 

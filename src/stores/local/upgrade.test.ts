@@ -6,7 +6,7 @@ import type { Volume } from '#core/model.ts';
 import { volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openLocal } from '#testing/local-store.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 let root: string;
 let store: FileStore;

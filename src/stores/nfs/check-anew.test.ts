@@ -9,7 +9,7 @@ import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // A check of a store that is open: its connections are no proof that one could be made now.
 

@@ -16,7 +16,7 @@ import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // A host is killed at each call to the server that a verb makes: before the server gets it, or when it has done it and
 // the answer is lost. Then the same host comes back and asks again; or another host works on the store in between. In

@@ -16,7 +16,7 @@ import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { nfsStatus } from '#wire/nfs3/index.ts';
 import { create, mkdir } from '#wire/nfs3/procedures.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { newProcessMark } from './lock-marks.ts';
 
 type Options = Readonly<Record<string, string>>;

@@ -9,7 +9,7 @@ import { scope } from '#testing/contracts/store.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
   let folder: string;

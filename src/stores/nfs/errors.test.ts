@@ -10,7 +10,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { mountProgram, mountVersion, nfsProgram } from '#wire/nfs3/index.ts';
 import { createRpcServer, type Reply, type ServedProgram } from '#wire/rpc/server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 const repository = join(import.meta.dirname, '..', '..', '..');
 type Options = Readonly<Record<string, string>>;

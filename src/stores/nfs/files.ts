@@ -12,13 +12,13 @@ import {
   type SetAttributes,
   stability,
 } from '#wire/nfs3/index.ts';
-import { type Entry, type Files, type FileType, UnfitFile } from '../shelf/files.ts';
+import { type Entry, type Files, type FileType, UnfitFile } from '../file-store/files.ts';
 import type { Folders } from './folders.ts';
 import { isSameMark, isTaken } from './lock-marks.ts';
 import { asSystemError } from './statuses.ts';
 import { emptyFolder, scanTree } from './trees.ts';
 
-/** Beside what every shelf needs: what only this store does. */
+/** Beside what every file store needs: what only this store does. */
 export interface NfsFiles extends Files {
   attributes(path: string): Promise<Attributes | undefined>;
   /** Exclusively, empty, and known again by its mark (see lock-marks.ts) until something is written. */

@@ -19,7 +19,7 @@ import { startPassage } from '#testing/passage.ts';
 import { outcome } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Servers that stand still, die and come back, under a store that stays open.
 

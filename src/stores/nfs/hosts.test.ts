@@ -16,7 +16,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
 // pairs.test.ts; here they run freely, against real servers.

@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle, SetAttributes, Time } from '#wire/nfs3/index.ts';
-import { isRefusal } from '../shelf/files.ts';
+import { isRefusal } from '../file-store/files.ts';
 import type { GuardTicks } from './guard-ticks.ts';
 import { isSameMark, type Marks } from './lock-marks.ts';
 

@@ -17,7 +17,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { suspend } from '#testing/suspend.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
-import type { FileStore, FileStoreKind } from '../shelf/verbs.ts';
+import type { FileStore, FileStoreKind } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createEnter, type Network } from './network.ts';
 import { mostQuestions } from './network-messages.ts';

@@ -6,7 +6,7 @@ import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NfsWay } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
-import type { DataPaths } from '../shelf/layout.ts';
+import type { DataPaths } from '../file-store/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 /** Options that sources carry as they are. */

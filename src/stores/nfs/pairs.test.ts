@@ -13,7 +13,7 @@ import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-con
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
 // whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data

@@ -10,7 +10,7 @@ import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { refusal, refusalOf } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 const id = newVolumeId();

@@ -2,7 +2,7 @@ import { StowageError } from '#core/errors.ts';
 import { isLabelKey } from '#core/labels.ts';
 import type { Labels } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
-import type { DataPaths } from '../shelf/layout.ts';
+import type { DataPaths } from '../file-store/layout.ts';
 
 const help =
   'Write it of {name}, {id} and {label:KEY}, with / between folders, for example {label:team}/{name}. The last part must contain {id}, or {name} and no labels.';

@@ -22,7 +22,7 @@ import { startPassage } from '#testing/passage.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { isNfsError, removeTree, stability, walkTree } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Servers that do not follow the protocol in all things; and more of everything than usual.
 

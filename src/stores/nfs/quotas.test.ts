@@ -11,7 +11,7 @@ import { exportFolder, openNfs } from '#testing/nfs-store.ts';
 import { type Api, startServer } from '#testing/server.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 
 const GiB = 1024n ** 3n;

@@ -1,8 +1,8 @@
 import { randomBytes } from 'node:crypto';
 import { NfsError } from '#wire/nfs3/index.ts';
-import { isRefusal } from '../shelf/files.ts';
-import type { Reserve } from '../shelf/place.ts';
-import { createBacking, pieceBytes, pieces, plenty } from '../shelf/reserve.ts';
+import { isRefusal } from '../file-store/files.ts';
+import { createBacking, pieceBytes, pieces, plenty } from '../file-store/reserve.ts';
+import type { Reserve } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
 import { absentFolderIsAbsent } from './files.ts';
 

@@ -1,7 +1,7 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { ProcessMarks } from '#core/ports.ts';
-import { takenForDeadMs } from '../shelf/place.ts';
+import { takenForDeadMs } from '../file-store/store-root.ts';
 
 /** Names in `.stowage/tmp`: of the instance, of the process, of one opening of the store, and a number. */
 export interface Scratches {

@@ -1,4 +1,4 @@
-import { isFull, isRefusal } from '../shelf/files.ts';
+import { isFull, isRefusal } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
 
 /**

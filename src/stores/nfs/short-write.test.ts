@@ -13,7 +13,7 @@ import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full
 import { openNfs } from '#testing/nfs-store.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 /** A folder on a disk of its own, which is unmounted at the end of the test. */
 function smallDisk(): { readonly disk: string; readonly state: string } {

@@ -10,7 +10,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { type Fixed, readTree, type Tree, writeTree } from '#testing/golden/folder-tree.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { createMarks, isFree, isProcessMark, isTaken } from './lock-marks.ts';
 

@@ -15,7 +15,7 @@ import { createLives, openNfs } from '#testing/nfs-store.ts';
 import { impatient, mortal } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // A host is killed at each call to the server while it maintains the trash: before the server gets the call, or after
 // the server has done it. Nothing that is not due may be lost, and what is due must go in the end.

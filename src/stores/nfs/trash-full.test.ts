@@ -14,7 +14,7 @@ import { quickFolder } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { impatient } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 const minute = 60_000;
 const day = 24 * 60 * minute;

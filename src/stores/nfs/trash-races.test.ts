@@ -13,7 +13,7 @@ import { type Hook, impatient, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Hosts that are suspended or die while they work on the trash of a store that others share.
 

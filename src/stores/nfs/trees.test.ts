@@ -23,7 +23,7 @@ import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 
 // Whole trees: what users put into volumes, deleted and measured through the server.
 

@@ -14,7 +14,7 @@ import {
   removeTree,
   walkTree,
 } from '#wire/nfs3/index.ts';
-import type { Left, Scanned } from '../shelf/files.ts';
+import type { Left, Scanned } from '../file-store/files.ts';
 import { asSystemError } from './statuses.ts';
 
 const treesAtOnce = 4;

@@ -1,5 +1,5 @@
 import type { NodeName, Use, User } from '#core/model.ts';
-import { isObject } from '../shelf/meta.ts';
+import { isObject } from '../file-store/meta.ts';
 
 /** What lies in `.stowage/users/<volume id>`: a file per host, and `.writer`. */
 

@@ -15,7 +15,7 @@ import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, tapped } from '#testing/nfs-tap.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 

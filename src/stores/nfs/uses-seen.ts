@@ -1,7 +1,7 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import type { NodeName, SeenUse, VolumeId } from '#core/model.ts';
-import { isFull, UnfitFile } from '../shelf/files.ts';
+import { isFull, UnfitFile } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
 import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-format.ts';
 

@@ -18,7 +18,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { startServer } from '#testing/server.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import type { FileStore } from '../shelf/verbs.ts';
+import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';

@@ -1,8 +1,8 @@
 import { isErrno } from '#base/errno.ts';
 import type { Log } from '#base/log.ts';
 import { type Attributes, fileType } from '#wire/nfs3/index.ts';
-import { isFull } from '../shelf/files.ts';
-import { takenForDeadMs } from '../shelf/place.ts';
+import { isFull } from '../file-store/files.ts';
+import { takenForDeadMs } from '../file-store/store-root.ts';
 import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
 import { isFree, isTaken, type Marks } from './lock-marks.ts';
 import type { Watch } from './watch.ts';

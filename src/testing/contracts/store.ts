@@ -3,7 +3,7 @@ import { type Scope, silentLog } from '#base/log.ts';
 import type { Orphan, TrashEntry, Volume, VolumeName, VolumeRef, VolumeSpec } from '#core/model.ts';
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
-import type { FileStore } from '#stores/shelf/verbs.ts';
+import type { FileStore } from '#stores/file-store/verbs.ts';
 import { keptForAWeek } from '../trash.ts';
 import { refused, twice } from './twice.ts';
 

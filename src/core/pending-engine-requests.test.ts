@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createEngineAsks } from './engine-asks.ts';
 import type { VolumeId } from './model.ts';
+import { createEngineAsks } from './pending-engine-requests.ts';
 
 const id = 'sv1-00000000-0000-0000-0000-000000000000' as VolumeId;
 const { signal } = new AbortController();

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { VolumeId } from './model.ts';
-import { createRepairing } from './repairing.ts';
+import { createRepairing } from './repair-loop.ts';
 
 function mounts() {
   const clock = createFakeClock();

@@ -7,8 +7,8 @@ import { isVolumeName, quoted } from '#core/names.ts';
 import { notFound } from './errors.ts';
 import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
-import type { Place } from './place.ts';
 import { recordedNames, unobvious } from './reading.ts';
+import type { Place } from './store-root.ts';
 import type { FileStore } from './verbs.ts';
 
 const looksAtOnce = 16;

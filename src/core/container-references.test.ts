@@ -12,8 +12,8 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { startCore } from '#testing/start-core.ts';
+import { createReferences } from './container-references.ts';
 import type { SeenUse, VolumeId } from './model.ts';
-import { createReferences } from './references.ts';
 
 test('what containers name is said on the store, whether they run or not, and taken back with the last', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));

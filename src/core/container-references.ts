@@ -9,10 +9,10 @@ import {
   type Reference,
   type SeenContainer,
 } from './containers.ts';
-import type { EngineNames } from './engine-names.ts';
 import { stowageError } from './errors.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { qualified } from './names.ts';
+import type { EngineNames } from './plugin-names.ts';
 import type { Records } from './ports.ts';
 
 /**

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import { isErrno } from '#base/errno.ts';
 import { isFull, UnfitFile } from './files.ts';
-import type { Place } from './place.ts';
+import type { Place } from './store-root.ts';
 
 /**
  * How long this instance has watched the store, over all its processes: what runs between two looks of one process is

@@ -9,7 +9,7 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { newMeta } from './create.ts';
 import type { Files } from './files.ts';
 import { createDirectoryLayout } from './layout-directory.ts';
-import type { Place } from './place.ts';
+import type { Place } from './store-root.ts';
 
 let root: string;
 beforeEach(async () => {

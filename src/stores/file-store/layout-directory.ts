@@ -7,7 +7,7 @@ import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from './errors.ts';
 import type { Files } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
-import type { Place } from './place.ts';
+import type { Place } from './store-root.ts';
 
 export interface DirectoryLayoutParts {
   readonly place: Place;

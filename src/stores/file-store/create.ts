@@ -6,11 +6,11 @@ import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { beingMade, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
 import { isRefusal } from './files.ts';
+import { settle } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parents.ts';
 import type { HeldScope, Parts } from './parts.ts';
-import { settle } from './settle.ts';
 
 /** How often the name can become free, and be taken by another host again, while one create looks. */
 const mostAttempts = 8;

@@ -3,9 +3,9 @@ import type { Inspection, VolumeName } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { ChangedByOthers } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
+import { hasMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import type { Parts } from './parts.ts';
-import { hasMoved } from './settle.ts';
 import type { FileStore } from './verbs.ts';
 
 const readsAtOnce = 16;

@@ -6,9 +6,9 @@ import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Mount, NodeName, Source, StoreName, Use, User, Volume, VolumeRef } from './model.ts';
 import { newVolumeId, volumeName } from './names.ts';
-import { createOwnUses, type OwnUses } from './own-uses.ts';
 import type { Records, Store, Uses } from './ports.ts';
 import type { Stores } from './stores.ts';
+import { createOwnUses, type OwnUses } from './use-publisher.ts';
 
 const node = 'here' as NodeName;
 const userAt = (path: string): User => ({ kind: 'path', name: path, node });

@@ -5,7 +5,7 @@ import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { localFiles } from '#stores/local/files.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createObservedTime, type ObservedTime } from './observed-time.ts';
-import type { Place } from './place.ts';
+import type { Place } from './store-root.ts';
 
 const minute = 60_000;
 

@@ -3,12 +3,12 @@ import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
+import { settleHeld, settleTrash, unlessBusy } from './finish-interrupted.ts';
 import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import { settleHeld, settleTrash, unlessBusy } from './settle.ts';
 import { settleStaged } from './trash-staging.ts';
 
 /** No volume can have this name, so it locks nothing else. */

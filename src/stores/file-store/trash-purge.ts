@@ -4,12 +4,12 @@ import { StowageError } from '#core/errors.ts';
 import type { TrashEntry, VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
+import { finishRestore } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
 import type { HeldScope, Parts } from './parts.ts';
-import type { Others } from './place.ts';
-import { finishRestore } from './settle.ts';
+import type { Others } from './store-root.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
 import { moveToDeleting, putBack, settleStaged } from './trash-staging.ts';
 

@@ -4,7 +4,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type ErrorCode, relayed, type StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';
-import { createStoreAnswers, type StoreAnswers } from './store-answers.ts';
+import { createStoreAnswers, type StoreAnswers } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 const silver = 'silver' as StoreName;

@@ -9,13 +9,13 @@ import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingMade, notFound } from './errors.ts';
 import { isRefusal, type Left } from './files.ts';
+import { settle } from './finish-interrupted.ts';
 import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
-import { type Place, takenForDeadMs } from './place.ts';
 import { recordedNames } from './reading.ts';
-import { settle } from './settle.ts';
+import { type Place, takenForDeadMs } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 /**

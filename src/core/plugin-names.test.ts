@@ -17,7 +17,7 @@ let server: TestCore;
 let docker: FakeEngine;
 
 beforeEach(async () => {
-  const parent = mkdtempSync(join(tmpdir(), 'stowage-engine-names-'));
+  const parent = mkdtempSync(join(tmpdir(), 'stowage-plugin-names-'));
   onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(parent))];
   docker = createFakeEngine();

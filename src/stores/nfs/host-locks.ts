@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { type Hold, type Others, takenForDeadMs } from '../shelf/place.ts';
+import { type Hold, type Others, takenForDeadMs } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
 import { isFree } from './lock-marks.ts';
 import { createVolumeLocks, deadLock, type Taken, type VolumeLocksParts } from './volume-locks.ts';

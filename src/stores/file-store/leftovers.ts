@@ -1,4 +1,4 @@
-import type { Place } from './place.ts';
+import type { Place } from './store-root.ts';
 
 /** What an earlier run of this store left half-made. The folder is ours alone, and so is all that is in it. */
 export async function leftovers(place: Place): Promise<readonly string[]> {

@@ -3,9 +3,9 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
+import { unlessBusy } from './finish-interrupted.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
 import type { HeldScope, Parts } from './parts.ts';
-import { unlessBusy } from './settle.ts';
 import { stagedId } from './trash-names.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to

@@ -34,7 +34,7 @@ export interface Scanned {
 }
 
 /**
- * What a shelf needs of the file system below it: this machine's, or that of a server. Errors carry the system's code
+ * What a file store needs of the file system below it: this machine's, or that of a server. Errors carry the system's code
  * (`ENOENT`), wherever they come from. No call follows a symbolic link at the end of its path.
  */
 export interface Files {

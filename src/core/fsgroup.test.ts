@@ -3,7 +3,7 @@ import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type ClientTable, createClients } from './clients.ts';
-import { createRegrouping, giveToGroup } from './groups.ts';
+import { createRegrouping, giveToGroup } from './fsgroup.ts';
 import type { Mount, NfsWay, Source, Volume, VolumeId } from './model.ts';
 import type { Mounter, Store } from './ports.ts';
 

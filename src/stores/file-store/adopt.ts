@@ -7,15 +7,15 @@ import type { Adoptable, AdoptionFacet } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
 import type { Entry } from './files.ts';
+import { hasMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
 import { takeName } from './naming.ts';
 import { findNested, type Nested, nestedAs } from './nested.ts';
 import { isFolder, markParents } from './parents.ts';
 import type { Limit, Parts } from './parts.ts';
-import type { Place } from './place.ts';
 import { recordedNames } from './reading.ts';
-import { hasMoved } from './settle.ts';
+import type { Place } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 const readsAtOnce = 16;

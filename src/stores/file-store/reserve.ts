@@ -1,6 +1,6 @@
 import { coalesced } from '#base/coalesced.ts';
 import { isFull } from './files.ts';
-import type { Reserve } from './place.ts';
+import type { Reserve } from './store-root.ts';
 
 export const pieces = 8;
 export const pieceBytes = 128 * 1024;

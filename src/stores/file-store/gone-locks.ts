@@ -2,9 +2,9 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
+import { unlessBusy } from './finish-interrupted.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import { unlessBusy } from './settle.ts';
 import { trashedId } from './trash-names.ts';
 
 const readsAtOnce = 16;
