@@ -9,7 +9,7 @@ import { silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, VolumeId } from '#core/model.ts';
 import { newVolumeId, storeName } from '#core/names.ts';
-import type { Others } from '#stores/file-store/store-root.ts';
+import type { HostLocks } from '#stores/file-store/store-root.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
 import { openNfsPlace } from '#stores/nfs/place.ts';
@@ -22,7 +22,7 @@ const scope = { signal: new AbortController().signal, log: silentLog() };
 
 /** A host that has a store on the export open. */
 interface Host extends AsyncDisposable {
-  readonly others: Others;
+  readonly others: HostLocks;
 }
 
 async function openHost(hosts: readonly string[], port: number, folder: string, instance: string): Promise<Host> {
@@ -60,7 +60,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
   const cuts: Disturbances['counts'][] = [];
   let inside = 0;
   let refused = 0;
-  async function takeTurns(others: Others): Promise<void> {
+  async function takeTurns(others: HostLocks): Promise<void> {
     for (let turn = 0; turn < turns; ) {
       try {
         await using _ = await others.hold([id], scope.signal);
@@ -77,7 +77,7 @@ export async function holdByTurns(folder: string, seed: number, turns: number): 
       }
     }
   }
-  const hosts: Others[] = [];
+  const hosts: HostLocks[] = [];
   for (const i of [0, 1, 2]) {
     const disturbed = disturbances(chance(seed + i), { late: true });
     cuts.push(disturbed.counts);

@@ -28,7 +28,7 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
   const [mounts, engines, silent] = await Promise.all([
     core.mounts.list(scope),
     enginesJson(everywhere ? about.sockets : []),
-    core.answers.silent(
+    core.liveness.silent(
       stores.map(({ config }) => config.name),
       scope,
     ),
@@ -51,7 +51,7 @@ export async function statusOf(about: About, principal: Principal): Promise<Stat
     engines: [...engines],
     stores: stores.length,
     storesInTrouble: stores
-      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || core.answers.refusal(name))
+      .filter(({ store, config: { name } }) => store === undefined || silent.has(name) || core.liveness.refusal(name))
       .map(({ config }) => config.name),
     volumes: stores.reduce((sum, { config }) => sum + core.catalogue.totals(config.name).volumes, 0),
     mounts: mounts.filter(({ volumeId }) => visible(core.catalogue.recorded(volumeId)?.store)).length,

@@ -13,7 +13,7 @@ import type { Core, WholeCore } from '#core/core.ts';
 import { closeCore, openCore } from '#core/lifecycle.ts';
 import { type MaintenanceTask, startMaintenance } from '#core/maintenance.ts';
 import type { ProcessMarks, StoreKind } from '#core/ports.ts';
-import type { Repairing } from '#core/repair-loop.ts';
+import type { RepairLoop } from '#core/repair-loop.ts';
 import { createRestServer, type RestServer } from '#front/rest/server.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
@@ -112,7 +112,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
   // What needs what is there later.
-  const late: { repairing?: Repairing; find: FindNamespace } = { find: asItIs };
+  const late: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
   const kinds = new Map(
@@ -146,7 +146,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       folder: keepersFolder(folders.socket),
       find: networks.find,
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void late.repairing?.look(),
+      doubted: () => void late.repairLoop?.look(),
       gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
@@ -169,7 +169,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       },
       repairable: (one) => {
         undo.use(one);
-        late.repairing = one;
+        late.repairLoop = one;
       },
     },
     scope,
@@ -242,7 +242,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
         clients,
         released,
         log,
-        repairing: late.repairing,
+        repairLoop: late.repairLoop,
       }),
   };
 }
@@ -293,7 +293,7 @@ interface Stopping {
   readonly csi: Csi;
   readonly found: readonly Disposable[];
   readonly maintenance: AsyncDisposable;
-  readonly repairing: Disposable | undefined;
+  readonly repairLoop: Disposable | undefined;
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
@@ -304,7 +304,7 @@ interface Stopping {
 
 async function stop(parts: Stopping): Promise<readonly string[]> {
   const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
-  parts.repairing?.[Symbol.dispose]();
+  parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
   // First, and before nothing new is begun any more: an engine that is just mounting something gets it.

@@ -19,7 +19,7 @@ export interface Making extends Disposable {
  * its own: whoever has deleted a claim and made it anew does not wait for what was of the first, and is not told of it. What
  * another leader began is found by those who look for volumes that nobody claims.
  */
-export interface TakingBack {
+export interface AbandonedClaims {
   /** From now on something may be there. Undefined: what was there is being taken back at this moment. */
   begin(claim: PersistentVolumeClaim, provisioner: Provisioner): Making | undefined;
   /** What there is to take back when this changes. */
@@ -39,10 +39,10 @@ interface Begun {
 const mark = '#';
 
 /** `add` is called with keys to look at: its own, and those of claims that may have waited for a name. */
-export function createTakingBack(
+export function createAbandonedClaims(
   { client, caches }: Pick<ControllerParts, 'client' | 'caches'>,
   add: (key: string) => void,
-): TakingBack {
+): AbandonedClaims {
   const isHad = createIsHad(client, caches);
   /** By the UID of the claim. */
   const begun = new Map<string, Begun>();

@@ -10,11 +10,11 @@ import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
 
 /** What can be wrong with a mount, the worst first. `repaired`: it is well, but not for who had it before. */
-export const illnesses = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
-export type Illness = (typeof illnesses)[number];
+export const mountProblemKinds = ['dead', 'unmounted', 'client-failing', 'store-silent', 'repaired'] as const;
+export type MountProblemKind = (typeof mountProblemKinds)[number];
 
 /** A mount that is not well for a pod, as the agent of its node says. */
-export interface Ill {
+export interface MountProblem {
   readonly node: string;
   readonly volume: string;
   /** By what a PersistentVolume may call it. */
@@ -22,7 +22,7 @@ export interface Ill {
   /** Empty: it is not known. */
   readonly store: string;
   readonly pod: { readonly namespace: string; readonly name: string; readonly uid: string };
-  readonly illness: Illness;
+  readonly kind: MountProblemKind;
   readonly detail: string;
   /** When the mount was made anew; zero where it was not. */
   readonly repairedAt: number;
@@ -34,8 +34,8 @@ export interface Ill {
  */
 export interface Looks extends Controller {
   /** By any of its handles. */
-  of(handle: string): readonly Ill[];
-  all(): Iterable<Ill>;
+  of(handle: string): readonly MountProblem[];
+  all(): Iterable<MountProblem>;
   /** Whether what is said of a node is what its agent says, and nothing is in doubt. */
   isKnown(node: string): boolean;
   /** Called with the volumes of which something else is known now, each by all of its handles. */
@@ -61,7 +61,7 @@ interface View {
   /** Seen the last time. */
   readonly seen: ReadonlySet<string>;
   /** Seen twice. */
-  readonly ill: readonly Ill[];
+  readonly problems: readonly MountProblem[];
   /** That is all of it. */
   readonly isSure: boolean;
 }
@@ -69,17 +69,17 @@ interface View {
 export function createLooks({ agents, caches, clock, random = Math.random }: LooksOptions): Looks {
   const views = new Map<string, View>();
   const listeners = new Set<(handles: ReadonlySet<string>) => void>();
-  let byHandle: ReadonlyMap<string, readonly Ill[]> | undefined;
+  let byHandle: ReadonlyMap<string, readonly MountProblem[]> | undefined;
 
   function put(node: string, view: View | undefined): void {
-    const before = views.get(node)?.ill ?? [];
+    const before = views.get(node)?.problems ?? [];
     if (view === undefined) views.delete(node);
     else views.set(node, view);
     byHandle = undefined;
-    const [was, is] = [new Map(before.map(keyed)), new Map((view?.ill ?? []).map(keyed))];
+    const [was, is] = [new Map(before.map(keyed)), new Map((view?.problems ?? []).map(keyed))];
     const changed = new Set([
       ...before.filter((one) => !is.has(keyOf(one))).flatMap(({ handles }) => handles),
-      ...(view?.ill ?? []).filter((one) => !was.has(keyOf(one))).flatMap(({ handles }) => handles),
+      ...(view?.problems ?? []).filter((one) => !was.has(keyOf(one))).flatMap(({ handles }) => handles),
     ]);
     if (changed.size > 0) for (const listener of listeners) listener(changed);
   }
@@ -91,18 +91,18 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
     }
     // What it last said stays: an agent that is not there says nothing of its mounts.
     if (!agents.nodes().includes(node)) return done;
-    let found: readonly Ill[];
+    let found: readonly MountProblem[];
     try {
       const request = { method: 'GET', path: '/v1/troubles', deadlineMs: askMs } as const;
-      found = illIn(node, await agents.call(node, request, scope));
+      found = problemsIn(node, await agents.call(node, request, scope));
     } catch (thrown) {
       if (stowageError(thrown).reason === 'agent-absent') return done;
       throw thrown;
     }
     const before = views.get(node)?.seen ?? new Set();
-    const ill = found.filter((one) => before.has(keyOf(one)));
-    const isSure = ill.length === found.length;
-    put(node, { seen: new Set(found.map(keyOf)), ill, isSure });
+    const repeated = found.filter((one) => before.has(keyOf(one)));
+    const isSure = repeated.length === found.length;
+    put(node, { seen: new Set(found.map(keyOf)), problems: repeated, isSure });
     return again((isSure ? wellMs : doubtMs) * (0.75 + random() / 2));
   }
 
@@ -130,27 +130,27 @@ export function createLooks({ agents, caches, clock, random = Math.random }: Loo
     on: (changed) => void listeners.add(changed),
   };
 
-  function* all(): Generator<Ill, void, undefined> {
-    for (const { ill } of views.values()) yield* ill;
+  function* all(): Generator<MountProblem, void, undefined> {
+    for (const { problems } of views.values()) yield* problems;
   }
 }
 
-function groupedByHandle(all: Iterable<Ill>): ReadonlyMap<string, readonly Ill[]> {
-  const pairs = [...all].flatMap((ill) => ill.handles.map((handle) => ({ handle, ill })));
+function groupedByHandle(all: Iterable<MountProblem>): ReadonlyMap<string, readonly MountProblem[]> {
+  const pairs = [...all].flatMap((problem) => problem.handles.map((handle) => ({ handle, problem })));
   const groups = Map.groupBy(pairs, ({ handle }) => handle);
-  return new Map(Array.from(groups, ([handle, those]) => [handle, those.map(({ ill }) => ill)]));
+  return new Map(Array.from(groups, ([handle, those]) => [handle, those.map(({ problem }) => problem)]));
 }
 
-const keyOf = ({ volume, pod, illness, detail, repairedAt }: Ill): string =>
-  JSON.stringify([volume, pod.uid, illness, detail, repairedAt]);
-const keyed = (ill: Ill): readonly [string, Ill] => [keyOf(ill), ill];
+const keyOf = ({ volume, pod, kind, detail, repairedAt }: MountProblem): string =>
+  JSON.stringify([volume, pod.uid, kind, detail, repairedAt]);
+const keyed = (problem: MountProblem): readonly [string, MountProblem] => [keyOf(problem), problem];
 
 type Answer = Readonly<Record<string, unknown>>;
 const isAnswer = (value: unknown): value is Answer => typeof value === 'object' && value !== null;
 const textIn = (value: unknown): string => (typeof value === 'string' ? value : '');
 
 /** Those of pods: what else is mounted there is nobody's in the cluster. An agent is not trusted further than its own node. */
-function illIn(node: string, answer: unknown): readonly Ill[] {
+function problemsIn(node: string, answer: unknown): readonly MountProblem[] {
   const items: readonly unknown[] = isAnswer(answer) && Array.isArray(answer['items']) ? answer['items'] : [];
   return items.slice(0, mostItems).flatMap((item) => {
     if (!isAnswer(item) || !isAnswer(item['user'])) return [];
@@ -159,18 +159,18 @@ function illIn(node: string, answer: unknown): readonly Ill[] {
     if (pod === undefined || !isVolumeId(volume)) return [];
     const repairedAt = Date.parse(textIn(item['repairedAt'])) || 0;
     const said = textIn(item['condition']);
-    const illness = illnesses.find((one) => one === said) ?? (repairedAt > 0 ? 'repaired' : undefined);
-    if (illness === undefined) return [];
+    const kind = mountProblemKinds.find((one) => one === said) ?? (repairedAt > 0 ? 'repaired' : undefined);
+    if (kind === undefined) return [];
     const [store = '', name = ''] = textIn(item['name']).split('/');
     const handles = handlesOf({ id: volume, store: store as StoreName, name: name as VolumeName });
     return [
-      { node, volume, handles, store, pod, illness, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt },
+      { node, volume, handles, store, pod, kind, detail: textIn(item['detail']).slice(0, mostDetail), repairedAt },
     ];
   });
 }
 
 /** Its uid is in the path that the kubelet chose: below its folder of pods, or as the device's own name. */
-function podOf(kind: string, name: string, target: string): Ill['pod'] | undefined {
+function podOf(kind: string, name: string, target: string): MountProblem['pod'] | undefined {
   const [, namespace, own] = /^([^/]+)\/([^/]+)$/.exec(name) ?? [];
   const uuid = '[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}';
   const [, inPods, ofDevice] = new RegExp(`/pods/(${uuid})/|/publish/[^/]+/(${uuid})$`).exec(target) ?? [];

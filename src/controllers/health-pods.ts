@@ -2,10 +2,10 @@ import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { pods } from '#wire/kube/resources.ts';
 import type { ObjectReference, Pod } from '#wire/kube/types.ts';
-import type { Ill } from './health-looks.ts';
+import type { MountProblem } from './health-looks.ts';
 import { found } from './parts.ts';
 
-export const podReference = ({ namespace, name, uid }: Ill['pod']): ObjectReference => ({
+export const podReference = ({ namespace, name, uid }: MountProblem['pod']): ObjectReference => ({
   apiVersion: 'v1',
   kind: 'Pod',
   namespace,
@@ -14,8 +14,8 @@ export const podReference = ({ namespace, name, uid }: Ill['pod']): ObjectRefere
 });
 
 /** A mount that is ill for a pod which is there, and has it. */
-export interface Patient {
-  readonly ill: Ill;
+export interface AffectedPod {
+  readonly problem: MountProblem;
   readonly pod: Pod;
 }
 
@@ -25,22 +25,22 @@ export interface PodReader {
    * Undefined: it is not there any more, has ended or is ending, is another one, is on another node than the one that spoke of it, or
    * has no such claim; or it has been started again since its mount was made anew. `claim`: its name; undefined for what lives with the pod.
    */
-  patient(ill: Ill, claim: string | undefined, scope: Scope): Promise<Patient | undefined>;
+  affectedPod(problem: MountProblem, claim: string | undefined, scope: Scope): Promise<AffectedPod | undefined>;
 }
 
 export function createPodReader(client: KubeClient): PodReader {
   return {
-    patient: async (ill, claim, scope) => {
-      const { namespace, name, uid } = ill.pod;
+    affectedPod: async (problem, claim, scope) => {
+      const { namespace, name, uid } = problem.pod;
       const pod = await found(client.get(pods, { namespace, name }, scope.signal));
       if (pod === undefined || pod.metadata.uid !== uid || pod.metadata.deletionTimestamp !== undefined)
         return undefined;
-      if (pod.spec?.nodeName !== ill.node || pod.status?.phase === 'Succeeded' || pod.status?.phase === 'Failed')
+      if (pod.spec?.nodeName !== problem.node || pod.status?.phase === 'Succeeded' || pod.status?.phase === 'Failed')
         return undefined;
       const names = volumesOf(pod, claim);
       if (names.size === 0) return undefined;
-      if (ill.illness === 'repaired' && isStartedSince(pod, names, ill.repairedAt)) return undefined;
-      return { ill, pod };
+      if (problem.kind === 'repaired' && isStartedSince(pod, names, problem.repairedAt)) return undefined;
+      return { problem, pod };
     },
   };
 }

@@ -1,6 +1,6 @@
 import type { Condition } from '#wire/kube/types.ts';
 import type { Caches } from './caches.ts';
-import { illnesses, type Looks } from './health-looks.ts';
+import { type Looks, mountProblemKinds } from './health-looks.ts';
 import { messageOf, reasons } from './health-words.ts';
 import type { Events } from './machinery/events.ts';
 import { type StoreObject, type StoreStatus, storeReference } from './store-object.ts';
@@ -37,17 +37,17 @@ export function createStoreHealth({ looks, caches, events }: StoreHealthOptions)
   return {
     of: (store, before) => {
       // That it was made anew concerns a mount, not the store.
-      const ill = [...looks.all()].filter((one) => one.store === store && one.illness !== 'repaired');
-      const worst = ill.toSorted((a, b) => illnesses.indexOf(a.illness) - illnesses.indexOf(b.illness));
+      const problems = [...looks.all()].filter((one) => one.store === store && one.kind !== 'repaired');
+      const worst = problems.toSorted((a, b) => mountProblemKinds.indexOf(a.kind) - mountProblemKinds.indexOf(b.kind));
       const [first] = worst;
       const nodes = keptNodes(
-        ill.map(({ node }) => node),
+        problems.map(({ node }) => node),
         before?.unhealthyNodes ?? (isUnhealthy(before) ? anyNode : []),
         { looks, caches },
       );
       if (first !== undefined) {
         const message = messageOf(worst, 'for administrators');
-        return { verdict: { status: 'False', reason: reasons[first.illness], message }, nodes };
+        return { verdict: { status: 'False', reason: reasons[first.kind], message }, nodes };
       }
       const isAnyKnown = [...caches.nodes.all()].some(({ metadata: { name = '' } }) => looks.isKnown(name));
       return isAnyKnown && nodes.length === 0 ? { verdict: yes('Well', ''), nodes } : undefined;

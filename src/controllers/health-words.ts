@@ -1,5 +1,5 @@
 import type { Pod } from '#wire/kube/types.ts';
-import type { Ill, Illness } from './health-looks.ts';
+import type { MountProblem, MountProblemKind } from './health-looks.ts';
 import { restartConsumers } from './names.ts';
 
 /** What stands in the condition of a claim. */
@@ -9,7 +9,7 @@ export const reasons = {
   'client-failing': 'ClientFailing',
   'store-silent': 'StoreSilent',
   repaired: 'RestartNeeded',
-} as const satisfies Record<Illness, string>;
+} as const satisfies Record<MountProblemKind, string>;
 
 const lost: string = 'the mount was lost, and has been made anew; containers that had it before get errors';
 
@@ -20,29 +20,32 @@ const actions = {
     'It is mended by itself. If that takes longer than a few minutes, ask the administrator to look at the agent and the keeper of the node.',
   'store-silent': 'Writes and reads wait until it does. Ask the administrator to look at the store: kubectl get stores',
   repaired: `Restart the pod. With the annotation ${restartConsumers}=true on the claim, pods that have a controller are evicted for that.`,
-} as const satisfies Record<Illness, string>;
+} as const satisfies Record<MountProblemKind, string>;
 
 const looking = 'See how it looks from there: kubectl stowage mounts, and the log of the agent of that node.';
 
 const shownNodes = 10;
 
-export function messageOf(all: readonly Ill[], whom: 'for users' | 'for administrators' = 'for users'): string {
+export function messageOf(
+  all: readonly MountProblem[],
+  whom: 'for users' | 'for administrators' = 'for users',
+): string {
   const [worst] = all;
   if (worst === undefined) return '';
-  const nodes = [...new Set(all.filter(({ illness }) => illness === worst.illness).map(({ node }) => node))].sort();
+  const nodes = [...new Set(all.filter(({ kind }) => kind === worst.kind).map(({ node }) => node))].sort();
   const more = nodes.length > shownNodes ? ` and ${nodes.length - shownNodes} more` : '';
   const what = `On ${nodes.slice(0, shownNodes).join(', ')}${more}: ${whatIs(worst)}.`;
-  return whom === 'for users' ? `${what} ${actions[worst.illness]}` : `${what} ${looking}`;
+  return whom === 'for users' ? `${what} ${actions[worst.kind]}` : `${what} ${looking}`;
 }
 
 export const claimNote = (message: string | undefined): string => message ?? 'The volume is well again.';
 
-export function podNote(ill: Ill | undefined, pod: Pod | undefined, claim: string | undefined): string {
+export function podNote(problem: MountProblem | undefined, pod: Pod | undefined, claim: string | undefined): string {
   const volume = claim === undefined ? 'A volume of the pod' : `The volume of claim '${claim}'`;
-  if (ill === undefined) return `${volume} is well again.`;
+  if (problem === undefined) return `${volume} is well again.`;
   const isAlone = pod?.metadata.ownerReferences?.some(({ controller }) => controller === true) !== true;
-  const what = isAlone && ill.illness === 'repaired' ? 'Delete the pod and create it again.' : actions[ill.illness];
-  return `${volume} is ill on ${ill.node}: ${whatIs(ill)}. ${what}`;
+  const what = isAlone && problem.kind === 'repaired' ? 'Delete the pod and create it again.' : actions[problem.kind];
+  return `${volume} is ill on ${problem.node}: ${whatIs(problem)}. ${what}`;
 }
 
-const whatIs = ({ illness, detail }: Ill): string => (illness === 'repaired' ? lost : detail);
+const whatIs = ({ kind, detail }: MountProblem): string => (kind === 'repaired' ? lost : detail);

@@ -2,8 +2,8 @@ import type { Scope } from '#base/log.ts';
 import { isVolumeId } from '#core/names.ts';
 import { claims } from '#wire/kube/resources.ts';
 import type { Condition, ObjectReference, PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type Ill, illnesses, type Looks } from './health-looks.ts';
-import { createPodReader, type Patient, podReference } from './health-pods.ts';
+import { type Looks, type MountProblem, mountProblemKinds } from './health-looks.ts';
+import { type AffectedPod, createPodReader, podReference } from './health-pods.ts';
 import { claimNote, messageOf, podNote, reasons } from './health-words.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -45,7 +45,7 @@ export function createHealth(options: HealthOptions): Controller {
   const { client, clock, caches, events, looks, restarts } = options;
   const reader = createPodReader(client);
   /** When a pod was last told of a volume. */
-  const said = new Map<string, ReadonlyMap<string, { readonly ill: Ill; readonly at: number }>>();
+  const said = new Map<string, ReadonlyMap<string, { readonly problem: MountProblem; readonly at: number }>>();
 
   /** Another handle of the volume has a PersistentVolume: then it is told by that one. */
   const isKnownOtherwise = (handle: string): boolean =>
@@ -68,16 +68,16 @@ export function createHealth(options: HealthOptions): Controller {
     const ref = of?.spec.claimRef;
     const claimed = claimOf(ref);
     const all = looks.of(volume).filter(({ pod }) => of === undefined || pod.namespace === ref?.namespace);
-    const patients: Patient[] = [];
-    for (const ill of all) {
-      const patient = await reader.patient(ill, ref?.name, scope);
-      if (patient !== undefined) patients.push(patient);
+    const affected: AffectedPod[] = [];
+    for (const problem of all) {
+      const pod = await reader.affectedPod(problem, ref?.name, scope);
+      if (pod !== undefined) affected.push(pod);
     }
-    const worst = patients.toSorted((a, b) => rank(a) - rank(b));
+    const worst = affected.toSorted((a, b) => rank(a) - rank(b));
     const isSettled = claimed === undefined || (await tellClaim(claimed, worst, scope));
     tellPods(`${volume} ${of?.metadata.name ?? ''}`, worst, claimed);
-    for (const { ill } of worst) if (ill.illness === 'repaired' && claimed) restarts.consider(ill, claimed);
-    const isOver = worst.length === 0 && isSettled && all.every(({ illness }) => illness === 'repaired');
+    for (const { problem } of worst) if (problem.kind === 'repaired' && claimed) restarts.consider(problem, claimed);
+    const isOver = worst.length === 0 && isSettled && all.every(({ kind }) => kind === 'repaired');
     return isOver ? Number.POSITIVE_INFINITY : patientMs;
   }
 
@@ -87,7 +87,11 @@ export function createHealth(options: HealthOptions): Controller {
   }
 
   /** Whether there is nothing more to find out. */
-  async function tellClaim(claim: PersistentVolumeClaim, worst: readonly Patient[], scope: Scope): Promise<boolean> {
+  async function tellClaim(
+    claim: PersistentVolumeClaim,
+    worst: readonly AffectedPod[],
+    scope: Scope,
+  ): Promise<boolean> {
     const known = claim.status?.conditions?.find(({ type }) => type === healthy);
     const before = known?.status === 'False' ? nodesIn(claim.metadata.annotations?.[unhealthyNodes]) : [];
     const [first] = worst;
@@ -99,13 +103,13 @@ export function createHealth(options: HealthOptions): Controller {
       events.report({ ...about, regarding: claimReference(claim) });
       return true;
     }
-    const all = worst.map(({ ill }) => ill);
+    const all = worst.map(({ problem }) => problem);
     const nodes = keptNodes(
       all.map(({ node }) => node),
       before,
       { looks, caches },
     );
-    const condition = { status: 'False', reason: reasons[first.ill.illness], message: messageOf(all) } as const;
+    const condition = { status: 'False', reason: reasons[first.problem.kind], message: messageOf(all) } as const;
     const isSaid = known?.status === 'False' && known.reason === condition.reason;
     if (isSaid && known.message === condition.message && textOf(before) === textOf(nodes)) return true;
     await write(claim, condition, nodes, scope);
@@ -132,24 +136,24 @@ export function createHealth(options: HealthOptions): Controller {
     await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
   }
 
-  function tellPods(key: string, worst: readonly Patient[], claim: PersistentVolumeClaim | undefined): void {
+  function tellPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {
     const before = said.get(key) ?? new Map();
     const now = clock.elapsed();
-    const after = new Map<string, { readonly ill: Ill; readonly at: number }>();
+    const after = new Map<string, { readonly problem: MountProblem; readonly at: number }>();
     const about = { action, ...(claim === undefined ? {} : { related: claimReference(claim) }) };
-    for (const { ill, pod } of worst) {
-      if (after.has(ill.pod.uid)) continue;
-      const known = before.get(ill.pod.uid);
-      const isNew = known?.ill.illness !== ill.illness || now - known.at >= repeatMs;
-      after.set(ill.pod.uid, isNew ? { ill, at: now } : known);
+    for (const { problem, pod } of worst) {
+      if (after.has(problem.pod.uid)) continue;
+      const known = before.get(problem.pod.uid);
+      const isNew = known?.problem.kind !== problem.kind || now - known.at >= repeatMs;
+      after.set(problem.pod.uid, isNew ? { problem, at: now } : known);
       if (!isNew) continue;
-      const note = podNote(ill, pod, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(ill.pod), type: 'Warning', reason: told.ill, note });
+      const note = podNote(problem, pod, claim?.metadata.name);
+      events.report({ ...about, regarding: podReference(problem.pod), type: 'Warning', reason: told.ill, note });
     }
-    for (const [uid, { ill }] of before) {
+    for (const [uid, { problem }] of before) {
       if (after.has(uid)) continue;
       const note = podNote(undefined, undefined, claim?.metadata.name);
-      events.report({ ...about, regarding: podReference(ill.pod), type: 'Normal', reason: told.well, note });
+      events.report({ ...about, regarding: podReference(problem.pod), type: 'Normal', reason: told.well, note });
     }
     if (after.size === 0) said.delete(key);
     else said.set(key, after);
@@ -180,4 +184,4 @@ export function createHealth(options: HealthOptions): Controller {
   return controller;
 }
 
-const rank = ({ ill }: Patient): number => illnesses.indexOf(ill.illness);
+const rank = ({ problem }: AffectedPod): number => mountProblemKinds.indexOf(problem.kind);

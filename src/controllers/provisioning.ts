@@ -7,7 +7,7 @@ import type { Access, Labels } from '#core/model.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { NodeSelector, PersistentVolume, PersistentVolumeClaim, StorageClass } from '#wire/kube/types.ts';
-import { createTakingBack } from './abandoned-claims.ts';
+import { createAbandonedClaims } from './abandoned-claims.ts';
 import { keyOf } from './machinery/cache.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import { type Again, again, type Done, done } from './machinery/outcome.ts';
@@ -39,7 +39,7 @@ const askedFor = ['volume.kubernetes.io/storage-provisioner', 'volume.beta.kuber
  */
 export function createProvisioning(parts: ControllerParts): Controller {
   const { client, clock, caches, events, provisioners } = parts;
-  const takingBack = createTakingBack(parts, (key) => controller.add(key));
+  const abandonedClaims = createAbandonedClaims(parts, (key) => controller.add(key));
   /** PersistentVolumes that are written and that the cache has not told of yet, by claim: others change a claim at that very moment. */
   const written = new Map<string, { readonly uid: string; readonly at: number }>();
 
@@ -53,7 +53,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   }
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
-    if (takingBack.isKey(key)) return await takingBack.reconcile(key, scope);
+    if (abandonedClaims.isKey(key)) return await abandonedClaims.reconcile(key, scope);
     const claim = caches.claims.get(key);
     try {
       return await provide(key, claim, scope);
@@ -89,7 +89,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     }
     const want = wantedBy(claim, kind);
     if (mayBeGivenAnother(claim)) return done;
-    using making = takingBack.begin(claim, provisioner);
+    using making = abandonedClaims.begin(claim, provisioner);
     if (making === undefined) return again(busyMs);
     const made = await create(claim, want, provisioner, scope);
     if ('kind' in made) return made;
@@ -151,7 +151,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
     workers: 96,
     perGroup: 48,
     groupOf: (key) =>
-      takingBack.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
+      abandonedClaims.isKey(key) ? '#' : (waiting(caches.claims.get(key))?.[0].parameters?.['store'] ?? ''),
   });
   /** Each claim changes some four times while it gets its volume, and its volume as often: most of that is nothing to look at. */
   const ifOpen = (key: string): readonly string[] =>
@@ -159,7 +159,7 @@ export function createProvisioning(parts: ControllerParts): Controller {
   const waitingFor = (name: string): string[] => caches.claims.by('waiting', name).map(keyOf);
   controller.follow(caches.claims, (claim) => {
     const key = keyOf(claim);
-    const back = takingBack.keysOf(claim);
+    const back = abandonedClaims.keysOf(claim);
     // The next one of that name does not pay for how often this one failed.
     return back.length > 0 ? [key, ...back] : ifOpen(key);
   });

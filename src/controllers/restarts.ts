@@ -4,7 +4,7 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
 import { claims, evictions } from '#wire/kube/resources.ts';
 import type { PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
-import type { Ill } from './health-looks.ts';
+import type { MountProblem } from './health-looks.ts';
 import { createPodReader, podReference } from './health-pods.ts';
 import { type Controller, createController } from './machinery/controller.ts';
 import type { Events } from './machinery/events.ts';
@@ -19,7 +19,7 @@ import { found } from './parts.ts';
  */
 export interface Restarts extends Controller {
   /** It is looked at whether it is wanted, and possible; also when it is considered again and again. */
-  consider(ill: Ill, claim: PersistentVolumeClaim): void;
+  consider(problem: MountProblem, claim: PersistentVolumeClaim): void;
 }
 
 export interface RestartsOptions {
@@ -36,39 +36,39 @@ const mostRetryMs = 120_000;
 
 export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }: RestartsOptions): Restarts {
   /** By the pod's uid: the claim for which it is. */
-  const wanted = new Map<string, { readonly ill: Ill; readonly claimed: Ill['pod'] }>();
+  const wanted = new Map<string, { readonly problem: MountProblem; readonly claimed: MountProblem['pod'] }>();
   const reader = createPodReader(client);
   let nextAt = 0;
 
   async function reconcile(key: string, scope: Scope): Promise<Done | Again> {
     const want = wanted.get(key);
     if (want === undefined) return done;
-    const { ill, claimed } = want;
+    const { problem, claimed } = want;
     const { name } = claimed;
     // Both as they are now: what happens next is felt.
     const claim = await found(client.get(claims, claimed, scope.signal));
     const isWanted = claim?.metadata.uid === claimed.uid && claim.metadata.annotations?.[restartConsumers] === 'true';
-    const patient = isWanted ? await reader.patient(ill, name, scope) : undefined;
-    if (patient === undefined || !hasSuccessor(patient.pod)) return over(key);
+    const affected = isWanted ? await reader.affectedPod(problem, name, scope) : undefined;
+    if (affected === undefined || !hasSuccessor(affected.pod)) return over(key);
     const waitMs = nextAt - clock.elapsed();
     if (waitMs > 0) return again(waitMs);
     nextAt = clock.elapsed() + pauseMs;
-    const outcome = await evict(ill.pod, scope);
+    const outcome = await evict(problem.pod, scope);
     if (outcome === 'gone') return over(key);
     if (outcome === 'forbidden') {
       // Others need not wait for a pod that stays.
       nextAt = clock.elapsed();
       const note = `Not evicted, though the mount of claim '${name}' was lost and made anew: Stowage may not evict pods of this namespace. Restart the pod yourself.`;
       const about = { type: 'Warning', reason: 'RestartForbidden', action: 'Evict', note } as const;
-      events.report({ ...about, regarding: podReference(ill.pod) });
+      events.report({ ...about, regarding: podReference(problem.pod) });
       return again(mostRetryMs);
     }
     scope.log.warn('a pod was evicted, since a mount of it was made anew', {
-      pod: `${ill.pod.namespace}/${ill.pod.name}`,
+      pod: `${problem.pod.namespace}/${problem.pod.name}`,
     });
     const note = `Evicted: the mount of claim '${name}' was lost and made anew, which only a new pod sees. The claim asks for that by ${restartConsumers}.`;
     const about = { type: 'Normal', reason: 'RestartedForVolume', action: 'Evict', note } as const;
-    events.report({ ...about, regarding: podReference(ill.pod) });
+    events.report({ ...about, regarding: podReference(problem.pod) });
     return over(key);
   }
 
@@ -108,10 +108,10 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
   });
   return {
     ...controller,
-    consider: (ill, { metadata: { namespace = '', name = '', uid = '' } }) => {
-      const known = wanted.has(ill.pod.uid);
-      wanted.set(ill.pod.uid, { ill, claimed: { namespace, name, uid } });
-      if (!known) controller.add(ill.pod.uid);
+    consider: (problem, { metadata: { namespace = '', name = '', uid = '' } }) => {
+      const known = wanted.has(problem.pod.uid);
+      wanted.set(problem.pod.uid, { problem, claimed: { namespace, name, uid } });
+      if (!known) controller.add(problem.pod.uid);
     },
   };
 }

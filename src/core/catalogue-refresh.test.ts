@@ -42,7 +42,7 @@ test('a store that lists no names: a record that it cannot read any more is kept
     },
   };
   const stores = { list: () => [{ config: { name: silver }, store }] } as unknown as Stores;
-  const refresh = createRefresh({ records, stores: () => stores, answers: undefined as never, instance });
+  const refresh = createRefresh({ records, stores: () => stores, liveness: undefined as never, instance });
   for (let n = 0; n < 2; n++) {
     await refresh.all(store as Store, aCall());
     expect(records.volumes.names(silver).map(({ name }) => name)).toEqual(['damaged', 'fine']);

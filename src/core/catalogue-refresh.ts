@@ -5,7 +5,7 @@ import { errorCodes, type StowageError, stowageError } from './errors.ts';
 import type { Volume, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
 import { namesOf } from './store-facets.ts';
-import type { StoreAnswers } from './store-liveness.ts';
+import type { StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 const readsAtOnce = 16;
@@ -13,7 +13,7 @@ const readsAtOnce = 16;
 export interface CatalogueParts {
   readonly records: Records;
   readonly stores: () => Stores;
-  readonly answers: StoreAnswers;
+  readonly liveness: StoreLiveness;
   readonly instance: string;
 }
 

@@ -58,7 +58,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const stores = query.stores ?? all.map((view) => view.config.name);
       const names = stores.map((name) => parts.stores().view(name).config.name);
       // What a store held when it last answered is better than no list at all.
-      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.answers.late(names));
+      const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.liveness.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
     recorded: (handle) => {
@@ -92,14 +92,14 @@ interface Lookup {
 function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
   const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
     const asked = await Promise.all(
-      wanted.map((name) => parts.answers.list(name, scope, (open) => refresh.all(open, scope))),
+      wanted.map((name) => parts.liveness.list(name, scope, (open) => refresh.all(open, scope))),
     );
     return wanted.filter((_name, index) => !asked[index]);
   };
 
   /** The same for one name: a store may have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
-    (await parts.answers.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
+    (await parts.liveness.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
   /** By store: what kept records from being read, of any name or of this one. */
   async function unreadable(
@@ -129,7 +129,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
   const asUnsearched = (name: StoreName): Unsearched => ({
     name,
     isOpen: parts.stores().view(name).store !== undefined,
-    refusal: parts.answers.refusal(name),
+    refusal: parts.liveness.refusal(name),
   });
 
   return {

@@ -12,7 +12,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine } from '#testing/fakes/container-engine.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { startCore } from '#testing/start-core.ts';
-import { createReferences } from './container-references.ts';
+import { createContainerReferences } from './container-references.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 
 test('what containers name is said on the store, whether they run or not, and taken back with the last', async () => {
@@ -51,7 +51,7 @@ test('a plugin of ours that an engine knows by another name has its containers c
     core.volumes.create({ store: undefined, name, bytes: undefined, access: undefined, labels: {} }, aCall());
   const [asked, unasked] = [await create('photos'), await create('films')];
   // By its engine name, whatever the volume is called by now; or by the volume's own.
-  await core.engineNames.resolve('stowage-local', 'local..photos', aCall());
+  await core.pluginNames.resolve('stowage-local', 'local..photos', aCall());
   docker.run('web', { 'local..photos': undefined, other: undefined });
   docker.run('db', { films: undefined }, false);
   for (const [volume, name] of [
@@ -78,7 +78,7 @@ test('names that a silent store would have to be asked for do not make the engin
     begun.resolve();
     return new Promise((_, reject) => signal.addEventListener('abort', () => reject(signal.reason)));
   };
-  const references = createReferences({
+  const references = createContainerReferences({
     records,
     clock,
     engines: [docker],

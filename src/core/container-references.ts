@@ -12,14 +12,14 @@ import {
 import { stowageError } from './errors.ts';
 import type { Volume, VolumeId } from './model.ts';
 import { qualified } from './names.ts';
-import type { EngineNames } from './plugin-names.ts';
+import type { PluginNames } from './plugin-names.ts';
 import type { Records } from './ports.ts';
 
 /**
  * Which containers of this node name a volume, running or stopped. The engines are asked; what they last said is on record, for
  * when they do not answer, and for the stores, which are told who uses what.
  */
-export interface References extends AsyncDisposable {
+export interface ContainerReferences extends AsyncDisposable {
   /** Asked now. Of a volume that is gone, its id is all there is. */
   of(volume: Volume | VolumeId, scope: Scope): Promise<Referring>;
   /** As they were last seen. */
@@ -49,10 +49,10 @@ export interface SilentEngine {
   readonly why: string;
 }
 
-export interface ReferencesParts {
+export interface ContainerReferencesParts {
   readonly records: Records;
   readonly engines: readonly ContainerEngine[];
-  readonly names: Pick<EngineNames, 'resolve'>;
+  readonly names: Pick<PluginNames, 'resolve'>;
   readonly clock: Clock;
   readonly log: Log;
   /** The containers that name it, or whether they run, are not those that did. */
@@ -64,7 +64,7 @@ const unending = new AbortController().signal;
 /** A store that is silent must not make the engine look so. */
 const resolveMs = 1_000;
 
-export function createReferences(parts: ReferencesParts): References {
+export function createContainerReferences(parts: ContainerReferencesParts): ContainerReferences {
   const { records, engines, names, clock, log } = parts;
   const following = new AsyncDisposableStack();
   /** By engine, the containers that have their volumes mounted. */
@@ -109,7 +109,7 @@ export function createReferences(parts: ReferencesParts): References {
   const looks = new Map<ContainerEngine, () => Promise<void>>();
 
   /** Of two lists the older must not replace the younger: one after the other, and who waits for the next shares it. */
-  const look: References['look'] = async (engine, scope) => {
+  const look: ContainerReferences['look'] = async (engine, scope) => {
     const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
     looks.set(engine, next);
     await patiently(next(), scope.signal, clock);
@@ -210,7 +210,7 @@ const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContai
 });
 
 /** However many events there are, one look at a time; what happens during one is seen by the next. */
-function createLooking(engine: ContainerEngine, look: References['look'], scope: Scope, log: Log): () => void {
+function createLooking(engine: ContainerEngine, look: ContainerReferences['look'], scope: Scope, log: Log): () => void {
   let isLooking = false;
   let isDue = false;
   const run = async (): Promise<void> => {

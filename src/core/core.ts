@@ -3,7 +3,7 @@ import type { Log } from '#base/log.ts';
 import { type Adoptions, createAdoptions } from './adoption.ts';
 import { type Catalogue, createCatalogue } from './catalogue.ts';
 import { type ClientTable, createClients } from './clients.ts';
-import { createReferences, type References } from './container-references.ts';
+import { type ContainerReferences, createContainerReferences } from './container-references.ts';
 import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
 import { createEphemerals, type Ephemerals } from './ephemeral.ts';
@@ -16,9 +16,9 @@ import type { NodeName, VolumeId } from './model.ts';
 import { createMountHealth, type LookAtMounts } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
-import { createEngineAsks, type EngineAsks } from './pending-engine-requests.ts';
+import { createPendingEngineRequests, type PendingEngineRequests } from './pending-engine-requests.ts';
 import { isShared as isSharedPlacement } from './placement.ts';
-import { createEngineNames, type EngineNames } from './plugin-names.ts';
+import { createPluginNames, type PluginNames } from './plugin-names.ts';
 import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
 import { createProvision, type Provision } from './provision.ts';
 import { createReclaim, type Reclaim } from './reclaim.ts';
@@ -26,10 +26,10 @@ import { createRecovery } from './recovery.ts';
 import { createRemappedUsers } from './remapped-users.ts';
 import type { TakeUp } from './store-entries.ts';
 import { createIdentities } from './store-identity.ts';
-import { createStoreAnswers, type StoreAnswers } from './store-liveness.ts';
+import { createStoreLiveness, type StoreLiveness } from './store-liveness.ts';
 import { type ConfiguredStores, createStores, type Stores } from './stores.ts';
 import { createTokens, type Tokens } from './tokens.ts';
-import { createUseRecords, type UseRecords } from './use-admin.ts';
+import { createUseAdmin, type UseAdmin } from './use-admin.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
@@ -39,7 +39,7 @@ export interface Core {
   readonly node: NodeName;
   readonly mounter: Pick<Mounter, 'unable'>;
   readonly stores: ConfiguredStores;
-  readonly answers: Pick<StoreAnswers, 'silent' | 'rooms' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'silent' | 'rooms' | 'refusal'>;
   readonly catalogue: Catalogue;
   readonly volumes: Volumes;
   readonly provision: Provision;
@@ -49,11 +49,11 @@ export interface Core {
   /** The mounts of this machine, and how each is. */
   readonly mountHealth: LookAtMounts;
   readonly ephemerals: Ephemerals;
-  readonly uses: UseRecords;
-  readonly engineNames: EngineNames;
-  readonly asks: Pick<EngineAsks, 'note'>;
+  readonly uses: UseAdmin;
+  readonly pluginNames: PluginNames;
+  readonly engineRequests: Pick<PendingEngineRequests, 'note'>;
   readonly holds: Holds;
-  readonly references: References;
+  readonly references: ContainerReferences;
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
@@ -109,17 +109,17 @@ export function createCore(parts: CoreParts): WholeCore {
   const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
   // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
-  const late: { stores?: Stores; reclaim?: Reclaim; references?: References } = {};
+  const late: { stores?: Stores; reclaim?: Reclaim; references?: ContainerReferences } = {};
   const laterStores = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
-  const laterReferences = (): References => {
+  const laterReferences = (): ContainerReferences => {
     if (late.references === undefined) throw new Error('containers are asked for before they can be');
     return late.references;
   };
-  const answers = createStoreAnswers({ clock, stores: laterStores });
-  const catalogue = createCatalogue({ records, answers, stores: laterStores, instance });
+  const liveness = createStoreLiveness({ clock, stores: laterStores });
+  const catalogue = createCatalogue({ records, liveness, stores: laterStores, instance });
   const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const holds: Holds = createHolds({
     records,
@@ -164,13 +164,13 @@ export function createCore(parts: CoreParts): WholeCore {
   const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
   const reclaim = createReclaim({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
-  const engineNames = createEngineNames({ records, stores, catalogue });
-  const references = createReferences({
+  const pluginNames = createPluginNames({ records, stores, catalogue });
+  const references = createContainerReferences({
     records,
     clock,
     log,
     engines: parts.engines,
-    names: engineNames,
+    names: pluginNames,
     changed: (ids) => {
       const scope = { signal: unending, log };
       for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
@@ -184,12 +184,12 @@ export function createCore(parts: CoreParts): WholeCore {
   late.references = references;
   const limits = createLimits(records);
   const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
-  const asks = createEngineAsks(clock);
+  const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
   const provision = createProvision({ stores, catalogue, volumes });
-  const deletions = createDeletions({ ...shared, answers, asks, reclaimSoon: reclaim.soon });
+  const deletions = createDeletions({ ...shared, liveness, engineRequests, reclaimSoon: reclaim.soon });
   const adoptions = createAdoptions(shared);
-  const uses = createUseRecords(shared);
+  const uses = createUseAdmin(shared);
   const ephemerals = createEphemerals({ ...shared, volumes, deletions, log });
   Object.assign(steps, volumes.steps, deletions.steps, adoptions.steps, uses.steps);
   const tokens = createTokens(records, clock);
@@ -199,7 +199,7 @@ export function createCore(parts: CoreParts): WholeCore {
     clients,
     stageOf,
     stores: laterStores,
-    answers,
+    liveness,
     clock,
   });
   return {
@@ -207,7 +207,7 @@ export function createCore(parts: CoreParts): WholeCore {
     node,
     mounter,
     stores,
-    answers,
+    liveness,
     catalogue,
     volumes,
     deletions,
@@ -217,8 +217,8 @@ export function createCore(parts: CoreParts): WholeCore {
     mountHealth,
     ephemerals,
     uses,
-    engineNames,
-    asks,
+    pluginNames,
+    engineRequests,
     holds,
     references,
     operations,

@@ -4,10 +4,10 @@ import { nameKey, volumeKey } from './keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
-import type { EngineAsks } from './pending-engine-requests.ts';
+import type { PendingEngineRequests } from './pending-engine-requests.ts';
 import type { Store } from './ports.ts';
 import { facetFor } from './store-facets.ts';
-import type { StoreAnswers } from './store-liveness.ts';
+import type { StoreLiveness } from './store-liveness.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
 import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
@@ -46,8 +46,8 @@ export interface Deletions {
 
 export interface DeletionParts extends VolumeParts {
   readonly reclaimSoon: (store: string) => void;
-  readonly asks: Pick<EngineAsks, 'close'>;
-  readonly answers: Pick<StoreAnswers, 'silent' | 'refusal'>;
+  readonly engineRequests: Pick<PendingEngineRequests, 'close'>;
+  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
 }
 
 export interface DeletionSteps {
@@ -70,7 +70,7 @@ export function createDeletions(parts: DeletionParts): Deletions {
 }
 
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
-  const { stores, catalogue, operations, mounts, holds, clock, asks } = parts;
+  const { stores, catalogue, operations, mounts, holds, clock, engineRequests } = parts;
   return async (ref, expected, call, how) => {
     const before = await catalogue.resolve(ref, call);
     await holds.dropStale(before, call);
@@ -83,7 +83,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
       // A container that is being made is listed by then, and none begins to be that would name it.
-      using _closed = await asks.close(volume.id, how?.byEngine === true, call.signal);
+      using _closed = await engineRequests.close(volume.id, how?.byEngine === true, call.signal);
       // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
       const { destroy = false, discard = false } = how ?? {};

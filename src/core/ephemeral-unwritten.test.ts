@@ -14,7 +14,7 @@ import { createOperations } from './operations.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
 import { createBinding, createUnpublish } from './publishing.ts';
 import { createStaging, ownSource } from './staging.ts';
-import type { OwnUses } from './use-publisher.ts';
+import type { UsePublisher } from './use-publisher.ts';
 
 /** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
 let records: Records;
@@ -101,7 +101,7 @@ beforeEach(async () => {
     node: 'n' as NodeName,
     holds: () => ({ isHeld: () => false }),
   } as unknown as MountParts;
-  const uses = { settle: async () => undefined } as unknown as OwnUses;
+  const uses = { settle: async () => undefined } as unknown as UsePublisher;
   const unpublish = createUnpublish(parts, createBinding(parts, createStaging(parts), uses));
   const publish = async (): Promise<void> => {
     for (const at of [stage, target]) table.set(at, ownSource(id, '1'));

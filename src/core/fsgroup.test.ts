@@ -3,11 +3,11 @@ import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type ClientTable, createClients } from './clients.ts';
-import { createRegrouping, giveToGroup } from './fsgroup.ts';
-import type { Mount, NfsWay, Source, Volume, VolumeId } from './model.ts';
+import { chownVolumeToGroup, createRegrouping } from './fsgroup.ts';
+import type { Mount, NfsConnection, Source, Volume, VolumeId } from './model.ts';
 import type { Mounter, Store } from './ports.ts';
 
-const nfs = (way: Partial<NfsWay>): Source =>
+const nfs = (way: Partial<NfsConnection>): Source =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way }) as unknown as Source;
 const volume = { id: 'sv1-a' as VolumeId, store: 'silver', name: 'a', access: 'filesystem' } as Volume;
 
@@ -35,8 +35,8 @@ describe('a volume is given to the group', () => {
   });
 
   test('where its store has to be told', async () => {
-    await giveToGroup({ chownToGroup }, volume, mount, 2000, scope);
-    await giveToGroup({}, volume, mount, 2000, scope);
+    await chownVolumeToGroup({ chownToGroup }, volume, mount, 2000, scope);
+    await chownVolumeToGroup({}, volume, mount, 2000, scope);
     expect(given).toEqual([2000]);
   });
 
@@ -45,7 +45,7 @@ describe('a volume is given to the group', () => {
     ['for who only reads', 2000, { ...mount, readOnly: true }, volume],
     ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
   ])('but not %s', async (_, group, how, which) => {
-    await giveToGroup({ chownToGroup }, which, how, group, scope);
+    await chownVolumeToGroup({ chownToGroup }, which, how, group, scope);
     expect(given).toEqual([]);
   });
 });

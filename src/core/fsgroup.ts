@@ -6,7 +6,7 @@ import type { Mounter, Records, Store } from './ports.ts';
 import type { Staging } from './staging.ts';
 
 /** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
-export async function giveToGroup(
+export async function chownVolumeToGroup(
   store: Pick<Store, 'chownToGroup'>,
   { access }: Pick<Volume, 'access'>,
   { source, readOnly }: Pick<Mount, 'source' | 'readOnly'>,

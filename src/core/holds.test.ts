@@ -28,7 +28,7 @@ describe('what engines have mounted', () => {
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     volume = await server.core.volumes.create(wanted, aCall());
-    await server.core.engineNames.resolve(plugin, 'photos', aCall());
+    await server.core.pluginNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       docker.isDown = false;
       for (const name of ['web', 'db']) docker.remove(name);
@@ -263,10 +263,10 @@ describe('what engines have mounted', () => {
     server.core.records.volumes.remove(volume.id);
     for (const name of ['photos', 'photos.meta']) await rm(join(server.storeFolder, name), { recursive: true });
     // Engines ask for it before they let go of it.
-    await expect(server.core.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+    await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.core.engineNames.known(plugin, 'photos')).toBe(volume.id);
+    expect(server.core.pluginNames.known(plugin, 'photos')).toBe(volume.id);
     await letGo('1');
     await settle();
     expect(path()).toBeDefined();
@@ -274,10 +274,10 @@ describe('what engines have mounted', () => {
     await settle();
     expect(path()).toBeUndefined();
     // Nothing needs the name any more.
-    await expect(server.core.engineNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
+    await expect(server.core.pluginNames.resolve(plugin, 'photos', aCall())).rejects.toMatchObject({
       code: 'not-found',
     });
-    expect(server.core.engineNames.known(plugin, 'photos')).toBeUndefined();
+    expect(server.core.pluginNames.known(plugin, 'photos')).toBeUndefined();
   });
 
   test('a volume that a stopped container names is not deleted, and the message names it', async () => {
@@ -313,7 +313,7 @@ describe('what engines have mounted', () => {
     const { signal } = aCall();
     const note = (): Promise<string | undefined> =>
       Promise.race([
-        server.core.asks.note(volume.id, signal),
+        server.core.engineRequests.note(volume.id, signal),
         new Promise<undefined>((done) => setImmediate(() => done(undefined))),
       ]);
     // The engine is told of it.

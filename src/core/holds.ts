@@ -2,7 +2,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
-import type { References, Referring } from './container-references.ts';
+import type { ContainerReferences, Referring } from './container-references.ts';
 import { type Hold, holderOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { holdKey } from './keys.ts';
@@ -44,7 +44,7 @@ export interface HoldsParts {
   readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead' | 'mountsOf'>;
   readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
-  readonly references: () => Pick<References, 'of' | 'known' | 'isLive' | 'lookAll' | 'foundAt'>;
+  readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'lookAll' | 'foundAt'>;
   readonly remapped: RemappedUsers;
   /** Where engines find volumes: `<folder>/<volume id>`. */
   readonly folder: string;

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Core } from './core.ts';
 import { stowageError } from './errors.ts';
-import { createRepairing, type Repairing } from './repair-loop.ts';
+import { createRepairLoop, type RepairLoop } from './repair-loop.ts';
 
 export interface CoreStart {
   readonly core: Pick<Core, 'mounts' | 'references' | 'holds'>;
@@ -10,7 +10,7 @@ export interface CoreStart {
   /** Gives core its stores. Interrupted mounts are replayed before that. */
   configure(): Promise<void>;
   /** Called with the function that repairs dead mounts, once it can run. */
-  repairable(repairing: Repairing): void;
+  repairable(repairLoop: RepairLoop): void;
 }
 
 /** Brings core's records and the kernel's mount table into agreement, so that core can take requests. */
@@ -18,10 +18,10 @@ export async function openCore({ core, clock, configure, repairable }: CoreStart
   await core.mounts.replay(scope);
   await configure();
   await core.mounts.reconcile(scope);
-  const repairing = createRepairing(core.mounts, clock, scope);
-  repairable(repairing);
+  const repairLoop = createRepairLoop(core.mounts, clock, scope);
+  repairable(repairLoop);
   // None of the following delays the start: a server or a container engine may not answer.
-  void repairing.look();
+  void repairLoop.look();
   core.references.follow(scope);
   void core.holds.settle(scope).catch((thrown: unknown) => scope.log.warn(stowageError(thrown).message));
   // A crash may have kept uses from being recorded on their stores.

@@ -82,14 +82,14 @@ export type Source =
       /** Names or addresses of one server, as the administrator wrote them. */
       readonly hosts: readonly [string, ...string[]];
       readonly path: string;
-      readonly way: NfsWay;
+      readonly way: NfsConnection;
     };
 
 export type SourceKind = Source['kind'];
 export type SourceOf<K extends SourceKind> = Extract<Source, { readonly kind: K }>;
 
 /** How a volume on an NFS server is reached, by the store's options: no secrets, only where they are. */
-export interface NfsWay extends NfsMount {
+export interface NfsConnection extends NfsMount {
   /** built-in: our own data path. host: the system's NFS client. */
   readonly client: 'built-in' | 'host';
   /** What the names meant when they were last looked up. */

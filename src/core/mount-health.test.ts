@@ -77,7 +77,7 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
         return { problem: problems.get(name) };
       },
     }),
-    answers: {
+    liveness: {
       silent: async (names: readonly string[]) => new Set(names.filter((name) => silent.has(name))),
       refusal: () => undefined,
     },

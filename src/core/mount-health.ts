@@ -9,7 +9,7 @@ import type { LiveMount, Mounts } from './mounts.ts';
 import type { Records } from './ports.ts';
 import { repairedAt } from './repaired-mounts.ts';
 import { notAnswering } from './store-errors.ts';
-import type { StoreAnswers } from './store-liveness.ts';
+import type { StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 /**
@@ -41,7 +41,7 @@ export interface MountHealthParts {
   /** Where a volume is staged. */
   readonly stageOf: (id: VolumeId) => string;
   readonly stores: () => Pick<Stores, 'view'>;
-  readonly answers: Pick<StoreAnswers, 'silent' | 'refusal'>;
+  readonly liveness: Pick<StoreLiveness, 'silent' | 'refusal'>;
   readonly clock: Clock;
 }
 
@@ -60,7 +60,7 @@ export type LookAtMounts = (scope: Scope, volume?: VolumeId) => Promise<readonly
 
 /** How every mount of this machine is. Nothing is looked for in the mounts themselves: whoever does may wait for ever. */
 export function createMountHealth(parts: MountHealthParts): LookAtMounts {
-  const { records, mounts, clients, stageOf, stores, answers, clock } = parts;
+  const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
 
   async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
     const found = new Map<VolumeId, string>();
@@ -109,8 +109,8 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
         found.set(name, `store '${name}' is not open: ${toldToUser(view.problem, '').message}`);
       else if (view !== undefined) open.push(name);
     }
-    for (const name of await answers.silent(open, scope))
-      found.set(name, notAnswering(name, answers.refusal(name as StoreName)).message);
+    for (const name of await liveness.silent(open, scope))
+      found.set(name, notAnswering(name, liveness.refusal(name as StoreName)).message);
     return found;
   }
 

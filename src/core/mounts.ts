@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
-import type { References } from './container-references.ts';
+import type { ContainerReferences } from './container-references.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Holds } from './holds.ts';
@@ -16,7 +16,7 @@ import { createReconcile } from './reconcile-mounts.ts';
 import { createRepair } from './repair.ts';
 import { createStaging, type Staging, type StagingParts } from './staging.ts';
 import type { Stores } from './stores.ts';
-import { createOwnUses, type OwnUses } from './use-publisher.ts';
+import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
 import { usersOnRecord } from './users.ts';
 
 export interface LiveMount extends Mount {
@@ -39,9 +39,9 @@ export interface Publishing {
   /** The path is for this mount and nothing else: it goes with it, also where it was there before. */
   readonly claimTarget?: boolean;
   /** No other host may write to it: it is refused where one does, and others are for as long as it is mounted here. */
-  readonly sole?: boolean;
+  readonly singleNodeWriter?: boolean;
   /** Refused while another pod has it. */
-  readonly alone?: boolean;
+  readonly singlePod?: boolean;
   /** Who is in this group shall be able to use it. Of a block device that means nothing. */
   readonly group?: number | undefined;
 }
@@ -103,13 +103,13 @@ export interface MountParts extends StagingParts {
   readonly node: NodeName;
   readonly instance: string;
   readonly holds: () => Pick<Holds, 'isHeld'>;
-  readonly references: () => Pick<References, 'of'>;
+  readonly references: () => Pick<ContainerReferences, 'of'>;
 }
 
 export function createMounts(parts: MountParts): Mounts {
   const { records, log } = parts;
   const staging = createStaging(parts);
-  const uses = createOwnUses(parts);
+  const uses = createUsePublisher(parts);
   const binding = createBinding(parts, staging, uses);
   return {
     publish: createPublish(parts, staging, binding, uses),
@@ -161,7 +161,7 @@ export function createMounts(parts: MountParts): Mounts {
 function createVolumeChanges(
   parts: MountParts,
   staging: Staging,
-  uses: OwnUses,
+  uses: UsePublisher,
 ): Pick<Mounts, 'letGo' | 'finishUnmounts' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
   return {

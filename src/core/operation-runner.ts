@@ -23,7 +23,7 @@ export class EndedOnRecord extends Error {
   override readonly name = 'EndedOnRecord';
 }
 
-export interface PerformParts {
+export interface OperationRunnerParts {
   readonly records: Records;
   readonly events: Events;
   readonly clock: Clock;
@@ -31,7 +31,7 @@ export interface PerformParts {
   readonly running: Map<OperationId, Running>;
 }
 
-export type Perform = <T>(
+export type OperationRunner = <T>(
   operation: Operation,
   scope: Scope,
   /** Undefined: the work has deadlines of its own. */
@@ -46,7 +46,7 @@ const progressEveryMs = 200;
 const recordAgainMs = 1_000;
 
 /** Does the work of a recorded operation and records how it ended. */
-export function createPerform(parts: PerformParts): Perform {
+export function createOperationRunner(parts: OperationRunnerParts): OperationRunner {
   const { records, events, clock, log, running } = parts;
 
   function tellProgress(entry: Running): (progress: Progress) => void {
@@ -104,7 +104,7 @@ export function createPerform(parts: PerformParts): Perform {
 
 type End = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
 
-function createEnd(parts: PerformParts, written: (write: () => void) => Promise<void>): End {
+function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): End {
   const { records, events, clock, log } = parts;
   let sincePrune = 0;
 

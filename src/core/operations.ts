@@ -7,7 +7,7 @@ import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
 import { newOperationId } from './names.ts';
 import {
-  createPerform,
+  createOperationRunner,
   errorOf,
   publishOperation,
   type Running,
@@ -95,7 +95,7 @@ export function createOperations(parts: {
   const { records, events, clock } = parts;
   const locks = createKeyedLock();
   const running = new Map<OperationId, Running>();
-  const perform = createPerform({ ...parts, running });
+  const perform = createOperationRunner({ ...parts, running });
   const replays = createReplays({ ...parts, perform, locks, running });
   let stopping = false;
 

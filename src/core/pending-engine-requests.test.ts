@@ -1,18 +1,18 @@
 import { expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { VolumeId } from './model.ts';
-import { createEngineAsks } from './pending-engine-requests.ts';
+import { createPendingEngineRequests } from './pending-engine-requests.ts';
 
 const id = 'sv1-00000000-0000-0000-0000-000000000000' as VolumeId;
 const { signal } = new AbortController();
 
 test('what an engine was told of a moment ago is not closed before it can have listed its container', async () => {
   const clock = createFakeClock();
-  const asks = createEngineAsks(clock);
-  expect(await asks.note(id, signal)).toBe('noted');
+  const requests = createPendingEngineRequests(clock);
+  expect(await requests.note(id, signal)).toBe('noted');
   clock.advance(400);
   let isClosed = false;
-  const closing = asks.close(id, false, signal).then((closed) => {
+  const closing = requests.close(id, false, signal).then((closed) => {
     isClosed = true;
     return closed;
   });
@@ -25,33 +25,33 @@ test('what an engine was told of a moment ago is not closed before it can have l
 
 test('nothing is waited for where no engine asked, where that is long ago, or where the engine itself deletes it', async () => {
   const clock = createFakeClock();
-  const asks = createEngineAsks(clock);
-  (await asks.close(id, false, signal))[Symbol.dispose]();
-  await asks.note(id, signal);
-  (await asks.close(id, true, signal))[Symbol.dispose]();
+  const requests = createPendingEngineRequests(clock);
+  (await requests.close(id, false, signal))[Symbol.dispose]();
+  await requests.note(id, signal);
+  (await requests.close(id, true, signal))[Symbol.dispose]();
   clock.advance(1_000);
-  (await asks.close(id, false, signal))[Symbol.dispose]();
+  (await requests.close(id, false, signal))[Symbol.dispose]();
 });
 
 test('an engine that asks meanwhile waits for the end, and then has to ask anew', async () => {
-  const asks = createEngineAsks(createFakeClock());
-  const closed = await asks.close(id, false, signal);
-  const noted = asks.note(id, signal);
+  const requests = createPendingEngineRequests(createFakeClock());
+  const closed = await requests.close(id, false, signal);
+  const noted = requests.note(id, signal);
   const impatient = new AbortController();
-  const given = asks.note(id, impatient.signal);
+  const given = requests.note(id, impatient.signal);
   impatient.abort(new Error('enough'));
   await expect(given).rejects.toThrow('enough');
   closed[Symbol.dispose]();
   expect(await noted).toBe('over');
-  expect(await asks.note(id, signal)).toBe('noted');
+  expect(await requests.note(id, signal)).toBe('noted');
 });
 
 test('who gives up waiting leaves it open', async () => {
-  const asks = createEngineAsks(createFakeClock());
-  await asks.note(id, signal);
+  const requests = createPendingEngineRequests(createFakeClock());
+  await requests.note(id, signal);
   const caller = new AbortController();
-  const closing = asks.close(id, false, caller.signal);
+  const closing = requests.close(id, false, caller.signal);
   caller.abort(new Error('enough'));
   await expect(closing).rejects.toThrow();
-  expect(await asks.note(id, signal)).toBe('noted');
+  expect(await requests.note(id, signal)).toBe('noted');
 });

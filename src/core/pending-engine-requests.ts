@@ -7,7 +7,7 @@ import type { VolumeId } from './model.ts';
  * What container engines have just asked for. An engine that makes a container asks for its volumes first, and lists the container a
  * moment later: in between nobody but us knows that somebody is about to name the volume.
  */
-export interface EngineAsks {
+export interface PendingEngineRequests {
   /**
    * An engine is about to be told of it. Waits while it is being deleted, `over`: what is true has to be found out anew. `deleting`:
    * it is still, after as long as that.
@@ -25,7 +25,7 @@ const listingMs = 1_000;
 /** Those of longer ago mean nothing any more. */
 const mostKept = 1_000;
 
-export function createEngineAsks(clock: Clock): EngineAsks {
+export function createPendingEngineRequests(clock: Clock): PendingEngineRequests {
   const last = new Map<VolumeId, number>();
   const closed = new Map<VolumeId, Promise<void>>();
 

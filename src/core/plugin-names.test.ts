@@ -32,9 +32,9 @@ beforeEach(async () => {
 const make = (store: string, name: string): Promise<Volume> =>
   server.core.volumes.create({ store, name, bytes: undefined, access: undefined, labels: {} }, aCall());
 const resolve = (name: string, plugin: PluginName = 'stowage-local'): Promise<Volume> =>
-  server.core.engineNames.resolve(plugin, name, aCall());
+  server.core.pluginNames.resolve(plugin, name, aCall());
 const listed = async (): Promise<readonly string[]> =>
-  (await server.core.engineNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
+  (await server.core.pluginNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
 
 describe('the names that engines know volumes by', () => {
   test('are looked up in the default store, then in the others, and with the store in front anywhere', async () => {
@@ -70,11 +70,11 @@ describe('the names that engines know volumes by', () => {
 
   test('are forgotten with the volume, whoever destroyed it, once no container has them', async () => {
     const all = ['a', 'local..a', 'b', 'c'];
-    const known = () => all.filter((name) => server.core.engineNames.known('stowage-local', name) !== undefined);
+    const known = () => all.filter((name) => server.core.pluginNames.known('stowage-local', name) !== undefined);
     const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
     for (const name of all) await resolve(name);
     await server.core.deletions.delete(first.id, undefined, aCall());
-    server.core.engineNames.forget(first.id);
+    server.core.pluginNames.forget(first.id);
     expect(known()).toEqual(['b', 'c']);
     docker.run('web', { c: 'stowage-local' }, false);
     await server.core.references.lookAll(aCall());
@@ -113,7 +113,7 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
   const answers = async (name: string): Promise<readonly (Volume | string)[]> =>
     await Promise.all(both.map((plugin) => resolve(name, plugin).catch((error: StowageError) => error.reason)));
   const listedBy = async (plugin: PluginName): Promise<readonly string[]> =>
-    (await server.core.engineNames.list(plugin, aCall())).map(({ name }) => name).toSorted();
+    (await server.core.pluginNames.list(plugin, aCall())).map(({ name }) => name).toSorted();
 
   beforeEach(async () => {
     await server.core.stores.add('far', 'nfs://server/far', aCall());
@@ -144,7 +144,7 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
 
 describe('the store for a new volume', () => {
   const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
-    server.core.engineNames.placeFor(plugin, name, store);
+    server.core.pluginNames.placeFor(plugin, name, store);
 
   test('is the one that was named, the one in the name, or the default', () => {
     expect(placeFor('a')).toEqual({ store: 'local', name: 'a' });

@@ -13,7 +13,7 @@ import type { Stores } from './stores.ts';
  * The flat names by which container engines know volumes. A name means the same volume on this host for as long as that
  * exists: one that is made later, under the same name in another store, must not take its place in a container.
  */
-export interface EngineNames {
+export interface PluginNames {
   /** What the name means on this host, by our records alone: also while its store does not answer. */
   known(plugin: PluginName, name: string): VolumeId | undefined;
   /** From now on the name means this volume. */
@@ -35,7 +35,7 @@ export interface EngineNames {
   ): { readonly store: StoreName; readonly name: string };
 }
 
-export interface EngineNamesParts {
+export interface PluginNamesParts {
   readonly records: Records;
   readonly stores: Stores;
   readonly catalogue: Catalogue;
@@ -43,7 +43,7 @@ export interface EngineNamesParts {
 
 const pageSize = 1_000;
 
-export function createEngineNames(parts: EngineNamesParts): EngineNames {
+export function createPluginNames(parts: PluginNamesParts): PluginNames {
   const { records, stores, catalogue } = parts;
   const isIn =
     (plugin: PluginName) =>

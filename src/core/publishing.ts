@@ -2,7 +2,7 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { createClear } from './clear-target.ts';
 import { stowageError } from './errors.ts';
-import { createRegrouping, giveToGroup } from './fsgroup.ts';
+import { chownVolumeToGroup, createRegrouping } from './fsgroup.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './keys.ts';
 import { createLocate } from './locate.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
@@ -12,7 +12,7 @@ import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { isOurs, type Staging } from './staging.ts';
-import type { OwnUses } from './use-publisher.ts';
+import type { UsePublisher } from './use-publisher.ts';
 
 const mountDeadlineMs = 60_000;
 const inParallel = 8;
@@ -26,7 +26,11 @@ export interface Binding {
   takeDown(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
 }
 
-export function createBinding({ records, mounter, clients }: MountParts, staging: Staging, uses: OwnUses): Binding {
+export function createBinding(
+  { records, mounter, clients }: MountParts,
+  staging: Staging,
+  uses: UsePublisher,
+): Binding {
   async function unmountOurs(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
     const table = await mounter.list(scope);
     const ours = isOurs(table, staging.path(mount.volumeId), mount);
@@ -89,7 +93,12 @@ function tell({ events, records }: MountParts, type: 'mounted' | 'unmounted', mo
   events.publish(`mount.${type}`, mount.target, store, { volume: mount.volumeId, target: mount.target });
 }
 
-export function createPublish(parts: MountParts, staging: Staging, binding: Binding, uses: OwnUses): Mounts['publish'] {
+export function createPublish(
+  parts: MountParts,
+  staging: Staging,
+  binding: Binding,
+  uses: UsePublisher,
+): Mounts['publish'] {
   const { records, clients, catalogue, operations, clock, mounter, node } = parts;
   const regrouping = createRegrouping(parts, staging, binding);
 
@@ -119,8 +128,8 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
   ): Promise<void> {
     try {
       await store.noteUse?.(volume, work);
-      await uses.begin(volume, store, work, how.sole === true ? 'writer' : 'user');
-      await giveToGroup(store, volume, mount, how.group, work);
+      await uses.begin(volume, store, work, how.singleNodeWriter === true ? 'writer' : 'user');
+      await chownVolumeToGroup(store, volume, mount, how.group, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
       // The scope may be what ended; undoing must not be cut short by it.
@@ -158,7 +167,7 @@ export function createPublish(parts: MountParts, staging: Staging, binding: Bind
       }
       // The record is stale: somebody unmounted the target, or an earlier unmount failed half-way.
       using _present = present && setAside(parts, present, volume);
-      if (how.alone === true) requireAlone(volume, records.mounts.of(volume.id));
+      if (how.singlePod === true) requireAlone(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import { scope } from '#testing/contracts/store.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import type { VolumeId } from './model.ts';
-import { createRepairing } from './repair-loop.ts';
+import { createRepairLoop } from './repair-loop.ts';
 
 function mounts() {
   const clock = createFakeClock();
@@ -13,7 +13,7 @@ function mounts() {
     if (all.throws) throw new Error('no');
     return all.dead ? ['a' as VolumeId] : [];
   };
-  const repairing = createRepairing({ repair }, clock, scope);
+  const repairing = createRepairLoop({ repair }, clock, scope);
   const pass = async (seconds: number): Promise<void> => {
     for (let second = 0; second < seconds; second++) {
       clock.advance(1_000);

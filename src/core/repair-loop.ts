@@ -4,7 +4,7 @@ import { stowageError } from './errors.ts';
 import type { Mounts } from './mounts.ts';
 
 /** Repairs when somebody doubts that all mounts are served, and goes on for as long as one could not be repaired. */
-export interface Repairing extends Disposable {
+export interface RepairLoop extends Disposable {
   /** At once, unless a repair has just been made: it may be what the doubt comes from, and is given its pause. */
   look(): Promise<void>;
 }
@@ -12,7 +12,7 @@ export interface Repairing extends Disposable {
 /** Whatever is in the way may be gone in a moment, or last for hours. */
 const pause = { shortest: 1_000, longest: 30_000 } as const;
 
-export function createRepairing({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): Repairing {
+export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): RepairLoop {
   const over = new AbortController();
   const own: Scope = { ...scope, signal: AbortSignal.any([scope.signal, over.signal]) };
   let running: Promise<void> | undefined;

@@ -4,7 +4,7 @@ import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
-import { EndedOnRecord, type Perform, type Running, ShuttingDown } from './operation-runner.ts';
+import { EndedOnRecord, type OperationRunner, type Running, ShuttingDown } from './operation-runner.ts';
 import type { Outcome, Work } from './operations.ts';
 import type { Records } from './ports.ts';
 
@@ -56,7 +56,7 @@ const unending = new AbortController().signal;
 
 export function createReplays(parts: {
   readonly locks: KeyedLock;
-  readonly perform: Perform;
+  readonly perform: OperationRunner;
   readonly running: ReadonlyMap<OperationId, Running>;
   readonly records: Pick<Records, 'operations'>;
   readonly clock: Clock;

@@ -109,7 +109,7 @@ describe('a store with the required members only', () => {
     const made = await create('a');
     minimal.volumesAt(root).delete(made.name);
     expect(await volumes()).toEqual(['a']);
-    expect(await server.core.answers.silent([view().config.name], aCall())).toEqual(new Set());
+    expect(await server.core.liveness.silent([view().config.name], aCall())).toEqual(new Set());
   });
 
   test('cannot hold a volume to its size, which is a label', async () => {
@@ -178,7 +178,7 @@ describe('a store with the required members only', () => {
 
   test('has an unknown amount of free space', async () => {
     const log = collectingLog();
-    const rooms = await server.core.answers.rooms(['local', 'plain'].map(storeName), aCall({ log }));
+    const rooms = await server.core.liveness.rooms(['local', 'plain'].map(storeName), aCall({ log }));
     expect([...rooms.keys()]).toEqual(['local']);
     expect(log.lines).toEqual([]);
   });

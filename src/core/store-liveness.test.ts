@@ -4,7 +4,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { type ErrorCode, relayed, type StowageError } from './errors.ts';
 import type { StoreName } from './model.ts';
 import type { Store } from './ports.ts';
-import { createStoreAnswers, type StoreAnswers } from './store-liveness.ts';
+import { createStoreLiveness, type StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 const silver = 'silver' as StoreName;
@@ -20,26 +20,26 @@ function setUp(ping: () => Promise<void>, verbs: object = {}) {
     view: () => ({ store }),
     use: (_name: string, ask: (open: Store) => Promise<unknown>) => ask(store),
   } as unknown as Pick<Stores, 'list' | 'view' | 'use'>;
-  return { clock, answers: createStoreAnswers({ clock, stores: () => stores }) };
+  return { clock, liveness: createStoreLiveness({ clock, stores: () => stores }) };
 }
 
-const lookThatFails = (answers: StoreAnswers, thrown: Error): Promise<boolean> =>
-  answers.look(silver, aCall(), () => Promise.reject(thrown));
+const lookThatFails = (liveness: StoreLiveness, thrown: Error): Promise<boolean> =>
+  liveness.look(silver, aCall(), () => Promise.reject(thrown));
 
 test('keeps a refusal that comes after nobody waits for it any more', async () => {
   const { promise, reject } = Promise.withResolvers<void>();
-  const { clock, answers } = setUp(() => promise);
-  const asked = answers.silent([silver], aCall());
+  const { clock, liveness } = setUp(() => promise);
+  const asked = liveness.silent([silver], aCall());
   clock.advance(2_000);
   expect(await asked).toEqual(new Set([silver]));
-  expect(answers.refusal(silver)).toBeUndefined();
+  expect(liveness.refusal(silver)).toBeUndefined();
   reject(denied);
-  await vi.waitFor(() => expect(answers.refusal(silver)).toBe(denied));
+  await vi.waitFor(() => expect(liveness.refusal(silver)).toBe(denied));
 });
 
 test('has no refusal of a store that was removed meanwhile', () => {
-  const { answers } = setUp(() => Promise.reject(denied));
-  expect(answers.refusal('removed' as StoreName)).toBeUndefined();
+  const { liveness } = setUp(() => Promise.reject(denied));
+  expect(liveness.refusal('removed' as StoreName)).toBeUndefined();
 });
 
 test.each([
@@ -49,29 +49,29 @@ test.each([
   'keeps the refusal of a %s while the server answers pings, until the store allows that',
   async (question, verb) => {
     let verbs: () => Promise<undefined> = () => Promise.reject(denied);
-    const { answers } = setUp(() => Promise.resolve(), { [verb]: () => verbs() });
-    expect(await answers[question](silver, aCall(), () => Promise.reject(denied))).toBe(false);
+    const { liveness } = setUp(() => Promise.resolve(), { [verb]: () => verbs() });
+    expect(await liveness[question](silver, aCall(), () => Promise.reject(denied))).toBe(false);
     for (let n = 0; n < 2; n++) {
-      expect(await answers.silent([silver], aCall())).toEqual(new Set());
-      expect(answers.refusal(silver)).toBe(denied);
+      expect(await liveness.silent([silver], aCall())).toEqual(new Set());
+      expect(liveness.refusal(silver)).toBe(denied);
     }
     verbs = () => Promise.resolve(undefined);
-    expect(await answers.silent([silver], aCall())).toEqual(new Set());
-    expect(answers.refusal(silver)).toBeUndefined();
+    expect(await liveness.silent([silver], aCall())).toEqual(new Set());
+    expect(liveness.refusal(silver)).toBeUndefined();
   },
 );
 
 test.each(['list', 'look'] as const)('finds out by a ping why a %s is not answered in time', async (question) => {
-  const { clock, answers } = setUp(() => Promise.reject(denied));
+  const { clock, liveness } = setUp(() => Promise.reject(denied));
   const reached = Promise.withResolvers<void>();
-  const asked = answers[question](silver, aCall(), () => {
+  const asked = liveness[question](silver, aCall(), () => {
     reached.resolve();
     return new Promise(() => undefined);
   });
   await reached.promise;
   clock.advance(3_000);
   expect(await asked).toBe(false);
-  expect(answers.refusal(silver)).toBe(denied);
+  expect(liveness.refusal(silver)).toBe(denied);
 });
 
 test.each([
@@ -83,21 +83,21 @@ test.each([
   'forgets a refusal when a lookup fails with %s %s (a ping with %s): it is the network now',
   async (code, reason, ping) => {
     let now: Error = denied;
-    const { answers } = setUp(() => Promise.reject(now));
-    await answers.silent([silver], aCall());
-    expect(answers.refusal(silver)).toBe(denied);
+    const { liveness } = setUp(() => Promise.reject(now));
+    await liveness.silent([silver], aCall());
+    expect(liveness.refusal(silver)).toBe(denied);
     now = failure('unavailable', ping);
-    expect(await lookThatFails(answers, failure(code, reason))).toBe(false);
-    expect(answers.refusal(silver)).toBeUndefined();
+    expect(await lookThatFails(liveness, failure(code, reason))).toBe(false);
+    expect(liveness.refusal(silver)).toBeUndefined();
   },
 );
 
 test.each(['nfs-connection-lost', 'nfs-timeout'])(
   'keeps a refusal when a lookup fails with %s and the server still ends every connection',
   async (reason) => {
-    const { answers } = setUp(() => Promise.reject(denied));
-    await answers.silent([silver], aCall());
-    await lookThatFails(answers, failure('unavailable', reason));
-    expect(answers.refusal(silver)).toBe(denied);
+    const { liveness } = setUp(() => Promise.reject(denied));
+    await liveness.silent([silver], aCall());
+    await lookThatFails(liveness, failure('unavailable', reason));
+    expect(liveness.refusal(silver)).toBe(denied);
   },
 );

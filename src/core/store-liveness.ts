@@ -10,7 +10,7 @@ import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 
 /** Which of the stores that others can change answer, and which are not worth waiting for. */
-export interface StoreAnswers {
+export interface StoreLiveness {
   /** Whether it has listed its names; what only we can change need not be asked. One that was late lately is not asked. */
   list(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
   /** The same for one name, which is asked for unless the server does not answer at all: a long list takes its time. */
@@ -43,10 +43,10 @@ const anyName = volumeName('access');
 const isUncertain = (question: Question, { reason }: StowageError): boolean =>
   (question === 'list' || question === 'look') && ['nfs-connection-lost', 'nfs-timeout'].includes(reason);
 
-export function createStoreAnswers(parts: {
+export function createStoreLiveness(parts: {
   readonly clock: Clock;
   readonly stores: () => Pick<Stores, 'list' | 'view' | 'use'>;
-}): StoreAnswers {
+}): StoreLiveness {
   const { clock, stores } = parts;
   /** Asked and not answered, and until when: nobody waits for those meanwhile. */
   const late = {

@@ -34,14 +34,14 @@ const purgeMs = 60_000;
 
 export function createTrashFinder({
   stores,
-  answers,
+  liveness,
   clock,
-}: Pick<DeletionParts, 'stores' | 'answers' | 'clock'>): TrashFinder {
+}: Pick<DeletionParts, 'stores' | 'liveness' | 'clock'>): TrashFinder {
   async function listOne(name: string, scope: Scope): Promise<readonly TrashEntry[]> {
     const asked = stores.use(name, async ({ trash }) => (await trash?.list(scope)) ?? []);
     if (await endsWithin(asked, listPatienceMs, clock)) return await asked;
-    await answers.silent([storeName(name)], scope);
-    const refusal = answers.refusal(storeName(name));
+    await liveness.silent([storeName(name)], scope);
+    const refusal = liveness.refusal(storeName(name));
     throw refusal === undefined ? silent(name) : notAnswering(name, refusal);
   }
 

@@ -10,7 +10,7 @@ import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
 /** Which hosts use a volume, as they say on its store; and what a person does about one that will never take it back. */
-export interface UseRecords {
+export interface UseAdmin {
   /** Undefined: the store has no such records, since no other host can use what is on it. */
   of(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
   /**
@@ -21,11 +21,11 @@ export interface UseRecords {
   readonly steps: Readonly<Record<string, Step>>;
 }
 
-export function createUseRecords({
+export function createUseAdmin({
   stores,
   catalogue,
   operations,
-}: Pick<VolumeParts, 'stores' | 'catalogue' | 'operations'>): UseRecords {
+}: Pick<VolumeParts, 'stores' | 'catalogue' | 'operations'>): UseAdmin {
   const release: Step<void> = async (store, _config, params, work) => {
     await facetOf(store, 'uses').remove(refFrom(params).id, String(params['host']), work);
     return { value: undefined };

@@ -8,7 +8,7 @@ import type { Mount, NodeName, Source, StoreName, Use, User, Volume, VolumeRef }
 import { newVolumeId, volumeName } from './names.ts';
 import type { Records, Store, Uses } from './ports.ts';
 import type { Stores } from './stores.ts';
-import { createOwnUses, type OwnUses } from './use-publisher.ts';
+import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
 
 const node = 'here' as NodeName;
 const userAt = (path: string): User => ({ kind: 'path', name: path, node });
@@ -68,7 +68,7 @@ beforeEach(() => {
 });
 
 /** As after each start. */
-function started(clock = systemClock()): OwnUses {
+function started(clock = systemClock()): UsePublisher {
   const stores = {
     list: () => (isConfigured ? [{ config: { name: store.name } }] : []),
     use: async (_name: string, work: (one: Store) => Promise<unknown>) => {
@@ -76,7 +76,7 @@ function started(clock = systemClock()): OwnUses {
       return await work(store);
     },
   };
-  return createOwnUses({
+  return createUsePublisher({
     records,
     clients,
     clock,
@@ -88,7 +88,7 @@ function started(clock = systemClock()): OwnUses {
 }
 
 /** As a mount does it, up to where its record is written. */
-async function begin(own: OwnUses, path: string): Promise<void> {
+async function begin(own: UsePublisher, path: string): Promise<void> {
   using _ = own.coming(volume.id, userAt(path));
   await own.begin(volume, store, scope);
 }
@@ -309,7 +309,7 @@ describe('renewal on several stores', () => {
         records.volumes.put(one);
         records.mounts.put({ ...mountAt(`/${name}/${n}`), volumeId: one.id });
       }
-    const own = createOwnUses({
+    const own = createUsePublisher({
       records,
       clients,
       clock,
@@ -352,7 +352,7 @@ describe('renewal on several stores', () => {
       records.volumes.put(one);
       records.mounts.put({ ...mountAt(`/v/${n}`), volumeId: one.id });
     }
-    const own = createOwnUses({
+    const own = createUsePublisher({
       records,
       clients,
       clock,

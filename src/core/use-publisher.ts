@@ -15,7 +15,7 @@ import { usersOnRecord } from './users.ts';
  * What this host says on the stores that it uses. Written before a volume is mounted, so that no other host destroys it;
  * taken back when nothing here uses it any more. A store that does not answer then is told later, also after a restart.
  */
-export interface OwnUses {
+export interface UsePublisher {
   /** Somebody is about to use it, and counts from now on; until disposed of, when that is on record or came to nothing. */
   coming(id: VolumeId, by: User): Disposable;
   /** Before the mount. Throws when it cannot be said. As writer: no other host is, until nothing here uses it any more. */
@@ -28,7 +28,7 @@ export interface OwnUses {
   renew(scope: Scope): Promise<void>;
 }
 
-export interface OwnUsesParts {
+export interface UsePublisherParts {
   readonly records: Records;
   readonly clients: Pick<Clients, 'isNodeLocal'>;
   readonly stores: () => Stores;
@@ -54,7 +54,15 @@ const renewMs = 20_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
-export function createOwnUses({ records, clients, stores, clock, log, instance, node }: OwnUsesParts): OwnUses {
+export function createUsePublisher({
+  records,
+  clients,
+  stores,
+  clock,
+  log,
+  instance,
+  node,
+}: UsePublisherParts): UsePublisher {
   const { settings, mounts, references } = records;
   const listed = createList(settings);
   /** What this process last said of a volume and knows to be on its store: its users, as JSON. */

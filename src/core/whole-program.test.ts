@@ -33,7 +33,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     onTestFinished(() => server[Symbol.asyncDispose]());
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     volume = await server.core.volumes.create(wanted, aCall());
-    await server.core.engineNames.resolve(plugin, 'photos', aCall());
+    await server.core.pluginNames.resolve(plugin, 'photos', aCall());
     onTestFinished(async () => {
       for (const name of ['web', 'db']) docker.remove(name);
       restart();

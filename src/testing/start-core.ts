@@ -14,7 +14,7 @@ import { type Core, createCore, type WholeCore } from '#core/core.ts';
 import { closeCore, openCore } from '#core/lifecycle.ts';
 import type { NodeName } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
-import type { Repairing } from '#core/repair-loop.ts';
+import type { RepairLoop } from '#core/repair-loop.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createFakeClients, type FakeClients } from './fakes/clients.ts';
@@ -101,12 +101,12 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
     const sources = { records, state, kinds, log, nfs: undefined, bare: false, cluster: undefined };
     await core.stores.configure(await storeConfigs(file, sources), file?.defaultStore, scope);
   };
-  const life: { repairing?: Repairing; stopped?: Promise<readonly string[]> } = {};
-  const repairable = (repairing: Repairing): void => {
-    life.repairing = repairing;
+  const life: { repairLoop?: RepairLoop; stopped?: Promise<readonly string[]> } = {};
+  const repairable = (repairLoop: RepairLoop): void => {
+    life.repairLoop = repairLoop;
   };
   const stop = async (): Promise<readonly string[]> => {
-    life.repairing?.[Symbol.dispose]();
+    life.repairLoop?.[Symbol.dispose]();
     await core.operations.drain(drainMs);
     try {
       return await closeCore(core, { signal: new AbortController().signal, log });

@@ -2,11 +2,11 @@ import { mkdtempDisposable, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
-import type { NfsWay, Source } from '#core/model.ts';
+import type { NfsConnection, Source } from '#core/model.ts';
 import { createNfsClient, type NfsClientParts } from '../kinds/nfs.ts';
 import { specOf } from './spec.ts';
 
-const way: NfsWay = {
+const way: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.1'],
   port: 2049,
@@ -26,7 +26,7 @@ const way: NfsWay = {
   readOnly: false,
   quota: undefined,
 };
-const sourceBy = (more: Partial<NfsWay>) =>
+const sourceBy = (more: Partial<NfsConnection>) =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } }) satisfies Source;
 const quota = { bytes: 1024, ledger: 'BAUG' };
 

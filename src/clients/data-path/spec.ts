@@ -3,7 +3,7 @@ import { isIP } from 'node:net';
 import { join } from 'node:path';
 import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import type { NfsWay, Source } from '#core/model.ts';
+import type { NfsConnection, Source } from '#core/model.ts';
 import type { MountSpec, TlsSpec } from '#datapath/mount-spec.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
@@ -40,14 +40,14 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
 }
 
 /** The oldest version that says it: a data path that knows nothing of what a mount asks for must not serve it. */
-function versioned({ squash, sync }: NfsWay): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
+function versioned({ squash, sync }: NfsConnection): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
   // The kernel knows callers by the numbers they have on this machine, which say nothing where all of them are one user.
   const checks = squash === 'all' ? 'server' : 'kernel';
   if (sync === true) return { version: 3, checks, sync };
   return checks === 'server' ? { version: 2, checks } : { version: 1 };
 }
 
-async function tlsOf({ folder }: NonNullable<NfsWay['tls']>, host: string): Promise<TlsSpec> {
+async function tlsOf({ folder }: NonNullable<NfsConnection['tls']>, host: string): Promise<TlsSpec> {
   const serverName = isIP(host) === 0 ? host : undefined;
   if (folder === undefined) return { ca: undefined, certificate: undefined, key: undefined, serverName };
   const [ca, mount] = await Promise.all([ifThere(folder, 'ca.pem'), pairOf(folder, 'mount')]);

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import type { NfsWay } from '#core/model.ts';
+import type { NfsConnection } from '#core/model.ts';
 import { readSpec } from '#datapath/mount-spec.ts';
 import { keeperSocket } from '#keeper/processes.ts';
 import { nameOf } from './keepers.ts';
@@ -17,7 +17,7 @@ const lines = readFileSync(new URL('fixtures/mounts-1.jsonl', import.meta.url), 
   .split('\n')
   .slice(0, -1);
 
-const way: NfsWay = {
+const way: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.5'],
   port: 2049,
@@ -37,7 +37,7 @@ const way: NfsWay = {
   readOnly: false,
   quota: undefined,
 };
-const ways: readonly NfsWay[] = [
+const ways: readonly NfsConnection[] = [
   way,
   {
     ...way,

@@ -1,12 +1,12 @@
 import { expect, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
-import type { NfsWay, Source } from '#core/model.ts';
+import type { NfsConnection, Source } from '#core/model.ts';
 import { mountTable, parseMountinfo } from '../mounter/mountinfo.ts';
 import { mountByHost } from './nfs-host.ts';
 
 // The kernels that run these tests have no NFS client: what is asked of it is all that can be shown.
 
-const way: NfsWay = {
+const way: NfsConnection = {
   client: 'host',
   addresses: ['10.10.2.4'],
   port: 2049,
@@ -26,7 +26,7 @@ const way: NfsWay = {
   readOnly: false,
   quota: undefined,
 };
-const sourceBy = (more: Partial<NfsWay>, host = 'filer'): Extract<Source, { kind: 'nfs' }> => ({
+const sourceBy = (more: Partial<NfsConnection>, host = 'filer'): Extract<Source, { kind: 'nfs' }> => ({
   kind: 'nfs',
   hosts: [host],
   path: '/export/photos',

@@ -1,13 +1,13 @@
 import { expect, test } from 'vitest';
 import { type Facts, silentLog } from '#base/log.ts';
-import type { NfsWay, SourceOf, Volume } from '#core/model.ts';
+import type { NfsConnection, SourceOf, Volume } from '#core/model.ts';
 import { nfsSources } from './nfs-sharing.ts';
 
 type Source = SourceOf<'nfs'>;
 const { sharing } = nfsSources;
 
 const volume = { store: 'silver', name: 'photos' } as Volume;
-const way: NfsWay = {
+const way: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.1'],
   port: 2049,
@@ -28,7 +28,7 @@ const way: NfsWay = {
   quota: undefined,
 };
 const quota = { bytes: 1024, ledger: 'BAUG' };
-const by = (more: Partial<NfsWay>): Source => ({
+const by = (more: Partial<NfsConnection>): Source => ({
   kind: 'nfs',
   hosts: ['nas'],
   path: '/export/a',

@@ -1,6 +1,6 @@
 import type { Log } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
-import type { NfsWay, SourceOf, Volume } from '#core/model.ts';
+import type { NfsConnection, SourceOf, Volume } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 
 type NfsSource = SourceOf<'nfs'>;
@@ -10,7 +10,7 @@ type Named = Pick<Volume, 'store' | 'name'>;
 const options = [
   ...(['client', 'network', 'sourcePorts', 'tls', 'connections', 'squash', 'uid', 'gid', 'group'] as const),
   ...(['softMs', 'retries', 'sync', 'maxRead', 'maxWrite', 'locks', 'readOnly'] as const),
-] satisfies readonly (keyof NfsWay)[];
+] satisfies readonly (keyof NfsConnection)[];
 
 /**
  * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws where that would

@@ -33,7 +33,7 @@ export async function reap(
   const stale = folder === undefined ? [] : (await readdir(folder)).filter(isStale);
   for (const name of stale) {
     const at = join(folder ?? '', name);
-    if (await letGo(parts, at, scope)) freed.push(at);
+    if (await unmountUnused(parts, at, scope)) freed.push(at);
   }
   for (const loop of await idleLoops(parts, scope)) {
     scope.signal.throwIfAborted();
@@ -42,7 +42,7 @@ export async function reap(
   return freed;
 }
 
-async function letGo(parts: ReapParts, at: string, scope: Scope): Promise<boolean> {
+async function unmountUnused(parts: ReapParts, at: string, scope: Scope): Promise<boolean> {
   try {
     await parts.unmount(at, scope);
   } catch (cause) {

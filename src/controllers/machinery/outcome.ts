@@ -16,7 +16,7 @@ export const done: Done = { kind: 'done' };
 export const again = (afterMs: number): Again => ({ kind: 'again', afterMs });
 
 /** What an error means for the key that it happened to. */
-export type Setback =
+export type Failure =
   /** It was told to stop: not its fault. */
   | { readonly kind: 'stopped' }
   /** It may pass by itself. Not before that time, where somebody said one. */
@@ -24,7 +24,7 @@ export type Setback =
   /** Somebody has to change something first. */
   | { readonly kind: 'terminal' };
 
-export function setbackOf(thrown: unknown, signal: AbortSignal): Setback {
+export function setbackOf(thrown: unknown, signal: AbortSignal): Failure {
   if (signal.aborted) return { kind: 'stopped' };
   if (thrown instanceof KubeError) return kubeSetback(thrown);
   const error = stowageError(thrown);
@@ -33,7 +33,7 @@ export function setbackOf(thrown: unknown, signal: AbortSignal): Setback {
   return { kind: 'terminal' };
 }
 
-function kubeSetback(error: KubeError): Setback {
+function kubeSetback(error: KubeError): Failure {
   const { retryAfterMs, status } = error;
   if (mayPass(error)) return { kind: 'retry', leastMs: retryAfterMs };
   // What is in a cache is a moment old: it was changed, made or deleted since. Rights may be on their way.

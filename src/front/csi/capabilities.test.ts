@@ -18,15 +18,15 @@ describe('an access mode says', () => {
     ['MULTI_NODE_READER_ONLY', 'reads', 'many nodes', 'never', 'pods'],
     ['MULTI_NODE_SINGLE_WRITER', 'writes', 'many nodes', 'written', 'pods'],
     ['MULTI_NODE_MULTI_WRITER', 'writes', 'many nodes', 'never', 'pods'],
-  ])('%s: %s, %s, sole when %s, for %s', (mode, reads, nodes, sole, pods) => {
+  ])('%s: %s, %s, single node writer when %s, for %s', (mode, reads, nodes, singleNodeWriter, pods) => {
     expect(wish(mode)).toEqual({
       access: 'filesystem',
       group: undefined,
       filesystem: undefined,
-      sole,
+      singleNodeWriter,
       readOnly: reads === 'reads',
       manyNodes: nodes === 'many nodes',
-      alone: pods === 'pod',
+      singlePod: pods === 'pod',
     });
   });
 

@@ -13,27 +13,27 @@ export interface Wish {
   /** More than one node at a time. */
   readonly manyNodes: boolean;
   /** Only one node at a time has it, or may write to it. */
-  readonly sole: 'never' | 'staged' | 'written';
+  readonly singleNodeWriter: 'never' | 'staged' | 'written';
   /** Only one pod at a time has it. */
-  readonly alone: boolean;
+  readonly singlePod: boolean;
   /** The group that shall be able to use it. Undefined: none was named. */
   readonly group: number | undefined;
   /** Undefined: whichever it has, or gets. */
   readonly filesystem: string | undefined;
 }
 
-type Rule = Pick<Wish, 'readOnly' | 'manyNodes' | 'sole' | 'alone'>;
+type Rule = Pick<Wish, 'readOnly' | 'manyNodes' | 'singleNodeWriter' | 'singlePod'>;
 
-const one: Rule = { readOnly: false, manyNodes: false, sole: 'staged', alone: false };
-const many: Rule = { readOnly: false, manyNodes: true, sole: 'never', alone: false };
+const one: Rule = { readOnly: false, manyNodes: false, singleNodeWriter: 'staged', singlePod: false };
+const many: Rule = { readOnly: false, manyNodes: true, singleNodeWriter: 'never', singlePod: false };
 
 const rules: Readonly<Record<number, Rule>> = {
   [Mode.SINGLE_NODE_WRITER]: one,
   [Mode.SINGLE_NODE_READER_ONLY]: { ...one, readOnly: true },
-  [Mode.SINGLE_NODE_SINGLE_WRITER]: { ...one, alone: true },
+  [Mode.SINGLE_NODE_SINGLE_WRITER]: { ...one, singlePod: true },
   [Mode.SINGLE_NODE_MULTI_WRITER]: one,
   [Mode.MULTI_NODE_READER_ONLY]: { ...many, readOnly: true },
-  [Mode.MULTI_NODE_SINGLE_WRITER]: { ...many, sole: 'written' },
+  [Mode.MULTI_NODE_SINGLE_WRITER]: { ...many, singleNodeWriter: 'written' },
   [Mode.MULTI_NODE_MULTI_WRITER]: many,
 };
 

@@ -60,7 +60,7 @@ export async function storeConditionOf(
   { store }: Pick<Volume, 'store'>,
   scope: Scope,
 ): Promise<Condition> {
-  const { stores, answers } = about.core;
+  const { stores, liveness } = about.core;
   const { problem } = stores.view(store);
   if (problem !== undefined)
     return {
@@ -68,11 +68,11 @@ export async function storeConditionOf(
       reason: 'StoreNotOpen',
       message: `store '${store}' is not open: ${toldToUser(problem, '').message}`,
     };
-  if ((await answers.silent([store], scope)).has(store))
+  if ((await liveness.silent([store], scope)).has(store))
     return {
       health: 'inaccessible',
       reason: 'StoreSilent',
-      message: notAnswering(store, answers.refusal(store)).message,
+      message: notAnswering(store, liveness.refusal(store)).message,
     };
   return fine;
 }

@@ -76,7 +76,7 @@ export const nodeOf = (about: About): Handlers<typeof Node> => ({
         readOnly: wish.readOnly,
         user,
         claimTarget: true,
-        sole: wish.sole === 'staged',
+        singleNodeWriter: wish.singleNodeWriter === 'staged',
         group: groupOf(about, wish),
       };
       await about.core.mounts.publish(volume.id, stagedAt(folder, wish), how, call);

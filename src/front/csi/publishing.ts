@@ -21,10 +21,10 @@ export async function publishVolume(about: About, request: NodePublishVolumeRequ
   const how = {
     readOnly,
     user: userFrom(about, context, target),
-    alone: wish.alone,
+    singlePod: wish.singlePod,
     claimTarget: true,
     group: groupOf(about, wish),
-    sole: wish.sole === 'staged' || (wish.sole === 'written' && !readOnly),
+    singleNodeWriter: wish.singleNodeWriter === 'staged' || (wish.singleNodeWriter === 'written' && !readOnly),
   };
   const isEphemeral = context.get(`${ofKubernetes}ephemeral`) === 'true';
   if (!isEphemeral) {
@@ -107,7 +107,7 @@ async function publishEphemeral(
       : await otherFilesystemOf(about, known, [wish], call));
   if (wrong !== undefined) throw refuse(wrong);
   const want = { store: view.config.name, bytes, enforce: enforce ?? false };
-  await about.core.ephemerals.publish(id, want, target, { ...how, sole: false, alone: false }, call);
+  await about.core.ephemerals.publish(id, want, target, { ...how, singleNodeWriter: false, singlePod: false }, call);
 }
 
 function notStaged(): StowageError {

@@ -20,8 +20,8 @@ export async function createVolume(
   wanted: Wanted,
   call: Call,
 ): Promise<void> {
-  const { engineNames, volumes, catalogue } = core;
-  const known = engineNames.known(plugin, name);
+  const { pluginNames, volumes, catalogue } = core;
+  const known = pluginNames.known(plugin, name);
   // Where the name means something, that must be it, whatever the default store is by now.
   const before = known === undefined ? undefined : await thereStill(core, plugin, name, call);
   if (before !== undefined) return refuseOther(before, name, wanted);
@@ -41,30 +41,30 @@ export async function createVolume(
     // What this request made once, and somebody has renamed since, is not what is meant by the name today.
     const isIt = made.name === place.name;
     const meant = isIt ? made : await volumes.create(want, { ...call, requestId: `${requestId}:${randomUUID()}` });
-    engineNames.remember(plugin, name, meant.id);
+    pluginNames.remember(plugin, name, meant.id);
   } catch (thrown) {
     if (stowageError(thrown).code !== 'exists') throw thrown;
     const present = await catalogue.resolve(`${place.store}..${place.name}`, call).catch(() => undefined);
     // Something that is no volume is in the way: that is what must be told.
     if (present === undefined) throw thrown;
     refuseOther(present, name, wanted);
-    engineNames.remember(plugin, name, present.id);
+    pluginNames.remember(plugin, name, present.id);
   }
 }
 
 /** Where to make it. Where nobody can say, it may be there already, in one store or in several, of which that is told. */
 async function placeOf(
-  { engineNames }: Core,
+  { pluginNames }: Core,
   plugin: PluginName,
   name: string,
   wanted: Wanted,
   call: Call,
-): Promise<ReturnType<Core['engineNames']['placeFor']> | Volume> {
+): Promise<ReturnType<Core['pluginNames']['placeFor']> | Volume> {
   try {
-    return engineNames.placeFor(plugin, name, wanted.store);
+    return pluginNames.placeFor(plugin, name, wanted.store);
   } catch (thrown) {
     if (stowageError(thrown).reason !== 'plugin-store-unnamed') throw thrown;
-    return await engineNames.resolve(plugin, name, call).catch((cause: unknown) => {
+    return await pluginNames.resolve(plugin, name, call).catch((cause: unknown) => {
       throw stowageError(cause).reason === 'volume-ambiguous' ? cause : thrown;
     });
   }
@@ -72,7 +72,7 @@ async function placeOf(
 
 async function thereStill(core: Core, plugin: PluginName, name: string, call: Call): Promise<Volume | undefined> {
   try {
-    return await core.engineNames.resolve(plugin, name, call);
+    return await core.pluginNames.resolve(plugin, name, call);
   } catch (thrown) {
     if (stowageError(thrown).code === 'not-found') return undefined;
     throw thrown;

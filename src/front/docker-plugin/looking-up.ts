@@ -25,11 +25,11 @@ export async function lookUp(
   call: Call,
   patienceMs?: number,
 ): Promise<Found> {
-  const id = core.engineNames.known(plugin, name);
+  const id = core.pluginNames.known(plugin, name);
   const store = id && core.catalogue.recorded(id)?.store;
   const wasSilent = store !== undefined && (await isSilent(core, store, call));
-  const volume = await core.engineNames.resolve(plugin, name, call);
-  const noted = await core.asks.note(volume.id, call.signal, patienceMs);
+  const volume = await core.pluginNames.resolve(plugin, name, call);
+  const noted = await core.engineRequests.note(volume.id, call.signal, patienceMs);
   if (noted === 'over') return await lookUp(core, plugin, name, call, patienceMs);
   if (noted === 'deleting') return { volume, isSilent: wasSilent, isBeingDeleted: true };
   return { volume, isSilent: volume.store === store ? wasSilent : await isSilent(core, volume.store, call) };
@@ -39,11 +39,11 @@ export async function lookUp(
 export async function isSilent(core: Core, store: StoreName, call: Call): Promise<boolean> {
   // One that was configured when the volume was recorded may be gone.
   if (!core.stores.list().some(({ config }) => config.name === store)) return false;
-  return (await core.answers.silent([store], call)).has(store);
+  return (await core.liveness.silent([store], call)).has(store);
 }
 
 export function notAnswering(core: Core, store: StoreName): StowageError {
-  const refusal = core.answers.refusal(store);
+  const refusal = core.liveness.refusal(store);
   if (refusal !== undefined) return storeNotAnswering(store, refusal);
   return new StowageError(
     `the server of store '${store}' does not answer: a network or server failure, not missing permissions`,

@@ -31,7 +31,7 @@ export interface Method {
 const deletionMs = 5_000;
 
 const resolved = ({ core, plugin }: About, message: Message, call: Call): Promise<Volume> =>
-  core.engineNames.resolve(plugin, textIn(message, 'Name'), call);
+  core.pluginNames.resolve(plugin, textIn(message, 'Name'), call);
 
 /** The protocol, by the paths that engines post to. */
 export const methods: Readonly<Record<string, Method>> = {
@@ -48,8 +48,8 @@ export const methods: Readonly<Record<string, Method>> = {
       const name = textIn(message, 'Name');
       await createVolume(core, plugin, name, wantedFrom(textsIn(message, 'Opts'), isOfStores), call);
       // Docker may make it for a container that it lists in a moment.
-      const id = core.engineNames.known(plugin, name);
-      if (id !== undefined) await core.asks.note(id, call.signal);
+      const id = core.pluginNames.known(plugin, name);
+      if (id !== undefined) await core.engineRequests.note(id, call.signal);
       return {};
     },
   },
@@ -70,14 +70,14 @@ export const methods: Readonly<Record<string, Method>> = {
   '/VolumeDriver.List': {
     deadlineMs: 10_000,
     handle: async ({ core, plugin }, _message, call) => ({
-      Volumes: (await core.engineNames.list(plugin, call)).map(({ name, volume }) => volumeJson(core, name, volume)),
+      Volumes: (await core.pluginNames.list(plugin, call)).map(({ name, volume }) => volumeJson(core, name, volume)),
     }),
   },
   '/VolumeDriver.Path': {
     deadlineMs: 10_000,
     handle: async (about, message, call) => {
       const { core, plugin } = about;
-      const id = core.engineNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
+      const id = core.pluginNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
       return { Mountpoint: core.holds.pathOf(id) ?? '' };
     },
   },
@@ -99,7 +99,7 @@ export const methods: Readonly<Record<string, Method>> = {
       const [name, id] = [textIn(message, 'Name'), textIn(message, 'ID')];
       // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
       // by nobody.
-      const volume = core.engineNames.known(plugin, name);
+      const volume = core.pluginNames.known(plugin, name);
       if (volume !== undefined) await core.holds.letGo(volume, plugin, id, call);
       return {};
     },
@@ -111,7 +111,7 @@ export const methods: Readonly<Record<string, Method>> = {
       try {
         const { id } = await resolved(about, message, call);
         await about.core.deletions.delete(id, undefined, call, { byEngine: true });
-        about.core.engineNames.forget(id);
+        about.core.pluginNames.forget(id);
       } catch (thrown) {
         // Said only when every store has answered. Engines repeat a call whose answer they did not get.
         const { code, reason } = stowageError(thrown);

@@ -122,7 +122,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     socket.destroy();
     await vi.waitFor(async () => expect(await connections()).toBe(others));
     gate.open();
-    const id = server.core.engineNames.known(plugin, 'photos');
+    const id = server.core.pluginNames.known(plugin, 'photos');
     await vi.waitFor(() => expect(id && server.core.holds.pathOf(id)).toBeDefined());
     expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
     // It was one and the same.

@@ -5,7 +5,7 @@ const it = servedPlugins();
 
 test('a fault of ours is told without what is inside, and logged', async () => {
   const call = await it.start();
-  vi.spyOn(it.server.core.engineNames, 'list').mockRejectedValue(new TypeError("can't read secrets of undefined"));
+  vi.spyOn(it.server.core.pluginNames, 'list').mockRejectedValue(new TypeError("can't read secrets of undefined"));
   expect(await call('VolumeDriver.List', {})).toEqual({
     status: 500,
     Err: "Stowage failed to do this. Look into the server's log, and report it.",

@@ -48,8 +48,8 @@ export async function statusOf(
   };
 }
 
-function healthOf({ answers }: Core, { config, store, problem }: StoreView, isSilent: boolean): string {
-  const refusal = answers.refusal(config.name);
+function healthOf({ liveness }: Core, { config, store, problem }: StoreView, isSilent: boolean): string {
+  const refusal = liveness.refusal(config.name);
   if (isSilent || (store !== undefined && refusal !== undefined)) return notAnswering(config.name, refusal).message;
   if (store !== undefined) return 'ok';
   if (problem === undefined) return `store '${config.name}' is not open yet`;

@@ -96,7 +96,7 @@ async function storeGauges(
   const views = core.stores.list().filter((view) => visible(view.config.name));
   const totals = (view: StoreView) => core.catalogue.totals(view.config.name);
   const names = views.map((view) => view.config.name);
-  const [silent, rooms] = await Promise.all([core.answers.silent(names, scope), core.answers.rooms(names, scope)]);
+  const [silent, rooms] = await Promise.all([core.liveness.silent(names, scope), core.liveness.rooms(names, scope)]);
   const isUsable = ({ store, config }: StoreView): boolean => store !== undefined && !silent.has(config.name);
   const room = ({ config }: StoreView, of: keyof Room): number | undefined => {
     const known = rooms.get(config.name)?.[of];

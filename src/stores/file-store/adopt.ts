@@ -15,7 +15,7 @@ import { findNested, type Nested, nestedAs } from './nested.ts';
 import { isFolder, markParents } from './parents.ts';
 import type { Limit, Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 const readsAtOnce = 16;
@@ -133,7 +133,7 @@ export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope):
 
 /** Newest first. */
 async function releasedAs(
-  place: Place,
+  place: StoreRoot,
   name?: VolumeName,
 ): Promise<readonly { readonly path: string; readonly meta: Meta }[]> {
   const found: { path: string; meta: Meta; at: number }[] = [];

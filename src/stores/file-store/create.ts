@@ -6,7 +6,7 @@ import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import { beingMade, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
 import { isRefusal } from './files.ts';
-import { settle } from './finish-interrupted.ts';
+import { finishInterrupted } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parents.ts';
@@ -101,7 +101,8 @@ export function createCreate(parts: Parts): Store['create'] {
   /** A record without data, by who holds the volume. Undefined: it is no longer so. */
   async function complete(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
     const read = await parts.read(want.name);
-    if (read.state !== 'ok' || read.meta.id !== id || (await settle(parts, read.meta, scope))) return undefined;
+    if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(parts, read.meta, scope)))
+      return undefined;
     const { meta } = read;
     refuseOther(meta, want, place.store);
     if ((await files.look(dataPath(meta))) !== undefined) return volume(meta);

@@ -16,7 +16,7 @@ import type { HeldScope, Parts } from './parts.ts';
  * For who holds the volume, and has read the record since. True: something was finished, and the record is no longer
  * where it was.
  */
-export async function settle(parts: Parts, meta: Meta, scope: HeldScope): Promise<boolean> {
+export async function finishInterrupted(parts: Parts, meta: Meta, scope: HeldScope): Promise<boolean> {
   const { place, layout, dataPath } = parts;
   const there = async (path: string): Promise<boolean> => (await place.files.look(path)) !== undefined;
   if (await there(dataPath(meta))) return false;
@@ -35,10 +35,10 @@ export async function settle(parts: Parts, meta: Meta, scope: HeldScope): Promis
 }
 
 /** With a record that was read before: while we waited for the volume, the name may have become another's. */
-export const settleHeld = (parts: Parts, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
+export const finishInterruptedLocked = (parts: Parts, { id, name }: VolumeRef, scope: Scope): Promise<boolean> =>
   parts.alone(id, scope, async (held) => {
     const now = await parts.read(name);
-    return now.state === 'ok' && now.meta.id === id && settle(parts, now.meta, held);
+    return now.state === 'ok' && now.meta.id === id && finishInterrupted(parts, now.meta, held);
   });
 
 /** The record goes after the data. Another host may have begun to make something there: it will find the data. */
@@ -59,7 +59,7 @@ export async function hasMoved(parts: Parts, meta: Pick<Meta, 'path'>, to: Meta[
 }
 
 /** The same for what lies in the trash: restores that lost their second half, and folders that never got a record. */
-export async function settleTrash(parts: Parts, scope: Scope): Promise<void> {
+export async function finishInterruptedTrash(parts: Parts, scope: Scope): Promise<void> {
   const { place } = parts;
   const { files } = place;
   const read = (id: VolumeId): Promise<MetaRead> =>

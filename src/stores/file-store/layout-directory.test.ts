@@ -9,7 +9,7 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { newMeta } from './create.ts';
 import type { Files } from './files.ts';
 import { createDirectoryLayout } from './layout-directory.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 
 let root: string;
 beforeEach(async () => {
@@ -22,7 +22,7 @@ const data = (): string => join(root, 'a');
 
 function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
   const own = (...parts: readonly string[]): string => join(root, ...parts);
-  const place = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as Place;
+  const place = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as StoreRoot;
   const make = async (): Promise<void> => undefined;
   const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
   const layout = createDirectoryLayout({ place, clock: systemClock(), make, source });

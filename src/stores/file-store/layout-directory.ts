@@ -7,10 +7,10 @@ import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from './errors.ts';
 import type { Files } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 
 export interface DirectoryLayoutParts {
-  readonly place: Place;
+  readonly place: StoreRoot;
   readonly clock: Clock;
   /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
   make(path: string): Promise<void>;
@@ -83,7 +83,7 @@ function negative(bytes: bigint): StowageError {
   });
 }
 
-function noBlock(place: Place): StowageError {
+function noBlock(place: StoreRoot): StowageError {
   return new StowageError(`store ${place.store} keeps volumes as directories, so it has no block devices`, {
     code: 'unsupported',
     reason: 'access-unsupported',
@@ -92,7 +92,7 @@ function noBlock(place: Place): StowageError {
 }
 
 /** An empty volume is gone in one call; a full one is moved where `reclaim` finds it. A planted link moves as itself. */
-async function discard({ files, own }: Place, path: string, id: string): Promise<void> {
+async function discard({ files, own }: StoreRoot, path: string, id: string): Promise<void> {
   try {
     return await files.rmdir(path);
   } catch (cause) {
@@ -110,7 +110,7 @@ async function discard({ files, own }: Place, path: string, id: string): Promise
 }
 
 /** Never renames: only rmdir fails when somebody has written something since the volume was looked through. */
-async function discardIfEmpty({ files, store }: Place, path: string, name: VolumeName): Promise<void> {
+async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: VolumeName): Promise<void> {
   const found = await files.look(path);
   if (found === undefined) return;
   // Checked first, as some NFS servers remove files by RMDIR too.

@@ -5,7 +5,7 @@ import { beforeEach, expect, onTestFinished, test } from 'vitest';
 import { localFiles } from '#stores/local/files.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createObservedTime, type ObservedTime } from './observed-time.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 
 const minute = 60_000;
 
@@ -20,15 +20,15 @@ beforeEach(() => {
 });
 
 /** Of a new process, with the clock of its machine. */
-function observed(on: FakeClock = clock, more: Partial<Place> = {}, instance = 'instance-1'): ObservedTime {
+function observed(on: FakeClock = clock, more: Partial<StoreRoot> = {}, instance = 'instance-1'): ObservedTime {
   const place = {
     files: localFiles,
-    context: { instance } as Place['context'],
+    context: { instance } as StoreRoot['context'],
     own: (...parts: readonly string[]) => join(folder, ...parts),
     scratch: () => join(folder, `scratch-${++scratches}`),
     ...more,
   };
-  return createObservedTime(place as Place, on);
+  return createObservedTime(place as StoreRoot, on);
 }
 
 /** Maintenance looks every half minute; five minutes are the most that may lie between two looks and count in full. */

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import { isErrno } from '#base/errno.ts';
 import { isFull, UnfitFile } from './files.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 
 /**
  * How long this instance has watched the store, over all its processes: what runs between two looks of one process is
@@ -40,7 +40,7 @@ const saveEveryMs = 60_000;
  */
 const longestStepMs = 5 * 60_000;
 
-export function createObservedTime(place: Place, clock: Clock): ObservedTime {
+export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime {
   const { files, context } = place;
   const name = createHash('sha256').update(context.instance).digest('hex').slice(0, 24);
   const path = place.own('observed', name);

@@ -9,13 +9,13 @@ import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
 import { beingMade, notFound } from './errors.ts';
 import { isRefusal, type Left } from './files.ts';
-import { settle } from './finish-interrupted.ts';
+import { finishInterrupted } from './finish-interrupted.ts';
 import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
 import { recordedNames } from './reading.ts';
-import { type Place, takenForDeadMs } from './store-root.ts';
+import { type StoreRoot, takenForDeadMs } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 /**
@@ -35,7 +35,7 @@ export interface HeldScope extends Scope {
 
 /** What the verbs of one open store share. */
 export interface Parts {
-  readonly place: Place;
+  readonly place: StoreRoot;
   readonly layout: Layout;
   readonly clock: Clock;
   dataPath(volume: Pick<Meta, 'name' | 'path'>): string;
@@ -92,7 +92,7 @@ const tornPatienceMs = 5_000;
 const tornPauseMs = 50;
 const readsAtOnce = 16;
 
-export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
+export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Parts {
   const { files, others } = place;
   const locks = createKeyedLock();
   const read = (name: VolumeName): Promise<MetaRead> =>
@@ -118,7 +118,7 @@ export function createParts(place: Place, layout: Layout, clock: Clock): Parts {
       throw found.error;
     }
     if (found.meta.id !== ref.id) return undefined;
-    if (!isMoving(found.meta) || !(await settle(parts, found.meta, scope))) return found.meta;
+    if (!isMoving(found.meta) || !(await finishInterrupted(parts, found.meta, scope))) return found.meta;
     const { movingTo } = found.meta;
     return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo }, scope);
   }

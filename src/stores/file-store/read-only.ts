@@ -8,7 +8,7 @@ import { notFound } from './errors.ts';
 import { isFolder } from './parents.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames, unobvious } from './reading.ts';
-import type { Place } from './store-root.ts';
+import type { StoreRoot } from './store-root.ts';
 import type { FileStore } from './verbs.ts';
 
 const looksAtOnce = 16;
@@ -133,7 +133,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
 
 type Changes = 'create' | 'delete' | 'rename' | 'label' | 'expand' | 'trash' | 'adoption';
 
-function createRefusals(place: Place): Pick<FileStore, Changes> {
+function createRefusals(place: StoreRoot): Pick<FileStore, Changes> {
   const refuse = (name: string, verb: string) => async (): Promise<never> => {
     throw new StowageError(`store ${place.store} is read-only: ${name} cannot be ${verb}`, {
       code: 'denied',

@@ -6,7 +6,7 @@ import type { InFlight } from './in-flight.ts';
 import type { Meta } from './meta.ts';
 
 /** The store's directory, found and checked. */
-export interface Place {
+export interface StoreRoot {
   readonly store: StoreName;
   readonly context: StoreContext;
   readonly files: Files;
@@ -39,7 +39,7 @@ export interface Place {
    */
   serverTime?(): Promise<number | undefined>;
   /** Undefined: the store is locked, nobody else works on it. */
-  readonly others: Others | undefined;
+  readonly others: HostLocks | undefined;
   /** What was thrown, for people. `doing` completes "… failed". May take a moment to find out why. */
   failure(cause: unknown, doing: string): StowageError | Promise<StowageError>;
   close(): Promise<void>;
@@ -69,7 +69,7 @@ export interface Hold extends AsyncDisposable {
  * Other hosts that work on the same store at the same time. A volume that exists is changed only by who holds it; a
  * name is taken by creating its record exclusively, and an empty record belongs to who made it.
  */
-export interface Others {
+export interface HostLocks {
   /** Waits until no other host holds these volumes. */
   hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<Hold>;
   /**

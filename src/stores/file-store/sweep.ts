@@ -3,13 +3,13 @@ import type { VolumeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
-import { settleHeld, settleTrash, unlessBusy } from './finish-interrupted.ts';
+import { finishInterruptedLocked, finishInterruptedTrash, unlessBusy } from './finish-interrupted.ts';
 import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
 import type { Parts } from './parts.ts';
 import { recordedNames } from './reading.ts';
-import { settleStaged } from './trash-staging.ts';
+import { finishStaged } from './trash-staging.ts';
 
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';
@@ -44,17 +44,17 @@ async function recover(parts: Parts, scope: Scope): Promise<void> {
     // One listing tells which records lack their data; only those can be half of something.
     if (entries.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
-    await unlessBusy(during(`settling volume ${quoted(name)}`, [name], scope, () => settleRecord(parts, name, scope)));
+    await unlessBusy(during(`settling volume ${quoted(name)}`, [name], scope, () => finishRecord(parts, name, scope)));
   }
-  await settleStaged(parts, await place.files.names(place.own('trash')), scope);
-  await settleTrash(parts, scope);
+  await finishStaged(parts, await place.files.names(place.own('trash')), scope);
+  await finishInterruptedTrash(parts, scope);
   await giveNamesBack(parts, scope);
   await forgetTakenIn(parts);
   await removeGoneLocks(parts, scope);
   await removeLeftovers(place);
 }
 
-async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
+async function finishRecord(parts: Parts, name: VolumeName, scope: Scope): Promise<void> {
   const { place, dataPath } = parts;
   const read = await parts.read(name);
   if (read.state === 'torn' && (await place.files.look(dataPath({ name }))) === undefined) {
@@ -65,7 +65,7 @@ async function settleRecord(parts: Parts, name: VolumeName, scope: Scope): Promi
   if (read.state !== 'ok' || read.meta.instance !== place.context.instance) return;
   const { id } = read.meta;
   if (((await place.others?.holderOf(id)) ?? 'nobody') !== 'nobody') return;
-  if (await settleHeld(parts, { id, name }, scope))
+  if (await finishInterruptedLocked(parts, { id, name }, scope))
     scope.log.info('finished an interrupted operation', { volume: name, id });
 }
 

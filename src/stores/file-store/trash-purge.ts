@@ -9,9 +9,9 @@ import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
 import type { HeldScope, Parts } from './parts.ts';
-import type { Others } from './store-root.ts';
+import type { HostLocks } from './store-root.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
-import { moveToDeleting, putBack, settleStaged } from './trash-staging.ts';
+import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
 
 const readsAtOnce = 16;
 /** Records that change in one round of maintenance; the rest waits for the next one. */
@@ -130,7 +130,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     return judge(expiry, observer).verdict === 'purge';
   }
 
-  const holderOf = (id: VolumeId, scope: Scope): ReturnType<Others['holderOf']> =>
+  const holderOf = (id: VolumeId, scope: Scope): ReturnType<HostLocks['holderOf']> =>
     looking(scope, async () => (await others?.holderOf(id)) ?? 'nobody');
 
   async function recordAll(ids: readonly VolumeId[], retention: number, scope: Scope): Promise<void> {
@@ -146,7 +146,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
     const names = await looking(scope, () => files.names(place.own('trash')));
-    await settleStaged(parts, names, scope);
+    await finishStaged(parts, names, scope);
     const ids = names.filter(isVolumeId);
     const present = new Set(ids);
     for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);

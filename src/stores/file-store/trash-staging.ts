@@ -64,7 +64,7 @@ export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope):
 }
 
 /** Moves the entries of interrupted purges back, so that they expire again. `names`: the contents of `trash/`. */
-export async function settleStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
+export async function finishStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
   const { place } = parts;
   const { others } = place;
   for (const id of new Set(names.flatMap((name) => stagedId(name) ?? []))) {

@@ -4,7 +4,7 @@ import type { TrashEntry, Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
-import { finishRestore, leaveTrash, settle } from './finish-interrupted.ts';
+import { finishInterrupted, finishRestore, leaveTrash } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, settled } from './meta.ts';
 import { takeName } from './naming.ts';
@@ -40,7 +40,7 @@ export function createTrash(parts: Parts): Trash {
         limit.check();
         const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
         // Deleted already, all but its record.
-        if (!isThere && (await settle(parts, intent, held))) return leaveTrash(parts, meta.id);
+        if (!isThere && (await finishInterrupted(parts, intent, held))) return leaveTrash(parts, meta.id);
         limit.check();
         await files.rename(place.metaPath(meta.name), recordOf(meta.id));
         await files.sync(place.own('trash', meta.id));

@@ -5,7 +5,7 @@ import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
 import type { Parts } from '../file-store/parts.ts';
-import type { Place } from '../file-store/store-root.ts';
+import type { StoreRoot } from '../file-store/store-root.ts';
 import { storeFailure } from './errors.ts';
 import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
@@ -56,7 +56,7 @@ export async function checkStore(
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
-async function probe(place: Place): Promise<string> {
+async function probe(place: StoreRoot): Promise<string> {
   const file = place.scratch();
   await writeNew(file, 'probe');
   await unlinkIfThere(file);

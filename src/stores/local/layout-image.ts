@@ -7,7 +7,7 @@ import type { VolumeId, VolumeSpec } from '#core/model.ts';
 import { notEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from '../file-store/errors.ts';
 import type { Layout } from '../file-store/layout.ts';
-import type { Place } from '../file-store/store-root.ts';
+import type { StoreRoot } from '../file-store/store-root.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
 import { blockSize, type Found, fileSize, MiB, readGeometry } from './geometry.ts';
 import type { FilesystemType, TopDirectory } from './mkfs.ts';
@@ -19,7 +19,7 @@ const smallestXfs = 300n * MiB;
 const smallest = 16n * MiB;
 const largest = 1024n ** 5n;
 
-export function createImageLayout(options: LocalOptions, place: Place, clock: Clock): Layout {
+export function createImageLayout(options: LocalOptions, place: StoreRoot, clock: Clock): Layout {
   const top: TopDirectory = {
     uid: options.uid ?? process.geteuid?.() ?? 0,
     gid: options.gid ?? process.getegid?.() ?? 0,
@@ -143,7 +143,7 @@ async function syncFile(path: string): Promise<void> {
   }
 }
 
-function sizeNeeded(place: Place): StowageError {
+function sizeNeeded(place: StoreRoot): StowageError {
   return new StowageError(`a volume in store ${place.store} needs a size`, {
     code: 'invalid',
     reason: 'size-needed',
@@ -151,7 +151,7 @@ function sizeNeeded(place: Place): StowageError {
   });
 }
 
-function sizeOutOfRange(place: Place, bytes: bigint, least: bigint): StowageError {
+function sizeOutOfRange(place: StoreRoot, bytes: bigint, least: bigint): StowageError {
   const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
   return new StowageError(`a volume of ${bytes} bytes cannot be made in store ${place.store}: ${bounds} can`, {
     code: 'out-of-range',

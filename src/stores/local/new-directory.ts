@@ -2,13 +2,13 @@ import { chmod, chown, lstat, mkdir, rename, rmdir } from 'node:fs/promises';
 import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import { isFull } from '../file-store/files.ts';
-import type { Place } from '../file-store/store-root.ts';
+import type { StoreRoot } from '../file-store/store-root.ts';
 import type { LocalOptions } from './options.ts';
 
 /** Makes directories with the owner and mode that the options say. */
 export async function createDirectoryMaker(
   options: LocalOptions,
-  place: Place,
+  place: StoreRoot,
   readOnly: boolean,
 ): Promise<(path: string) => Promise<void>> {
   // Decided once: where mkdir alone gives the wanted owner and mode, one call makes a complete volume.
@@ -37,7 +37,7 @@ async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<vo
 }
 
 /** Tried rather than computed: the umask, the parent's set-gid bit and default ACLs all have a say. */
-async function mkdirSuffices(options: LocalOptions, place: Place): Promise<boolean> {
+async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<boolean> {
   const probe = place.scratch();
   try {
     await mkdir(probe, { mode: options.mode });

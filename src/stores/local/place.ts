@@ -13,7 +13,7 @@ import { type Files, isFull } from '../file-store/files.ts';
 import { readIdentity, refuseOtherLayout, refuseOtherStore, writeIdentity } from '../file-store/identity.ts';
 import type { Meta } from '../file-store/meta.ts';
 import { encodeMeta, formatVersion } from '../file-store/meta.ts';
-import type { Place } from '../file-store/store-root.ts';
+import type { StoreRoot } from '../file-store/store-root.ts';
 import { rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
 import { filesIn, folderByHeart, isPlain } from './files-by-heart.ts';
@@ -77,7 +77,7 @@ export async function openReadOnlyPlace(
   store: StoreName,
   context: StoreContext,
   inFlightOn: InFlightOn,
-): Promise<Place> {
+): Promise<StoreRoot> {
   const found = await find(options);
   const own = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
   // Records that this user may not read do not matter: directories are volumes all the same.
@@ -113,7 +113,7 @@ export async function openPlace(
   context: StoreContext,
   log: Log,
   inFlightOn: InFlightOn,
-): Promise<Place> {
+): Promise<StoreRoot> {
   const found = await find(options);
   const { root } = found;
   const own = (...parts: readonly string[]): string => join(root, '.stowage', ...parts);

@@ -2,12 +2,12 @@ import { randomBytes } from 'node:crypto';
 import { mkdir, truncate, writeFile } from 'node:fs/promises';
 import { isFull } from '../file-store/files.ts';
 import { createBacking, pieceBytes, pieces, plenty } from '../file-store/reserve.ts';
-import type { Place, Reserve } from '../file-store/store-root.ts';
+import type { Reserve, StoreRoot } from '../file-store/store-root.ts';
 import { lstatIfThere, unlinkIfThere } from './files.ts';
 import { roomAt } from './room.ts';
 
 /** In `.stowage/reserve`. */
-export function createReserve(place: Pick<Place, 'own' | 'root'>): Reserve {
+export function createReserve(place: Pick<StoreRoot, 'own' | 'root'>): Reserve {
   const names = Array.from({ length: pieces }, (_, i) => place.own('reserve', `${i}`));
 
   async function removePiece(): Promise<boolean> {

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { type Hold, type Others, takenForDeadMs } from '../file-store/store-root.ts';
+import { type Hold, type HostLocks, takenForDeadMs } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
 import { isFree } from './lock-marks.ts';
 import { createVolumeLocks, deadLock, type Taken, type VolumeLocksParts } from './volume-locks.ts';
@@ -18,11 +18,11 @@ export interface OthersParts extends Omit<VolumeLocksParts, 'watch'> {
   readonly store: string;
   /** `.stowage/locks` */
   readonly folder: string;
-  readonly usesOf: Others['usesOf'];
+  readonly usesOf: HostLocks['usesOf'];
 }
 
 /** One host at a time changes a volume: docs/designs/store-locks.md. No two clocks are compared. */
-export function createOthers(parts: OthersParts): Others {
+export function createOthers(parts: OthersParts): HostLocks {
   const { files, marks, folder, clock, store, usesOf } = parts;
   const watch = createWatch(clock);
   const locks = createVolumeLocks({ ...parts, watch });

@@ -4,13 +4,13 @@ import { parseDuration } from '#base/duration.ts';
 import type { NfsMountOptions } from '#base/nfs-mount.ts';
 import { parseSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
-import type { NfsWay } from '#core/model.ts';
+import type { NfsConnection } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { DataPaths } from '../file-store/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
 /** Options that sources carry as they are. */
-type CarriedOptions = Pick<NfsWay, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
+type CarriedOptions = Pick<NfsConnection, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
 
 export interface NfsOptions extends NfsMountOptions, CarriedOptions {
   /** Names or addresses of one server; where one does not answer, the next is tried. */

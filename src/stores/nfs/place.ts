@@ -12,7 +12,7 @@ import { isRefusal } from '../file-store/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../file-store/identity.ts';
 import { createPlaces } from '../file-store/in-flight.ts';
 import { encodeMeta } from '../file-store/meta.ts';
-import type { Place } from '../file-store/store-root.ts';
+import type { StoreRoot } from '../file-store/store-root.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
 import { createExplain } from './diagnosis.ts';
 import { type Blamed, nfsFailure } from './failures.ts';
@@ -29,7 +29,7 @@ import { createScratches } from './scratches.ts';
 import { serverTime } from './server-time.ts';
 import { createSeenUses, type SeenUses } from './uses-seen.ts';
 
-export interface NfsPlace extends Place {
+export interface NfsPlace extends StoreRoot {
   readonly files: NfsFiles;
   readonly session: Session;
   readonly uses: SeenUses;

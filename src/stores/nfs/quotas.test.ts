@@ -3,7 +3,7 @@ import { mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import type { NfsWay, Volume } from '#core/model.ts';
+import type { NfsConnection, Volume } from '#core/model.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
@@ -24,7 +24,7 @@ const open = async (options: Readonly<Record<string, string>> = {}, readOnly = f
   onTestFinished(() => opened.close());
   return opened;
 };
-const wayOf = async (volume: Volume, of: FileStore = store): Promise<NfsWay> => {
+const wayOf = async (volume: Volume, of: FileStore = store): Promise<NfsConnection> => {
   const source = await of.source(volume, scope);
   if (source.kind !== 'nfs') throw new Error(`a source of kind ${source.kind}`);
   return source.way;

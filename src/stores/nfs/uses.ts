@@ -8,7 +8,7 @@ import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { notFound } from '../file-store/errors.ts';
 import { isRefusal } from '../file-store/files.ts';
-import { settle } from '../file-store/finish-interrupted.ts';
+import { finishInterrupted } from '../file-store/finish-interrupted.ts';
 import type { Limit, Parts } from '../file-store/parts.ts';
 import { usable } from '../file-store/reading.ts';
 import type { NfsPlace } from './place.ts';
@@ -55,7 +55,7 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
     during(doing, [ref.name, ref.id], scope, async (held) => {
       const meta = await parts.findRenamed(ref, held);
       // A deletion may have got no further than the data: it is finished then.
-      if (meta === undefined || (await settle(parts, meta, held))) throw notFound(ref.name, place.store);
+      if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, place.store);
       await usable(parts, meta);
       await work(held.limit);
     });

@@ -2,7 +2,7 @@ import { readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type {
   Mount,
-  NfsWay,
+  NfsConnection,
   NodeName,
   Operation,
   OperationId,
@@ -67,7 +67,7 @@ const mount = (target: string, more: Partial<Mount> = {}): Mount => ({
 });
 
 const node = 'here' as NodeName;
-const way: NfsWay = {
+const way: NfsConnection = {
   client: 'built-in',
   addresses: ['10.0.0.1'],
   port: 2049,
@@ -87,7 +87,7 @@ const way: NfsWay = {
   readOnly: false,
   quota: undefined,
 };
-const fullWay: NfsWay = {
+const fullWay: NfsConnection = {
   ...way,
   mountPort: 20_048,
   sourcePorts: 'privileged',

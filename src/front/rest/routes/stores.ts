@@ -27,12 +27,12 @@ const trashQuery = Type.Object(
 
 const json = async (core: Core, views: readonly StoreView[], call: Call) => {
   const names = views.map(({ config }) => config.name);
-  const { answers, catalogue } = core;
-  const [silent, rooms] = await Promise.all([answers.silent(names, call), answers.rooms(names, call)]);
+  const { liveness, catalogue } = core;
+  const [silent, rooms] = await Promise.all([liveness.silent(names, call), liveness.rooms(names, call)]);
   return views.map((view) => {
     const { name } = view.config;
     const totals = catalogue.totals(name);
-    const [room, refusal] = [rooms.get(name), answers.refusal(name)];
+    const [room, refusal] = [rooms.get(name), liveness.refusal(name)];
     return storeJson(view, { totals, isSilent: silent.has(name), room, refusal });
   });
 };
