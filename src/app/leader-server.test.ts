@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doors, doorNamespace as namespace, scopeOf } from '#testing/door.ts';
+import { doors, doorNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
 import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 

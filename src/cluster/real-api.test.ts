@@ -9,7 +9,7 @@ import { systemClock } from '#base/clock.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { needs } from '#testbed/needs.ts';
-import { scopeOf } from '#testing/door.ts';
+import { scopeOf } from '#testing/leader-servers.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import { fromKubeconfig } from '#wire/kube/config.ts';

@@ -1,9 +1,9 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
+import type { Holds } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
-import type { Holds } from './holds.ts';
 import { nameKey, volumeKey } from './keys.ts';
 import { checkLabels, mergeLabels, withOwn } from './labels.ts';
 import type { Limits } from './limits.ts';

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
-import { type Mood, startDoor } from '#testing/fickle-door.ts';
+import { type Mood, startDoor } from '#testing/fault-proxy.ts';
 import { keepMounts } from '#testing/kept-mount.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';

@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doorNamespace, doors, type OpenedDoor } from '#testing/door.ts';
+import { doorNamespace, doors, type OpenedDoor } from '#testing/leader-servers.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
 import { nothingHere } from '../server/tls-server.ts';
 import type { AgentTunnel } from '../tunnel/agent-tunnel.ts';

@@ -1,7 +1,7 @@
 import { beforeEach, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { doors } from '#testing/door.ts';
+import { doors } from '#testing/leader-servers.ts';
 import { locatePod } from './pod-location.ts';
 
 const it = doors();

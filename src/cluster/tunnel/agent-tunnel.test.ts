@@ -8,8 +8,8 @@ import type { AddressInfo } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { streamOver } from '#base/socket-stream.ts';
 import { eventually } from '#testing/controlled.ts';
-import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/leader-servers.ts';
 import { makeCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 

@@ -6,9 +6,9 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
-import type { OpenedDoor } from '#testing/door.ts';
-import { doors, scopeOf, startWay } from '#testing/door.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
+import type { OpenedDoor } from '#testing/leader-servers.ts';
+import { doors, scopeOf, startWay } from '#testing/leader-servers.ts';
 import { createConnectedAgents } from './connected-agents.ts';
 
 const it = doors();

@@ -16,10 +16,10 @@ import { encodeMeta, formatVersion } from '../file-store/meta.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
-import { filesIn, folderByHeart, isPlain } from './files-by-heart.ts';
 import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
+import { filesIn, folderByHeart, isPlain } from './page-cache-files.ts';
 import { createReserve } from './reserve.ts';
 import { roomAt } from './room.ts';
 

@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
-import { type Door, type Mood, startDoor } from '#testing/fickle-door.ts';
+import { type Door, type Mood, startDoor } from '#testing/fault-proxy.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 import { createRpcServer, type RpcServerOptions } from './server.ts';

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { localFiles } from './files.ts';
-import { filesIn, folderByHeart } from './files-by-heart.ts';
+import { filesIn, folderByHeart } from './page-cache-files.ts';
 
 describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
   let ground: Ground;
