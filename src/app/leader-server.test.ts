@@ -4,11 +4,11 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doors, doorNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
+import { leaderServers, testNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
 import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 
-const it = doors();
+const it = leaderServers();
 const { signal } = new AbortController();
 const slice = () =>
   it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');

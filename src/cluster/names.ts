@@ -11,7 +11,7 @@ export const doorNames = {
 } as const;
 
 /** The path at which an agent asks to be turned round, and what it asks to be turned to. */
-export const turning = { path: '/agents', protocol: 'stowage-agent/1' } as const;
+export const upgrade = { path: '/agents', protocol: 'stowage-agent/1' } as const;
 
 /** Where an agent asks about a pod of its node. */
 export const podPath = {

@@ -8,7 +8,7 @@ export type PluginName = (typeof pluginNames)[number];
 export type EngineKind = 'docker' | 'podman';
 
 /** A mount that an engine asked for and has not taken back. Which container it is for, no engine says. */
-export interface Hold {
+export interface EngineMount {
   readonly volumeId: VolumeId;
   readonly plugin: PluginName;
   /** The engine's own id of it. */
@@ -21,7 +21,7 @@ export interface Hold {
 /** Podman mounts a volume once, however many containers use it, and always under this id; Docker's ids are random. */
 const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-export const holderOf = ({ id }: Pick<Hold, 'id'>): EngineKind => (id === podmanHold ? 'podman' : 'docker');
+export const holderOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind => (id === podmanHold ? 'podman' : 'docker');
 
 /** A container, running or stopped, that names a volume. */
 export interface Reference {
@@ -75,12 +75,12 @@ export interface ContainerRecords {
   };
   readonly holds: {
     /** Once more, where it is there. */
-    add(hold: Omit<Hold, 'count'>): void;
+    add(hold: Omit<EngineMount, 'count'>): void;
     /** Once less; the last one is gone. Absent is success. */
     take(volume: VolumeId, plugin: PluginName, id: string): void;
     clear(volume: VolumeId): void;
-    of(volume: VolumeId): readonly Hold[];
-    list(): readonly Hold[];
+    of(volume: VolumeId): readonly EngineMount[];
+    list(): readonly EngineMount[];
   };
   readonly references: {
     /** All that the engine's containers name, in the place of what was known of it. */

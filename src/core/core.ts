@@ -6,7 +6,7 @@ import { type ClientTable, createClients } from './clients.ts';
 import { type ContainerReferences, createContainerReferences } from './container-references.ts';
 import type { ContainerEngine } from './containers.ts';
 import { createDeletions, type Deletions } from './deletion.ts';
-import { createHolds, type Holds } from './engine-mounts.ts';
+import { createEngineMounts, type EngineMounts } from './engine-mounts.ts';
 import { createEphemerals, type Ephemerals } from './ephemeral.ts';
 import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
@@ -52,7 +52,7 @@ export interface Core {
   readonly uses: UseAdmin;
   readonly pluginNames: PluginNames;
   readonly engineRequests: Pick<PendingEngineRequests, 'note'>;
-  readonly holds: Holds;
+  readonly engineMounts: EngineMounts;
   readonly references: ContainerReferences;
   readonly operations: Operations;
   readonly tokens: Tokens;
@@ -121,7 +121,7 @@ export function createCore(parts: CoreParts): WholeCore {
   const liveness = createStoreLiveness({ clock, stores: laterStores });
   const catalogue = createCatalogue({ records, liveness, stores: laterStores, instance });
   const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
-  const holds: Holds = createHolds({
+  const engineMounts: EngineMounts = createEngineMounts({
     records,
     mounter,
     operations,
@@ -141,7 +141,7 @@ export function createCore(parts: CoreParts): WholeCore {
     catalogue,
     operations,
     events,
-    holds: () => holds,
+    engineMounts: () => engineMounts,
     references: laterReferences,
   });
   const steps: Record<string, Step> = {};
@@ -174,7 +174,7 @@ export function createCore(parts: CoreParts): WholeCore {
     changed: (ids) => {
       const scope = { signal: unending, log };
       for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
-      void holds.changed(ids, scope);
+      void engineMounts.changed(ids, scope);
     },
   });
   const isShared = (id: VolumeId): boolean => {
@@ -183,7 +183,7 @@ export function createCore(parts: CoreParts): WholeCore {
   };
   late.references = references;
   const limits = createLimits(records);
-  const shared = { records, stores, catalogue, operations, mounts, holds, limits, events, clock, instance };
+  const shared = { records, stores, catalogue, operations, mounts, engineMounts, limits, events, clock, instance };
   const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
   const provision = createProvision({ stores, catalogue, volumes });
@@ -219,7 +219,7 @@ export function createCore(parts: CoreParts): WholeCore {
     uses,
     pluginNames,
     engineRequests,
-    holds,
+    engineMounts,
     references,
     operations,
     tokens,
@@ -230,7 +230,7 @@ export function createCore(parts: CoreParts): WholeCore {
       task('open stores', (scope) => stores.retry(scope)),
       task('repair mounts', (scope) => mounts.repair(scope)),
       task('renew records of use', (scope) => mounts.renewUses(scope)),
-      task('clean up mounts of containers', (scope) => holds.settle(scope)),
+      task('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
       task('delete ephemeral volumes', (scope) => ephemerals.settle(scope)),
       task('empty the trash', (scope) => deletions.expire(scope)),
       task('free space', async () => reclaim.again()),
@@ -243,7 +243,9 @@ export function createCore(parts: CoreParts): WholeCore {
       // Whoever wanted to give it time has done so before.
       await operations.drain(0);
       await stores.close();
-      await holds.close({ signal: unending, log }).catch((thrown: unknown) => log.info(stowageError(thrown).message));
+      await engineMounts
+        .close({ signal: unending, log })
+        .catch((thrown: unknown) => log.info(stowageError(thrown).message));
       records.close();
     },
   };

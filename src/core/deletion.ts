@@ -70,10 +70,10 @@ export function createDeletions(parts: DeletionParts): Deletions {
 }
 
 function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['delete'] {
-  const { stores, catalogue, operations, mounts, holds, clock, engineRequests } = parts;
+  const { stores, catalogue, operations, mounts, engineMounts, clock, engineRequests } = parts;
   return async (ref, expected, call, how) => {
     const before = await catalogue.resolve(ref, call);
-    await holds.dropStale(before, call);
+    await engineMounts.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
       if (config.policy.readOnly) throw readOnly(store.name);
       // Only to refuse early, before anything is locked, recorded or unmounted. The store decides when it deletes.
@@ -124,7 +124,7 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       const isDiscarded = params['discard'] === true;
       const onDelete = isDiscarded || params['destroy'] === true ? 'delete' : config.policy.onDelete;
       const volume = records.volumes.byId(ref.id);
-      if (volume !== undefined) await mounts.letGo(volume, store, work);
+      if (volume !== undefined) await mounts.unstageForDelete(volume, store, work);
       switch (onDelete) {
         case 'delete':
           // The store checks it at its last step, the first time and after a crash: by then somebody may have written to it.

@@ -33,21 +33,21 @@ describe('what engines have mounted', () => {
       docker.isDown = false;
       for (const name of ['web', 'db']) docker.remove(name);
       restart();
-      await server.core.holds.settle(aCall());
+      await server.core.engineMounts.reconcile(aCall());
       clock.advance(600_000);
-      await server.core.holds.settle(aCall());
+      await server.core.engineMounts.reconcile(aCall());
     });
   });
 
-  const hold = (id: string): Promise<string> => server.core.holds.hold(volume, plugin, id, aCall());
-  const letGo = (id: string): Promise<void> => server.core.holds.letGo(volume.id, plugin, id, aCall());
-  const path = (): string | undefined => server.core.holds.pathOf(volume.id);
+  const hold = (id: string): Promise<string> => server.core.engineMounts.mount(volume, plugin, id, aCall());
+  const unmount = (id: string): Promise<void> => server.core.engineMounts.unmount(volume.id, plugin, id, aCall());
+  const path = (): string | undefined => server.core.engineMounts.pathOf(volume.id);
   const remove = () => server.core.deletions.delete(volume.id, undefined, aCall());
   const restart = (): void => {
     clock.advance(1);
     docker.restart();
   };
-  const settle = () => server.core.holds.settle(aCall());
+  const settle = () => server.core.engineMounts.reconcile(aCall());
   /** Docker lets go of the volume before it says so. */
   const ends = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
@@ -58,9 +58,9 @@ describe('what engines have mounted', () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
     await hold('1');
-    await letGo('1');
+    await unmount('1');
     expect(path()).toBe(at);
-    await letGo('1');
+    await unmount('1');
     await ends('web');
   });
 
@@ -70,7 +70,7 @@ describe('what engines have mounted', () => {
     const at = await hold('1');
     // One that was only made has nothing mounted.
     docker.run('new', { photos: plugin }, true, false);
-    await letGo('1');
+    await unmount('1');
     expect(path()).toBe(at);
     docker.run('db', { photos: plugin }, false);
     await settle();
@@ -82,7 +82,7 @@ describe('what engines have mounted', () => {
   test('goes when its engine lists the end of the container, of which it says nothing more', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
-    await letGo('1');
+    await unmount('1');
     expect(path()).toBe(at);
     docker.isQuiet = true;
     docker.run('web', { photos: plugin }, false);
@@ -94,14 +94,14 @@ describe('what engines have mounted', () => {
     const wanted = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
     const films = await server.core.volumes.create(wanted, aCall());
     await hold('1');
-    await server.core.holds.hold(films, plugin, '2', aCall());
+    await server.core.engineMounts.mount(films, plugin, '2', aCall());
     restart();
     await settle();
     clock.advance(600_000);
     using _stuck = await server.core.operations.lock([holdKey(volume.id)], aCall().signal);
     const ending = new AbortController();
-    const settling = server.core.holds.settle(aCall({ signal: ending.signal }));
-    await expect.poll(() => server.core.holds.pathOf(films.id)).toBeUndefined();
+    const settling = server.core.engineMounts.reconcile(aCall({ signal: ending.signal }));
+    await expect.poll(() => server.core.engineMounts.pathOf(films.id)).toBeUndefined();
     ending.abort();
     await settling;
     expect(path()).toBeDefined();
@@ -117,10 +117,10 @@ describe('what engines have mounted', () => {
       using _program = server.kept.mounts.use(at);
       await settle();
     }
-    expect(server.core.holds.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(true);
     await settle();
     expect(path()).toBeUndefined();
-    expect(server.core.holds.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
   });
 
   test('for a container that its engine does not list after a minute is told of, once', async () => {
@@ -133,13 +133,13 @@ describe('what engines have mounted', () => {
     }
     const told = log.lines.filter((line) => line.includes('does not list'));
     expect(told).toEqual([expect.stringMatching(/^warn .*"action":".*second engine/)]);
-    await letGo('1');
+    await unmount('1');
   });
 
   test('is let go of once by Podman, which counts by itself, however often it asks', async () => {
     await hold(podmanHold);
     await hold(podmanHold);
-    await letGo(podmanHold);
+    await unmount(podmanHold);
     expect(path()).toBeUndefined();
   });
 
@@ -162,13 +162,13 @@ describe('what engines have mounted', () => {
     const wanted = { store: undefined, name: 'photos', bytes: undefined, access: undefined, labels: {} };
     const kept = await first.core.volumes.create(wanted, aCall());
     docker.run('web', { photos: plugin });
-    const at = await first.core.holds.hold(kept, plugin, '1', aCall());
+    const at = await first.core.engineMounts.mount(kept, plugin, '1', aCall());
     expect(await first.stop()).toEqual([expect.stringContaining('containers use it')]);
     await first[Symbol.asyncDispose]();
     expect(existsSync(at)).toBe(true);
     await using again = await startCore({ ...about, after: first });
-    expect(again.core.holds.pathOf(kept.id)).toBe(at);
-    await again.core.holds.letGo(kept.id, plugin, '1', aCall());
+    expect(again.core.engineMounts.pathOf(kept.id)).toBe(at);
+    await again.core.engineMounts.unmount(kept.id, plugin, '1', aCall());
     docker.remove('web');
     await expect.poll(() => again.core.mounts.list(aCall())).toEqual([]);
   });
@@ -197,7 +197,7 @@ describe('what engines have mounted', () => {
     await settle();
     expect(path()).toBeDefined();
     await expect(remove()).rejects.toMatchObject({ code: 'in-use' });
-    await letGo('1');
+    await unmount('1');
     await remove();
   });
 
@@ -223,12 +223,12 @@ describe('what engines have mounted', () => {
   });
 
   test('of an engine that nobody told us of is never dropped', async () => {
-    await server.core.holds.hold(volume, plugin, podmanHold, aCall());
+    await server.core.engineMounts.mount(volume, plugin, podmanHold, aCall());
     await settle();
     clock.advance(600_000);
     await settle();
     expect(path()).toBeDefined();
-    await letGo(podmanHold);
+    await unmount(podmanHold);
     expect(path()).toBeUndefined();
   });
 
@@ -250,7 +250,7 @@ describe('what engines have mounted', () => {
     docker.restart();
     clock.advance(1);
     await hold('1');
-    await letGo('1');
+    await unmount('1');
     docker.remove('web');
     expect(await remove()).toMatchObject({ outcome: 'deleted' });
     expect(path()).toBeUndefined();
@@ -267,7 +267,7 @@ describe('what engines have mounted', () => {
       code: 'not-found',
     });
     expect(server.core.pluginNames.known(plugin, 'photos')).toBe(volume.id);
-    await letGo('1');
+    await unmount('1');
     await settle();
     expect(path()).toBeDefined();
     docker.remove('web');
@@ -340,12 +340,14 @@ describe('what engines have mounted', () => {
     await hold('2');
     silence.resolve();
     await expect(deleted).rejects.toMatchObject({ code: 'in-use' });
-    for (const id of ['1', '2']) await letGo(id);
+    for (const id of ['1', '2']) await unmount(id);
   });
 
   test('a mount that fails leaves no hold behind', async () => {
     const gone = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
-    await expect(server.core.holds.hold(gone, plugin, '1', aCall())).rejects.toMatchObject({ code: 'not-found' });
-    expect(server.core.holds.isHeld(gone.id, join(server.folder, 'published', gone.id))).toBe(false);
+    await expect(server.core.engineMounts.mount(gone, plugin, '1', aCall())).rejects.toMatchObject({
+      code: 'not-found',
+    });
+    expect(server.core.engineMounts.isHeld(gone.id, join(server.folder, 'published', gone.id))).toBe(false);
   });
 });

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { ContainerReferences, Referring } from './container-references.ts';
-import { type Hold, holderOf, type PluginName } from './containers.ts';
+import { type EngineMount, holderOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
 import { holdKey } from './keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
@@ -17,11 +17,11 @@ import type { RemappedUsers } from './remapped-users.ts';
  * Mounts that container engines asked for. All of a volume share one target: the first hold publishes it, the last one takes it
  * away. Counts go wrong when either side dies between doing and answering; what is true then is asked of the engines.
  */
-export interface Holds {
+export interface EngineMounts {
   /** Gives the path of the volume's files. The same id again is to be let go of once more, too; but Podman's, which is always the same. */
-  hold(volume: Volume, plugin: PluginName, id: string, call: Call): Promise<string>;
+  mount(volume: Volume, plugin: PluginName, id: string, call: Call): Promise<string>;
   /** What is not held is success. A server that does not answer does not keep it: the mount goes when it does. */
-  letGo(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
+  unmount(volume: VolumeId, plugin: PluginName, id: string, call: Call): Promise<void>;
   /** Undefined: it is not published for engines. */
   pathOf(volume: VolumeId): string | undefined;
   /** Whether it is that mount, and an engine wants it. */
@@ -32,14 +32,14 @@ export interface Holds {
    */
   dropStale(volume: Volume, scope: Scope): Promise<void>;
   /** The same for all, and for volumes of which no container has run for a while. Also retries unmounts that failed. */
-  settle(scope: Scope): Promise<void>;
+  reconcile(scope: Scope): Promise<void>;
   /** Containers of these volumes are not what they were: what was kept for one that ran may go. Never throws. */
   changed(volumes: readonly VolumeId[], scope: Scope): Promise<void>;
   /** When Stowage stops: leaves nothing where no engine has anything. */
   close(scope: Scope): Promise<void>;
 }
 
-export interface HoldsParts {
+export interface EngineMountsParts {
   readonly records: Records;
   readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead' | 'mountsOf'>;
   readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
@@ -69,7 +69,7 @@ const inParallel = 4;
 /** Docker says that a container has ended before its list does; then it says nothing more. */
 const endingMs = [50, 150, 300, 500, 1_000, 3_000];
 
-export function createHolds(parts: HoldsParts): Holds {
+export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   const { records, operations, clock, log, node } = parts;
   const targetOf = (id: VolumeId): string => `${parts.folder}/${id}`;
   const pathOf = (id: VolumeId): string | undefined => records.mounts.at(targetOf(id))?.target;
@@ -108,12 +108,12 @@ export function createHolds(parts: HoldsParts): Holds {
   }
 
   /** Neither we nor its engine were started since it was asked for: what we say of it is what the engine knows. */
-  function isCertain(hold: Hold): boolean {
+  function isCertain(hold: EngineMount): boolean {
     const at = since.get(keyOf(hold));
     return at !== undefined && at >= (parts.references().foundAt(holderOf(hold)) ?? Number.POSITIVE_INFINITY);
   }
 
-  const areKnown = (holds: readonly Hold[], { answered }: Referring): boolean =>
+  const areKnown = (holds: readonly EngineMount[], { answered }: Referring): boolean =>
     holds.every((hold) => answered.has(holderOf(hold)));
 
   /** Binds that engines, or others, have of it in this mount namespace. */
@@ -192,7 +192,7 @@ export function createHolds(parts: HoldsParts): Holds {
   }
 
   /** A container that is being made is not listed yet, but soon is. */
-  function warnUnlisted(id: VolumeId, holds: readonly Hold[]): void {
+  function warnUnlisted(id: VolumeId, holds: readonly EngineMount[]): void {
     if (unlisted.has(id)) return;
     unlisted.add(id);
     const [{ plugin } = { plugin: undefined }] = holds;
@@ -204,7 +204,7 @@ export function createHolds(parts: HoldsParts): Holds {
   return {
     pathOf,
     isHeld: (id, target) => target === targetOf(id) && records.holds.of(id).length > 0,
-    hold: async (volume, plugin, id, call) => {
+    mount: async (volume, plugin, id, call) => {
       await parts.remapped.refuse(volume, id, call);
       using _ = await operations.lock([holdKey(volume.id)], call.signal);
       asked.set(volume.id, clock.elapsed());
@@ -229,7 +229,7 @@ export function createHolds(parts: HoldsParts): Holds {
         throw thrown;
       }
     },
-    letGo: async (id, plugin, hold, call) => {
+    unmount: async (id, plugin, hold, call) => {
       using _ = await operations.lock([holdKey(id)], call.signal);
       records.holds.take(id, plugin, hold);
       if (records.holds.of(id).length > 0) return;
@@ -269,7 +269,7 @@ export function createHolds(parts: HoldsParts): Holds {
       if (parts.mounter.unable === undefined && records.holds.list().length === 0)
         await parts.mounter.closeShared(parts.folder, scope);
     },
-    settle: async (scope) => {
+    reconcile: async (scope) => {
       await parts.remapped.look(scope);
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
       const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
@@ -283,5 +283,5 @@ export function createHolds(parts: HoldsParts): Holds {
   };
 }
 
-const keyOf = ({ volumeId, plugin, id }: Pick<Hold, 'volumeId' | 'plugin' | 'id'>): string =>
+const keyOf = ({ volumeId, plugin, id }: Pick<EngineMount, 'volumeId' | 'plugin' | 'id'>): string =>
   JSON.stringify([volumeId, plugin, id]);

@@ -99,7 +99,7 @@ beforeEach(async () => {
     clock,
     log,
     node: 'n' as NodeName,
-    holds: () => ({ isHeld: () => false }),
+    engineMounts: () => ({ isHeld: () => false }),
   } as unknown as MountParts;
   const uses = { settle: async () => undefined } as unknown as UsePublisher;
   const unpublish = createUnpublish(parts, createBinding(parts, createStaging(parts), uses));

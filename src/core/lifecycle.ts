@@ -5,7 +5,7 @@ import { stowageError } from './errors.ts';
 import { createRepairLoop, type RepairLoop } from './repair-loop.ts';
 
 export interface CoreStart {
-  readonly core: Pick<Core, 'mounts' | 'references' | 'holds'>;
+  readonly core: Pick<Core, 'engineMounts' | 'mounts' | 'references'>;
   readonly clock: Clock;
   /** Gives core its stores. Interrupted mounts are replayed before that. */
   configure(): Promise<void>;
@@ -23,7 +23,7 @@ export async function openCore({ core, clock, configure, repairable }: CoreStart
   // None of the following delays the start: a server or a container engine may not answer.
   void repairLoop.look();
   core.references.follow(scope);
-  void core.holds.settle(scope).catch((thrown: unknown) => scope.log.warn(stowageError(thrown).message));
+  void core.engineMounts.reconcile(scope).catch((thrown: unknown) => scope.log.warn(stowageError(thrown).message));
   // A crash may have kept uses from being recorded on their stores.
   void core.mounts.renewUses(scope);
 }

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
 import type { ContainerReferences } from './container-references.ts';
-import type { Holds } from './engine-mounts.ts';
+import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { stageKey } from './keys.ts';
@@ -67,7 +67,7 @@ export interface Mounts {
   /** Throws 'in-use', naming who uses it on this node. What other hosts use the store itself refuses to touch. */
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
   /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
-  letGo(volume: Volume, store: Store, scope: Scope): Promise<void>;
+  unstageForDelete(volume: Volume, store: Store, scope: Scope): Promise<void>;
   /** Call it before an image is renamed: the record of an unfinished unmount has the old path. */
   finishUnmounts(volume: VolumeId, scope: Scope): Promise<void>;
   /** After the store enlarged the volume. */
@@ -102,7 +102,7 @@ export interface MountParts extends StagingParts {
   readonly log: Log;
   readonly node: NodeName;
   readonly instance: string;
-  readonly holds: () => Pick<Holds, 'isHeld'>;
+  readonly engineMounts: () => Pick<EngineMounts, 'isHeld'>;
   readonly references: () => Pick<ContainerReferences, 'of'>;
 }
 
@@ -162,10 +162,10 @@ function createVolumeChanges(
   parts: MountParts,
   staging: Staging,
   uses: UsePublisher,
-): Pick<Mounts, 'letGo' | 'finishUnmounts' | 'grow'> {
+): Pick<Mounts, 'unstageForDelete' | 'finishUnmounts' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
   return {
-    letGo: async (volume, store, scope) => {
+    unstageForDelete: async (volume, store, scope) => {
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
       const isStaged = recorded || (await staging.isStaged(volume.id, scope));
@@ -214,13 +214,17 @@ async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<S
 
 const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at, node });
 
-function createUnmountIdle({ records, mounter, holds }: MountParts, binding: Binding, log: Log): Mounts['unmountIdle'] {
+function createUnmountIdle(
+  { records, mounter, engineMounts }: MountParts,
+  binding: Binding,
+  log: Log,
+): Mounts['unmountIdle'] {
   return async (scope) => {
     const busy: { mount: Mount; why: string }[] = [];
     let unmounted = 0;
     for (const mount of mounter.unable === undefined ? records.mounts.list() : []) {
       // Containers have it under other paths, where nobody here can see whether they use it.
-      if (holds().isHeld(mount.volumeId, mount.target)) {
+      if (engineMounts().isHeld(mount.volumeId, mount.target)) {
         busy.push({ mount, why: 'containers use it' });
         continue;
       }

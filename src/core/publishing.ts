@@ -256,7 +256,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     // It came after there was none.
     if (volume === undefined) return;
     if (mount.volumeId !== volume) throw otherThere(given);
-    if (how?.unheld !== true && how?.force !== true && parts.holds().isHeld(volume, target)) throw held(target);
+    if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target)) throw held(target);
     requireMounting(mounter);
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };

@@ -122,7 +122,7 @@ test.skipIf(needs('mount'))(
     await uses?.takeWriter(made, use.host, aCall());
     await uses?.put(made, use, aCall());
     const target = `${one.folder}-m`;
-    const how = { readOnly: false, user: undefined, sole: true };
+    const how = { readOnly: false, user: undefined, singleNodeWriter: true };
     await expect(one.core.mounts.publish(made.id, target, how, aCall())).rejects.toMatchObject({
       reason: 'volume-written-elsewhere',
     });

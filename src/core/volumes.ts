@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Catalogue } from './catalogue.ts';
-import type { Holds } from './engine-mounts.ts';
+import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { nameKey, volumeKey } from './keys.ts';
@@ -37,7 +37,7 @@ export interface VolumeParts {
   readonly catalogue: Catalogue;
   readonly operations: Operations;
   readonly mounts: Mounts;
-  readonly holds: Pick<Holds, 'dropStale'>;
+  readonly engineMounts: Pick<EngineMounts, 'dropStale'>;
   readonly limits: Limits;
   readonly events: Events;
   readonly clock: Clock;

@@ -37,20 +37,20 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     onTestFinished(async () => {
       for (const name of ['web', 'db']) docker.remove(name);
       restart();
-      await server.core.holds.settle(aCall());
+      await server.core.engineMounts.reconcile(aCall());
       clock.advance(600_000);
-      await server.core.holds.settle(aCall());
+      await server.core.engineMounts.reconcile(aCall());
     });
   });
 
-  const hold = (id: string): Promise<string> => server.core.holds.hold(volume, plugin, id, aCall());
-  const letGo = (id: string): Promise<void> => server.core.holds.letGo(volume.id, plugin, id, aCall());
-  const path = (): string | undefined => server.core.holds.pathOf(volume.id);
+  const hold = (id: string): Promise<string> => server.core.engineMounts.mount(volume, plugin, id, aCall());
+  const unmount = (id: string): Promise<void> => server.core.engineMounts.unmount(volume.id, plugin, id, aCall());
+  const path = (): string | undefined => server.core.engineMounts.pathOf(volume.id);
   const restart = (): void => {
     clock.advance(1);
     docker.restart();
   };
-  const settle = () => server.core.holds.settle(aCall());
+  const settle = () => server.core.engineMounts.reconcile(aCall());
   /** Unmounting gives a process that still has something open a moment, by this clock. */
   const settledInTime = async (): Promise<void> => {
     let isOver = false;
@@ -76,10 +76,10 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await writeFile(join(at, 'file'), 'text');
     expect(await readFile(join(server.storeFolder, 'photos', 'file'), 'utf8')).toBe('text');
     expect(await server.core.mounts.list(aCall())).toHaveLength(1);
-    await letGo('2');
-    await letGo('never');
+    await unmount('2');
+    await unmount('never');
     expect(path()).toBe(at);
-    await letGo('1');
+    await unmount('1');
     await ends('web');
     // A container that is started after all must not find an empty folder in the volume's place.
     expect(existsSync(at)).toBe(false);
@@ -98,10 +98,10 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     } finally {
       process.chdir(before);
     }
-    expect(server.core.holds.isHeld(volume.id, at)).toBe(true);
+    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(true);
     // Programs that were started meanwhile began in the same folder, and one of them may not have ended yet.
     await expect.poll(() => settledInTime().then(path)).toBeUndefined();
-    expect(server.core.holds.isHeld(volume.id, at)).toBe(false);
+    expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
   });
 });
 

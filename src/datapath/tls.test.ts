@@ -3,20 +3,20 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
-import { type Mood, startDoor } from '#testing/fault-proxy.ts';
+import { type ConnectionFault, startFaultProxy } from '#testing/fault-proxy.ts';
 import { keepMounts } from '#testing/kept-mount.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 
 describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', () => {
-  test.each<Mood>(['resets', 'closes in the handshake'])(
+  test.each<ConnectionFault>(['resets', 'closes in the handshake'])(
     'hard mounts continue after a server that meanwhile %s',
     { timeout: 60_000 },
-    async (mood) => {
+    async (fault) => {
       const { key, cert } = certificate('server');
       const own = await startOwnServer({ tls: { options: { key, cert }, required: true } });
-      const door = await startDoor(own.server);
+      const door = await startFaultProxy(own.server);
       const wish = { options: { ca: cert }, program: nfsProgram, version: nfsVersion };
       const { root } = await own.mount({ tls: wish });
       await using mounts = await keepMounts();
@@ -25,7 +25,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', 
       const mount = await mounts.mount(source, { tls, cacheMs: 0 });
       writeFileSync(join(own.directory, 'file'), 'data');
       await run('cat', [mount.on('file')]);
-      door.mood = mood;
+      door.fault = fault;
       door.cut();
       const before = door.connections;
       const work = Promise.all([
@@ -36,7 +36,7 @@ describe.skipIf(needs('root', 'fuse', 'openssl'))('a TLS server that restarts', 
       work.catch(() => undefined);
       await expect.poll(() => door.connections - before, { timeout: 20_000 }).toBeGreaterThan(8);
       expect(await mount.waiting()).toBeGreaterThanOrEqual(3);
-      door.mood = 'passes';
+      door.fault = 'passes';
       expect((await work)[0].stdout).toBe('data');
       expect(readdirSync(own.directory).toSorted()).toEqual(['directory', 'file', 'new']);
       expect(readFileSync(join(own.directory, 'new'), 'utf8')).toBe('new\n');

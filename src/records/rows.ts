@@ -1,5 +1,5 @@
 import type { SQLInputValue } from 'node:sqlite';
-import type { Hold, PluginName, Reference } from '#core/containers.ts';
+import type { EngineMount, PluginName, Reference } from '#core/containers.ts';
 import { StowageError } from '#core/errors.ts';
 import type {
   Access,
@@ -211,7 +211,7 @@ export const toEngineName = (row: Row): { readonly name: string; readonly id: Vo
   id: text(row, 'volume_id') as VolumeId,
 });
 
-export const toHold = (row: Row): Hold => ({
+export const toHold = (row: Row): EngineMount => ({
   volumeId: text(row, 'volume_id') as VolumeId,
   plugin: text(row, 'plugin') as PluginName,
   id: text(row, 'id'),

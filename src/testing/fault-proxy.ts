@@ -3,7 +3,7 @@ import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
 /** What happens to who connects. The question for TLS is the first that a client sends, the handshake comes after it. */
-export type Mood =
+export type ConnectionFault =
   | 'passes'
   | 'closes'
   | 'resets'
@@ -13,38 +13,38 @@ export type Mood =
   | 'says nothing in the handshake';
 
 /** What stands in front of a server that is being started, whatever is spoken through it. It ends with the test. */
-export interface Door {
+export interface FaultProxy {
   readonly host: string;
   readonly port: number;
   /** For whoever comes from now on. */
-  mood: Mood;
+  fault: ConnectionFault;
   /** Connections that were taken so far. */
   readonly connections: number;
   /** Who is connected is cut off. */
   cut(): void;
   /** Whoever comes from now on is led to another server. */
-  leadTo(server: Place): void;
+  leadTo(server: Address): void;
 }
 
-interface Place {
+interface Address {
   readonly host: string;
   readonly port: number;
 }
 
-export async function startDoor(first: Place): Promise<Door> {
+export async function startFaultProxy(first: Address): Promise<FaultProxy> {
   const open = new Set<Socket>();
   let to = first;
   let connections = 0;
 
-  function isLeft(socket: Socket, mood: Mood): boolean {
-    if (mood.startsWith('closes')) socket.destroy();
-    else if (mood.startsWith('resets')) socket.resetAndDestroy();
-    return mood !== 'passes';
+  function isLeft(socket: Socket, fault: ConnectionFault): boolean {
+    if (fault.startsWith('closes')) socket.destroy();
+    else if (fault.startsWith('resets')) socket.resetAndDestroy();
+    return fault !== 'passes';
   }
 
   function carry(client: Socket): void {
     connections++;
-    const { mood } = door;
+    const { fault } = door;
     const server = connect(to);
     for (const [one, other] of [
       [client, server],
@@ -61,7 +61,7 @@ export async function startDoor(first: Place): Promise<Door> {
     let said = 0;
     client.on('data', (chunk) => {
       said++;
-      if (!(mood.endsWith('in the handshake') && said === 1) && isLeft(client, mood)) return;
+      if (!(fault.endsWith('in the handshake') && said === 1) && isLeft(client, fault)) return;
       server.write(chunk);
     });
     server.on('data', (chunk) => client.write(chunk));
@@ -72,11 +72,11 @@ export async function startDoor(first: Place): Promise<Door> {
   const door = {
     host: '127.0.0.1',
     port: (listener.address() as AddressInfo).port,
-    mood: 'passes' as Mood,
+    fault: 'passes' as ConnectionFault,
     get connections() {
       return connections;
     },
-    leadTo: ({ host, port }: Place) => {
+    leadTo: ({ host, port }: Address) => {
       to = { host, port };
     },
     cut: () => {

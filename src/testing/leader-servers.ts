@@ -18,11 +18,11 @@ import { createKubeClient, type KubeClient } from '#wire/kube/client.ts';
 import type { TokenReview } from '#wire/kube/types.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';
 
-export const doorNamespace = 'stowage-system';
-const slices = `/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`;
-const maps = `/api/v1/namespaces/${doorNamespace}/configmaps`;
+export const testNamespace = 'stowage-system';
+const slices = `/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`;
+const maps = `/api/v1/namespaces/${testNamespace}/configmaps`;
 
-export interface OpenedDoor {
+export interface OpenedServer {
   readonly door: TlsServer;
   readonly agents: ConnectedAgents;
   readonly port: number;
@@ -30,7 +30,7 @@ export interface OpenedDoor {
 }
 
 /** For each test an API server in memory, doors, and agents that come to them. */
-export interface Doors {
+export interface LeaderServers {
   api: FakeKubeApi;
   client: KubeClient;
   /** The nodes of the tokens that were reviewed: an agent's has one, that of nobody has none. */
@@ -39,9 +39,9 @@ export interface Doors {
     readonly clock?: Clock;
     readonly handle?: Handle;
     readonly maxAnswerBytes?: number;
-  }): Promise<OpenedDoor>;
+  }): Promise<OpenedServer>;
   /** Says that it leads. */
-  lead(door: OpenedDoor, port?: number): void;
+  lead(door: OpenedServer, port?: number): void;
   /** With an agent's API. */
   link(how: { readonly node?: string; readonly api: RequestListener; readonly clock?: Clock }): AgentTunnel;
   tokenFile: string;
@@ -49,8 +49,8 @@ export interface Doors {
 
 export const scopeOf = (signal: AbortSignal = new AbortController().signal): Scope => ({ signal, log: silentLog() });
 
-export function doors(): Doors {
-  const it = {} as Doors;
+export function leaderServers(): LeaderServers {
+  const it = {} as LeaderServers;
   let folder = '';
   beforeEach(async () => {
     folder = mkdtempSync(join(tmpdir(), 'stowage-door-'));
@@ -76,9 +76,9 @@ export function doors(): Doors {
     const ending = new AbortController();
     const agents = createConnectedAgents({ clock, log, ...(maxAnswerBytes === undefined ? {} : { maxAnswerBytes }) });
     const reviews = createAgentReviews(it.client, systemClock());
-    const about = { reviews, agents, namespace: doorNamespace, clock, log, signal: ending.signal };
+    const about = { reviews, agents, namespace: testNamespace, clock, log, signal: ending.signal };
     const door = createTlsServer({ clock, turn: createAgentAdmission(about), handle });
-    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    const credential = makeCredential(serverNames(testNamespace), Date.now());
     door.use(credential);
     door.server.listen(0, '127.0.0.1');
     await once(door.server, 'listening');
@@ -107,7 +107,7 @@ export function doors(): Doors {
       client,
       clock,
       log: silentLog(),
-      namespace: doorNamespace,
+      namespace: testNamespace,
       tokenFile,
       api,
       // Twice as quickly as ever.
@@ -139,13 +139,13 @@ function reviewOf(token: string): TokenReview['status'] {
     authenticated: true,
     audiences: [audiences.agents],
     user: {
-      username: `system:serviceaccount:${doorNamespace}:stowage-agent`,
+      username: `system:serviceaccount:${testNamespace}:stowage-agent`,
       extra: { 'authentication.kubernetes.io/node-name': [node] },
     },
   };
 }
 
-export interface Way {
+export interface CuttableProxy {
   readonly port: number;
   /** Nothing goes through any more, and nobody is told. */
   freeze(): void;
@@ -153,7 +153,7 @@ export interface Way {
 }
 
 /** Another way to a port of this machine. */
-export async function startWay(to: number): Promise<Way> {
+export async function startCuttableProxy(to: number): Promise<CuttableProxy> {
   const open = new Set<Socket>();
   let isFrozen = false;
   const listener = createServer((here) => {

@@ -50,7 +50,7 @@ function calls(): Calls | undefined {
  * Linux 5.12), or something is wrong, and the usual way says what. Opening itself must not ask anybody either: on a file system
  * of a server or of a program only with O_PATH.
  */
-export function openByHeart(path: string, flags: number, within?: number): number | undefined {
+export function openCached(path: string, flags: number, within?: number): number | undefined {
   const how = Buffer.alloc(howSize);
   how.writeBigUInt64LE(BigInt(flags | closeOnExec), 0);
   how.writeBigUInt64LE(BigInt(noLinks | cached | (within === undefined ? 0 : noCrossing)), 16);
@@ -59,7 +59,7 @@ export function openByHeart(path: string, flags: number, within?: number): numbe
 }
 
 /** How much of a file's beginning lies in memory, at most what there is room for; that may be less than there is of it. */
-export function readByHeart(fd: number, into: Buffer): number | undefined {
+export function readCached(fd: number, into: Buffer): number | undefined {
   const count = Number(calls()?.read(fd, { base: into, length: into.length }, 1, 0, noWait) ?? -1);
   return count < 0 ? undefined : count;
 }
@@ -71,7 +71,7 @@ export interface FileIdentity {
 }
 
 /** Of an open descriptor, without asking a disk or a server. */
-export function identityByHeart(fd: number): FileIdentity | undefined {
+export function cachedIdentity(fd: number): FileIdentity | undefined {
   const into = Buffer.alloc(statxSize);
   if (Number(calls()?.statx(fd, '', asKnown, inode, into) ?? -1) !== 0) return undefined;
   const [major, minor] = [BigInt(into.readUInt32LE(majorAt)), BigInt(into.readUInt32LE(minorAt))];

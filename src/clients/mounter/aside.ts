@@ -37,7 +37,7 @@ export function bindByAside(
   // Never held itself: to look at what is mounted is to wait for who serves it.
   const draft = { ...folder, through };
   const clear = (): void => {
-    if (attempted(() => calls.letGo(folder, name))) attempted(() => (isFolder ? rmdirSync : unlinkSync)(through));
+    if (attempted(() => calls.detach(folder, name))) attempted(() => (isFolder ? rmdirSync : unlinkSync)(through));
   };
   try {
     // What a crash left.

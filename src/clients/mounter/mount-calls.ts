@@ -25,7 +25,7 @@ export interface MountCalls {
   /** Only of a file system that is mounted elsewhere, too: with the last one it is brought to its disk or server. */
   unmount(parent: HeldPath, name: string): void;
   /** The same, whoever uses it. */
-  letGo(parent: HeldPath, name: string): void;
+  detach(parent: HeldPath, name: string): void;
   /** Of the last one too, on one of Node's threads, for as long as the kernel takes. False: it said no, and nobody knows why. */
   unmountAside(parent: HeldPath, name: string): Promise<boolean>;
 }
@@ -124,7 +124,7 @@ export const mountCalls: MountCalls = {
   unmount: (parent, name) => {
     checked('umount', functions().umount2(`${parent.through}/${name}`, noFollow));
   },
-  letGo: (parent, name) => {
+  detach: (parent, name) => {
     checked('umount', functions().umount2(`${parent.through}/${name}`, noFollow | lazily));
   },
   unmountAside: (parent, name) => {

@@ -178,7 +178,7 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
 
   test('begins where a crash left the last one, and what that left is let go at the next start', async () => {
     // As if the process had ended: what it would have done then is not done.
-    const crashed = mounterWith({ remount: fails, letGo: fails });
+    const crashed = mounterWith({ remount: fails, detach: fails });
     await expect(crashed.bind(at('from'), at('to'), readOnly, ground.scope)).rejects.toThrow('EINVAL');
     const [left = expect.fail('nothing')] = ground.mounts();
     expect(await mounterWith({}).reap(at('mounts'), new Set(), ground.scope)).toContain(left);

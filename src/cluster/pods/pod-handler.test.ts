@@ -2,19 +2,19 @@ import { describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
-import { doorNamespace, doors, type OpenedDoor } from '#testing/leader-servers.ts';
+import { leaderServers, type OpenedServer, testNamespace } from '#testing/leader-servers.ts';
 import { createAgentReviews } from '../auth/agent-reviews.ts';
 import { nothingHere } from '../server/tls-server.ts';
 import type { AgentTunnel } from '../tunnel/agent-tunnel.ts';
 import { createPodHandler } from './pod-handler.ts';
 
-const it = doors();
+const it = leaderServers();
 const { signal } = new AbortController();
 
-async function open(): Promise<OpenedDoor> {
+async function open(): Promise<OpenedServer> {
   const clock = systemClock();
   const reviews = createAgentReviews(it.client, clock);
-  const about = { client: it.client, clock, reviews, namespace: doorNamespace, log: silentLog(), signal };
+  const about = { client: it.client, clock, reviews, namespace: testNamespace, log: silentLog(), signal };
   return await it.open({ handle: createPodHandler(about, nothingHere) });
 }
 

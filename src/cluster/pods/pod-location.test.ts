@@ -1,10 +1,10 @@
 import { beforeEach, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
-import { doors } from '#testing/leader-servers.ts';
+import { leaderServers } from '#testing/leader-servers.ts';
 import { locatePod } from './pod-location.ts';
 
-const it = doors();
+const it = leaderServers();
 let warned: string[];
 const scope = {
   signal: new AbortController().signal,

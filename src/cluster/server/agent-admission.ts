@@ -5,7 +5,7 @@ import type { Log } from '#base/log.ts';
 import { streamOver } from '#base/socket-stream.ts';
 import { StowageError } from '#core/errors.ts';
 import { bearerOf, nodeOfAgent, type TokenReviews } from '../auth/token-reviews.ts';
-import { turning } from '../names.ts';
+import { upgrade } from '../names.ts';
 import { pathUnknown, refuseBare } from '../problems.ts';
 import type { ConnectedAgents } from '../tunnel/connected-agents.ts';
 
@@ -23,7 +23,7 @@ export interface AgentAdmissionOptions {
 export type Turn = (request: IncomingMessage, socket: Duplex, head: Buffer) => void;
 
 const admissionMs = 15_000;
-const switching = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${turning.protocol}\r\n\r\n`;
+const switching = `HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: ${upgrade.protocol}\r\n\r\n`;
 
 /** Lets agents in, each for the node that its token names. */
 export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
@@ -32,8 +32,8 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
 
   async function admit(request: IncomingMessage, signal: AbortSignal): Promise<string> {
     const { method, url = '', headers } = request;
-    if (url !== turning.path || method !== 'GET') throw pathUnknown();
-    if (headers.upgrade?.toLowerCase() !== turning.protocol) throw otherProtocol();
+    if (url !== upgrade.path || method !== 'GET') throw pathUnknown();
+    if (headers.upgrade?.toLowerCase() !== upgrade.protocol) throw otherProtocol();
     const scope = { signal, log: options.log };
     const from = request.socket.remoteAddress ?? '';
     return nodeOfAgent(await reviews.review(bearerOf(headers.authorization), scope, from), namespace);
@@ -64,7 +64,7 @@ export function createAgentAdmission(options: AgentAdmissionOptions): Turn {
 }
 
 const otherProtocol = (): StowageError =>
-  new StowageError(`this is only for agents that speak ${turning.protocol}`, {
+  new StowageError(`this is only for agents that speak ${upgrade.protocol}`, {
     code: 'unsupported',
     reason: 'agent-protocol-other',
     action: 'Run agents and controller of versions that are at most one apart.',

@@ -8,17 +8,17 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { eventually } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf } from '#testing/leader-servers.ts';
+import { agentToken, leaderServers, type OpenedServer, scopeOf, testNamespace } from '#testing/leader-servers.ts';
 import { makeCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 import { connectToLeader } from '../tunnel/leader-connection.ts';
 
-const it = doors();
-const [servername] = serverNames(doorNamespace);
+const it = leaderServers();
+const [servername] = serverNames(testNamespace);
 const get = { method: 'GET', path: '/v1/status' } as const;
 
 /** A connection of an agent, turned round, for whatever it wants to do with it. */
-async function turned(door: OpenedDoor, node = 'evil'): Promise<Duplex> {
+async function turned(door: OpenedServer, node = 'evil'): Promise<Duplex> {
   writeFileSync(it.tokenFile, agentToken(node));
   const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, tokenFile: it.tokenFile };
   const stream = await connectToLeader({ ...about, clock: systemClock() }, scopeOf().signal);
@@ -29,7 +29,7 @@ async function turned(door: OpenedDoor, node = 'evil'): Promise<Duplex> {
 
 /** An agent that speaks HTTP/2, and answers as it likes. */
 async function answering(
-  door: OpenedDoor,
+  door: OpenedServer,
   answer: (stream: ServerHttp2Stream, session: ServerHttp2Session) => void,
 ): Promise<void> {
   const session = performServerHandshake(await turned(door));
@@ -42,7 +42,7 @@ async function answering(
 }
 
 /** The controller is as it was: another agent is still asked. */
-async function isWell(door: OpenedDoor): Promise<void> {
+async function isWell(door: OpenedServer): Promise<void> {
   it.lead(door);
   it.link({ node: 'good', api: (_, response) => response.end('{"good":true}') });
   await eventually(() => door.agents.nodes()).toContain('good');
@@ -181,14 +181,14 @@ describe('an agent that is hostile', () => {
 });
 
 describe('whoever comes to the door', () => {
-  async function dialled(door: OpenedDoor, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
+  async function dialled(door: OpenedServer, more: { readonly maxVersion?: SecureVersion } = {}): Promise<TLSSocket> {
     const about = { host: '127.0.0.1', port: door.port, servername, ca: door.credential.cert, ...more };
     const socket = connect(about);
     onTestFinished(() => void socket.destroy());
     await once(socket, 'secureConnect');
     return socket;
   }
-  async function said(door: OpenedDoor, request: string): Promise<string> {
+  async function said(door: OpenedServer, request: string): Promise<string> {
     const socket = await dialled(door);
     socket.on('error', () => undefined);
     socket.write(request);
@@ -256,7 +256,7 @@ describe('whoever comes to the door', () => {
   test('finds a renewed certificate, while those who are in stay', async () => {
     const door = await it.open({ handle: (_, response) => response.end('here') });
     const before = await dialled(door);
-    const renewed = makeCredential(serverNames(doorNamespace), Date.now());
+    const renewed = makeCredential(serverNames(testNamespace), Date.now());
     door.door.use(renewed);
     await expect(dialled(door)).rejects.toThrow();
     await dialled({ ...door, credential: renewed });

@@ -9,11 +9,18 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { streamOver } from '#base/socket-stream.ts';
 import { eventually } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { agentToken, doorNamespace, doors, type OpenedDoor, scopeOf, startWay } from '#testing/leader-servers.ts';
+import {
+  agentToken,
+  leaderServers,
+  type OpenedServer,
+  scopeOf,
+  startCuttableProxy,
+  testNamespace,
+} from '#testing/leader-servers.ts';
 import { makeCredential } from '../leader/certificate.ts';
 import { serverNames } from '../names.ts';
 
-const it = doors();
+const it = leaderServers();
 const ok: RequestListener = (_, response) => response.end('{}');
 const get = { method: 'GET', path: '/v1/status' } as const;
 
@@ -23,7 +30,7 @@ describe('an agent', () => {
     const link = it.link({ api: ok });
     await eventually(() => it.api.watches).toBe(2);
     // As one is that has no address.
-    it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, {
+    it.api.put(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, {
       metadata: { name: 'stowage-leader' },
       addressType: 'IPv4',
       endpoints: null,
@@ -51,10 +58,10 @@ describe('an agent', () => {
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
     const told: string[] = [];
     onTestFinished(door.agents.follow((node) => told.push(node)));
-    it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${doorNamespace}/endpointslices`, 'stowage-leader');
-    const renewed = makeCredential(serverNames(doorNamespace), Date.now());
+    it.api.remove(`/apis/discovery.k8s.io/v1/namespaces/${testNamespace}/endpointslices`, 'stowage-leader');
+    const renewed = makeCredential(serverNames(testNamespace), Date.now());
     door.door.use(renewed);
-    const after: OpenedDoor = { ...door, credential: renewed };
+    const after: OpenedServer = { ...door, credential: renewed };
     it.lead(after);
     expect(await door.agents.call('node-1', get, scopeOf())).toEqual({});
     expect(told).toEqual([]);
@@ -74,7 +81,7 @@ describe('an agent', () => {
 
   test('gives its token to nobody but the leader', async () => {
     const door = await it.open();
-    const other = makeCredential(serverNames(doorNamespace), Date.now());
+    const other = makeCredential(serverNames(testNamespace), Date.now());
     const heard: Buffer[] = [];
     const dialled = Promise.withResolvers<void>();
     const impostor = createServer(other).listen(0, '127.0.0.1');
@@ -93,7 +100,7 @@ describe('an agent', () => {
 
   test('comes again after the API server was away, and after its door was', async () => {
     const door = await it.open();
-    const way = await startWay(door.port);
+    const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
     it.link({ api: ok });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
@@ -108,7 +115,7 @@ describe('an agent', () => {
   test('notices within 20 s that a connection stands still', async () => {
     const clock = createFakeClock();
     const door = await it.open();
-    const way = await startWay(door.port);
+    const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
     const link = it.link({ api: ok, clock });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);
@@ -126,7 +133,7 @@ describe('an agent', () => {
 
   test('ends at once, also while it connects', async () => {
     const door = await it.open();
-    const way = await startWay(door.port);
+    const way = await startCuttableProxy(door.port);
     way.freeze();
     it.lead(door, way.port);
     const link = it.link({ api: ok });
@@ -139,7 +146,7 @@ describe('an agent', () => {
 describe('a leader that is hostile', () => {
   /** Turns every agent round, and has it. */
   async function leading(): Promise<{ readonly session: Promise<ClientHttp2Session>; readonly server: Server }> {
-    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    const credential = makeCredential(serverNames(testNamespace), Date.now());
     const got = Promise.withResolvers<ClientHttp2Session>();
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket, head) => {
@@ -279,7 +286,7 @@ describe('a leader that is hostile', () => {
   });
 
   test('and sends nonsense is left, and another is gone to', async () => {
-    const credential = makeCredential(serverNames(doorNamespace), Date.now());
+    const credential = makeCredential(serverNames(testNamespace), Date.now());
     const server = createServer(credential).listen(0, '127.0.0.1');
     server.on('upgrade', (_, socket) => {
       socket.on('error', () => undefined);

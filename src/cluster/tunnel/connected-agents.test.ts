@@ -7,11 +7,11 @@ import { systemClock } from '#base/clock.ts';
 import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import type { OpenedDoor } from '#testing/leader-servers.ts';
-import { doors, scopeOf, startWay } from '#testing/leader-servers.ts';
+import type { OpenedServer } from '#testing/leader-servers.ts';
+import { leaderServers, scopeOf, startCuttableProxy } from '#testing/leader-servers.ts';
 import { createConnectedAgents } from './connected-agents.ts';
 
-const it = doors();
+const it = leaderServers();
 
 async function bodyOf(request: IncomingMessage): Promise<string> {
   const chunks = await Array.fromAsync(request as AsyncIterable<Buffer>);
@@ -28,7 +28,7 @@ const echo: RequestListener = (request, response) => {
 };
 const get = (path = '/v1/status') => ({ method: 'GET', path }) as const;
 
-async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedDoor> {
+async function connected(listener: RequestListener = echo, node = 'node-1'): Promise<OpenedServer> {
   const door = await it.open();
   it.lead(door);
   it.link({ node, api: listener });
@@ -190,7 +190,7 @@ describe('an agent that does not answer', () => {
 
   test('because its connection ended is lost, and comes again', async () => {
     const door = await it.open();
-    const way = await startWay(door.port);
+    const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
     const asked = Promise.withResolvers<void>();
     it.link({ api: () => asked.resolve() });
@@ -222,7 +222,7 @@ describe('an agent that does not answer', () => {
   test('on a connection that stands still is noticed within 20 s', async () => {
     const clock = createFakeClock();
     const door = await it.open({ clock });
-    const way = await startWay(door.port);
+    const way = await startCuttableProxy(door.port);
     it.lead(door, way.port);
     it.link({ api: echo });
     await eventually(() => door.agents.nodes()).toEqual(['node-1']);

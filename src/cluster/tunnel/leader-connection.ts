@@ -6,7 +6,7 @@ import type { Clock } from '#base/clock.ts';
 import { problemIn } from '#base/problem.ts';
 import { streamOver } from '#base/socket-stream.ts';
 import { harmless } from '#base/terminal-safe.ts';
-import { turning } from '../names.ts';
+import { upgrade } from '../names.ts';
 
 /** Where the leader is, and how it is known to be the one. */
 export interface Target {
@@ -87,10 +87,10 @@ async function secured(socket: TLSSocket): Promise<void> {
 
 async function turned(socket: TLSSocket, token: string, host: string): Promise<Duplex> {
   const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
-  const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: turning.protocol };
-  const request = httpRequest({ createConnection: () => socket, method: 'GET', path: turning.path, headers });
+  const headers = { host, authorization: `Bearer ${token}`, connection: 'Upgrade', upgrade: upgrade.protocol };
+  const request = httpRequest({ createConnection: () => socket, method: 'GET', path: upgrade.path, headers });
   request.on('upgrade', ({ headers: answer }, stream, head) => {
-    if (answer.upgrade === turning.protocol) resolve(streamOver(stream, { head }));
+    if (answer.upgrade === upgrade.protocol) resolve(streamOver(stream, { head }));
     else reject(new Error('it turned to another protocol'));
   });
   request.on('response', (answer) => void refusalOf(answer).then(reject, reject));

@@ -78,7 +78,7 @@ export const methods: Readonly<Record<string, Method>> = {
     handle: async (about, message, call) => {
       const { core, plugin } = about;
       const id = core.pluginNames.known(plugin, textIn(message, 'Name')) ?? (await resolved(about, message, call)).id;
-      return { Mountpoint: core.holds.pathOf(id) ?? '' };
+      return { Mountpoint: core.engineMounts.pathOf(id) ?? '' };
     },
   },
   '/VolumeDriver.Mount': {
@@ -89,7 +89,7 @@ export const methods: Readonly<Record<string, Method>> = {
       const { volume, isSilent } = await lookUp(about.core, about.plugin, textIn(message, 'Name'), call);
       if (volume.access === 'block') throw blockVolume(volume);
       if (isSilent) throw notAnswering(about.core, volume.store);
-      return { Mountpoint: await about.core.holds.hold(volume, about.plugin, id, call) };
+      return { Mountpoint: await about.core.engineMounts.mount(volume, about.plugin, id, call) };
     },
   },
   '/VolumeDriver.Unmount': {
@@ -100,7 +100,7 @@ export const methods: Readonly<Record<string, Method>> = {
       // By our records alone: a container must be able to end while the store is down. A name that was never mounted is held
       // by nobody.
       const volume = core.pluginNames.known(plugin, name);
-      if (volume !== undefined) await core.holds.letGo(volume, plugin, id, call);
+      if (volume !== undefined) await core.engineMounts.unmount(volume, plugin, id, call);
       return {};
     },
   },

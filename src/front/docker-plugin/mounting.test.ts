@@ -53,7 +53,7 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     expect(await call('Create', { Name: 'photos' })).toEqual({ status: 200, Err: '' });
     onTestFinished(async () => {
       docker.remove('web');
-      await server.core.holds.settle(aCall());
+      await server.core.engineMounts.reconcile(aCall());
     });
     docker.run('web', { photos: plugin });
   });
@@ -123,11 +123,11 @@ describe.skipIf(needs('mount'))('what engines mount', () => {
     await vi.waitFor(async () => expect(await connections()).toBe(others));
     gate.open();
     const id = server.core.pluginNames.known(plugin, 'photos');
-    await vi.waitFor(() => expect(id && server.core.holds.pathOf(id)).toBeDefined());
+    await vi.waitFor(() => expect(id && server.core.engineMounts.pathOf(id)).toBeDefined());
     expect(await call('Mount', { Name: 'photos', ID: podmanHold })).toMatchObject({ status: 200 });
     // It was one and the same.
     await call('Unmount', { Name: 'photos', ID: podmanHold });
     ends();
-    await vi.waitFor(() => expect(id && server.core.holds.pathOf(id)).toBeUndefined());
+    await vi.waitFor(() => expect(id && server.core.engineMounts.pathOf(id)).toBeUndefined());
   });
 });

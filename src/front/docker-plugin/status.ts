@@ -20,7 +20,7 @@ export interface VolumeJson {
 
 export const volumeJson = (core: Core, name: string, volume: Volume): VolumeJson => ({
   Name: name,
-  Mountpoint: core.holds.pathOf(volume.id) ?? '',
+  Mountpoint: core.engineMounts.pathOf(volume.id) ?? '',
   // RFC 3339: to Docker anything else is an error in the whole answer.
   CreatedAt: new Date(volume.createdAt).toISOString(),
 });

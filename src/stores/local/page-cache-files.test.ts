@@ -5,7 +5,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { localFiles } from './files.ts';
-import { filesIn, folderByHeart } from './page-cache-files.ts';
+import { filesIn, folderInCache } from './page-cache-files.ts';
 
 describe.skipIf(needs('linux'))('files of a store on a disk of this machine', () => {
   let ground: Ground;
@@ -42,16 +42,16 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     // Of devices with other numbers too.
     for (const folder of [path, '/proc', '/dev', '/sys']) {
       const { dev, ino } = statSync(folder, { bigint: true });
-      expect([folder, folderByHeart(folder)]).toEqual([folder, { dev, ino }]);
+      expect([folder, folderInCache(folder)]).toEqual([folder, { dev, ino }]);
     }
-    const before = folderByHeart(path);
+    const before = folderInCache(path);
     renameSync(path, at('aside'));
     mkdirSync(path);
     statSync(path);
-    expect(folderByHeart(path)?.ino).not.toBe(before?.ino);
+    expect(folderInCache(path)?.ino).not.toBe(before?.ino);
     symlinkSync(path, at('way'));
-    expect(folderByHeart(at('way'))).toBeUndefined();
-    expect(folderByHeart(at('missing'))).toBeUndefined();
+    expect(folderInCache(at('way'))).toBeUndefined();
+    expect(folderInCache(at('missing'))).toBeUndefined();
   });
 
   test('are the same as on the usual way', async () => {

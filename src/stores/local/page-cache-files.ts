@@ -1,6 +1,6 @@
 import { closeSync, constants, fstatSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
-import { type FileIdentity, identityByHeart, openByHeart, readByHeart } from '#base/linux/page-cache-io.ts';
+import { cachedIdentity, type FileIdentity, openCached, readCached } from '#base/linux/page-cache-io.ts';
 import type { Files } from '../file-store/files.ts';
 import { localFiles, lookOf } from './files.ts';
 
@@ -19,33 +19,33 @@ const mostBytes = 4_096;
  * which no disk can keep from ending: each call that is made on a thread wakes two, and a mount makes half a dozen.
  */
 export async function filesIn(root: string): Promise<Files> {
-  return (await isPlain(root)) ? byHeart(root) : localFiles;
+  return (await isPlain(root)) ? cachedFiles(root) : localFiles;
 }
 
 /** Whether what the kernel has in memory of it can be had in line. */
 export const isPlain = async (root: string): Promise<boolean> => plain.has((await statfs(root)).type);
 
 /** What the kernel finds at that path now, if it knows it. Undefined: it would have to look. */
-export function folderByHeart(path: string): FileIdentity | undefined {
-  const fd = openByHeart(path, O_PATH | O_DIRECTORY);
+export function folderInCache(path: string): FileIdentity | undefined {
+  const fd = openCached(path, O_PATH | O_DIRECTORY);
   if (fd === undefined) return undefined;
   try {
-    return identityByHeart(fd);
+    return cachedIdentity(fd);
   } finally {
     closeSync(fd);
   }
 }
 
-function byHeart(root: string): Files {
+function cachedFiles(root: string): Files {
   const into = Buffer.alloc(mostBytes);
 
   function opened<T>(path: string, flags: number, work: (fd: number) => T | undefined): T | undefined {
     if (!path.startsWith(`${root}/`)) return undefined;
     // Found anew each time: another disk may be mounted there by now.
-    const top = openByHeart(root, O_PATH | O_DIRECTORY);
+    const top = openCached(root, O_PATH | O_DIRECTORY);
     if (top === undefined) return undefined;
     try {
-      const fd = openByHeart(path.slice(root.length + 1), flags, top);
+      const fd = openCached(path.slice(root.length + 1), flags, top);
       if (fd === undefined) return undefined;
       try {
         return work(fd);
@@ -66,7 +66,7 @@ function byHeart(root: string): Files {
         const stats = fstatSync(fd);
         if (!stats.isFile() || stats.size > Math.min(limit, into.length)) return undefined;
         // A part of it may be in memory, and the rest not.
-        return readByHeart(fd, into) === stats.size ? Buffer.from(into.subarray(0, stats.size)) : undefined;
+        return readCached(fd, into) === stats.size ? Buffer.from(into.subarray(0, stats.size)) : undefined;
       });
       return found ?? (await localFiles.read(path, limit));
     },

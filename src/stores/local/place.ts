@@ -19,7 +19,7 @@ import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
 import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
-import { filesIn, folderByHeart, isPlain } from './page-cache-files.ts';
+import { filesIn, folderInCache, isPlain } from './page-cache-files.ts';
 import { createReserve } from './reserve.ts';
 import { roomAt } from './room.ts';
 
@@ -56,7 +56,7 @@ async function find(options: LocalOptions): Promise<Found> {
   // In line where the kernel knows it: every call of the store begins with this, and a thread takes longer than all of it.
   const mayAsk = await isPlain(root).catch(missing);
   const verify = async (): Promise<void> => {
-    const known = mayAsk ? folderByHeart(root) : undefined;
+    const known = mayAsk ? folderInCache(root) : undefined;
     if (known === undefined || !isFirst(known)) await lookAgain();
   };
   return { root, device: first.dev, files: await filesIn(root).catch(missing), verify };

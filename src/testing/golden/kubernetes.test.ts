@@ -3,7 +3,7 @@ import { glob, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { parseAllDocuments } from 'yaml';
-import { agentAccount, audiences, doorNames, podPath, serverNames, turning } from '#cluster/names.ts';
+import { agentAccount, audiences, doorNames, podPath, serverNames, upgrade } from '#cluster/names.ts';
 import { agentCalls } from '#cluster/tunnel/agent-calls.ts';
 import { fileDriver, localDriver } from '#core/csi-drivers.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
@@ -87,7 +87,7 @@ test('agents and controllers of different versions keep the names and calls that
   expectGolden('kubernetes-link', [
     ...agentCalls.map(({ method, path, forgotten }) => `call ${method} ${path}${forgotten ? ' (forgotten)' : ''}`),
     ...Object.entries(doorNames).map(([what, name]) => `${what}: ${name}`),
-    `turning: ${turning.path} to ${turning.protocol}`,
+    `turning: ${upgrade.path} to ${upgrade.protocol}`,
     `pod: ${podPath.of('namespace', 'name')}`,
     ...Object.entries(audiences).map(([who, audience]) => `audience of ${who}: ${audience}`),
     `account: ${agentAccount('namespace')}`,

@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
-import { type Door, type Mood, startDoor } from '#testing/fault-proxy.ts';
+import { type ConnectionFault, type FaultProxy, startFaultProxy } from '#testing/fault-proxy.ts';
 import { createRpcClient, type RpcClient, type RpcClientOptions } from './client.ts';
 import type { Procedure } from './procedure.ts';
 import { createRpcServer, type RpcServerOptions } from './server.ts';
@@ -22,7 +22,7 @@ const slow: Procedure<number, number> = {
   decode: (reader) => reader.u32(),
 };
 
-const moods: readonly Mood[] = [
+const moods: readonly ConnectionFault[] = [
   'closes',
   'resets',
   'says nothing',
@@ -35,7 +35,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
   const own = certificate('server');
 
   interface Behind {
-    readonly door: Door;
+    readonly door: FaultProxy;
     /** Calls that came to the server. */
     readonly asked: readonly number[];
     /** Until then it answers none. */
@@ -58,7 +58,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     server.listen(0, '127.0.0.1');
     await once(server, 'listening');
     onTestFinished(() => void server.close());
-    const door = await startDoor({ host: '127.0.0.1', port: (server.address() as AddressInfo).port });
+    const door = await startFaultProxy({ host: '127.0.0.1', port: (server.address() as AddressInfo).port });
     const rpc = (more: Partial<RpcClientOptions> = {}): RpcClient => {
       const tls = { options: { ca: own.cert }, program, version: 3 };
       const client = createRpcClient({ clock: systemClock(), addresses: [door], tls, dialMs: 2_000, ...more });
@@ -70,26 +70,26 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
 
   const within = { deadlineMs: Number.POSITIVE_INFINITY };
 
-  test.each(moods)('and what is there meanwhile %s: what was sent is asked for again', async (mood) => {
+  test.each(moods)('and what is there meanwhile %s: what was sent is asked for again', async (fault) => {
     const { door, asked, answer, rpc } = await serve({ tls: own });
     const called = rpc().call(slow, 7, within);
     await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
-    door.mood = mood;
+    door.fault = fault;
     door.cut();
     await expect.poll(() => door.connections, { timeout: 30_000 }).toBeGreaterThan(3);
     answer();
-    door.mood = 'passes';
+    door.fault = 'passes';
     expect(await called).toBe(7);
   });
 
-  test.each(moods)('and what is there meanwhile %s: what was not sent may be tried again', async (mood) => {
+  test.each(moods)('and what is there meanwhile %s: what was not sent may be tried again', async (fault) => {
     const { door, answer, rpc } = await serve({ tls: own });
-    door.mood = mood;
+    door.fault = fault;
     const client = rpc({ dialRounds: 2 });
     await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
     expect(door.connections).toBe(2);
     answer();
-    door.mood = 'passes';
+    door.fault = 'passes';
     expect(await client.call(slow, 7, within)).toBe(7);
   });
 
