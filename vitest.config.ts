@@ -43,11 +43,11 @@ export default defineConfig({
     execArgv: ['--disable-warning=ExperimentalWarning'],
     // By its whole path: `npm test` is tested with another root.
     setupFiles: [fileURLToPath(new URL('./src/testing/setup.ts', import.meta.url))],
-    testTimeout: 60_000,
-    hookTimeout: 120_000,
+    testTimeout: 180_000,
+    hookTimeout: 180_000,
     teardownTimeout: 30_000,
     // A second, as usual, is little where others have the processor.
-    expect: { poll: { timeout: 10_000 } },
+    expect: { poll: { timeout: 30_000 } },
     reporters: ['default', summaryReporter()],
   },
 });

@@ -52,7 +52,7 @@ const ended = (said: string, how: 'ok' | 'FAILED' | 'skipped'): string[] =>
 async function pjdfstest(folder: string, at: string, patterns: readonly string[] = []): Promise<string> {
   const config = join(folder, 'pjdfstest.toml');
   writeFileSync(config, settings(folder, patterns.length > 0));
-  const how = { timeout: 100_000, maxBuffer: 2 ** 26, env: withOwnMount(folder) };
+  const how = { timeout: 300_000, maxBuffer: 2 ** 26, env: withOwnMount(folder) };
   const args = ['-c', config, '-p', at, ...patterns];
   return (await run(toolPath('posix-suites'), args, how).catch((cause: { stdout: string }) => cause)).stdout;
 }
@@ -74,7 +74,7 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
       root: Buffer.from(it.directory).toString('base64'),
     });
 
-  test('pjdfstest passes except for the known cases', { timeout: 110_000 }, async () => {
+  test('pjdfstest passes except for the known cases', { timeout: 600_000 }, async () => {
     using ground = createGround();
     chmodSync(it.on('.'), 0o777);
     // A socket's path has at most 107 characters, and the suite's directories have long names.
@@ -92,13 +92,13 @@ describe.skipIf(needs('root', 'fuse', 'ganesha', 'posix-suites'))('POSIX test su
     await expectQuiet(mounts);
   });
 
-  test('fsx finds no wrong byte', { timeout: 110_000 }, async () => {
+  test('fsx finds no wrong byte', { timeout: 600_000 }, async () => {
     using ground = createGround();
     await using mounts = await keepMounts();
     const { on } = await mounted(mounts);
     const tried = async (seed: number): Promise<string> => {
       const args = ['-N', '5000', '-S', `${seed}`, '-P', ground.folder, on(`file-${seed}`)];
-      return (await run(fsxPath(), args, { timeout: 90_000, maxBuffer: 2 ** 26 })).stdout;
+      return (await run(fsxPath(), args, { timeout: 300_000, maxBuffer: 2 ** 26 })).stdout;
     };
     for (const seed of [1, 2, 3, 4, 5, 6]) expect(await tried(seed)).toContain('A-OK');
     await expectQuiet(mounts);
