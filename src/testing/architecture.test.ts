@@ -1,6 +1,16 @@
 import { dirname } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, internalsUsed, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
+import {
+  filesAboutStoreKinds,
+  importsOf,
+  internalsUsed,
+  kindTests,
+  programFiles,
+  rawWrites,
+  schemesTested,
+  trespasses,
+  unlistedStoreKinds,
+} from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -81,6 +91,23 @@ test.each([
   ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
 ])('a file that may is not: %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([]);
+});
+
+test('every kind of store is in each list of kinds', async () => {
+  const files = await filesAboutStoreKinds(root);
+  expect(files.map(({ path }) => path)).toContain('src/stores/nfs/kind.ts');
+  expect(unlistedStoreKinds(files)).toEqual([]);
+});
+
+test('a kind of store that a list lacks is found', () => {
+  const listed = `import { createNfsStoreKind } from '#stores/nfs/kind.ts';`;
+  const files = [
+    { path: 'src/stores/nfs/kind.ts', text: '' },
+    { path: 'src/app/up.ts', text: listed },
+    { path: 'src/app/controller.ts', text: '' },
+    { path: 'scripts/store-kinds.ts', text: listed },
+  ];
+  expect(unlistedStoreKinds(files)).toEqual(['src/app/controller.ts does not list src/stores/nfs/kind.ts']);
 });
 
 test('front ends and controllers use neither the records nor the verbs of a store', async () => {
