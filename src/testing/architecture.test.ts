@@ -1,10 +1,12 @@
-import { dirname } from 'node:path';
+import { readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import {
   filesAboutStoreKinds,
   importsOf,
   internalsUsed,
   kindTests,
+  may,
   programFiles,
   rawWrites,
   schemesTested,
@@ -22,6 +24,18 @@ test('the walk sees files and imports (else the next test proves nothing)', asyn
 
 test('every import goes down', async () => {
   expect(trespasses(await programFiles(root))).toEqual([]);
+});
+
+test('ARCHITECTURE.md has the table of who may import whom', () => {
+  const rows = readFileSync(join(root, 'ARCHITECTURE.md'), 'utf8').matchAll(/^\| `(\w+)` \| ([^|]+) \| [^|]*\|$/gm);
+  const listed = [...rows].map(([, folder = '', cell = '']) => [
+    folder,
+    [...cell.matchAll(/`(\w+)`/g)].map((m) => m[1]),
+  ]);
+  const { app, ...others } = may;
+  expect(Object.fromEntries(listed)).toEqual({ ...others, app: [] });
+  // "all of the above"
+  expect(app?.toSorted()).toEqual(Object.keys(others).toSorted());
 });
 
 test('only clients and stores test the kind of a source', async () => {

@@ -18,8 +18,8 @@ interface Import {
   readonly typeOnly: boolean;
 }
 
-/** Who may import whom, by top folder of src/. A folder may always import itself. */
-const may: Readonly<Record<string, readonly string[]>> = {
+/** Who may import whom, by top folder of src/, as ARCHITECTURE.md lists it. A folder may always import itself. */
+export const may: Readonly<Record<string, readonly string[]>> = {
   base: [],
   wire: ['base'],
   core: ['base'],
