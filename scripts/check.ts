@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { dirname, join } from 'node:path';
+import { dialectFaults, textsIn } from './dialect.ts';
 import { repositoryFaults } from './repository-rules.ts';
 
 const repository = dirname(import.meta.dirname);
@@ -60,8 +61,13 @@ async function main(): Promise<number> {
     const faults = repositoryFaults(repository);
     return { ok: faults.length === 0, output: faults.join('\n') };
   });
-  const failed = [...results, rules].filter((ok) => !ok).length;
-  console.log(failed === 0 ? 'all checks passed' : `${failed} of ${results.length + 1} checks failed`);
+  const dialect = await step('plain English', 'phrases that may not come back: scripts/dialect.ts', () => {
+    const faults = dialectFaults(textsIn(repository));
+    return { ok: faults.length === 0, output: faults.join('\n') };
+  });
+  const all = [...results, rules, dialect];
+  const failed = all.filter((ok) => !ok).length;
+  console.log(failed === 0 ? 'all checks passed' : `${failed} of ${all.length} checks failed`);
   return failed === 0 ? 0 : 1;
 }
 

@@ -3,10 +3,7 @@ import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
 import { policyOptions } from '#core/store-uri.ts';
-import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-
-const kinds = [createLocalStoreKind(), createNfsStoreKind()];
+import { storeKinds } from './store-kinds.ts';
 
 const folder = join(import.meta.dirname, '..', 'deploy', 'kubernetes');
 /** For Helm, and for those who use none: it has to be there before any store is. */
@@ -20,7 +17,7 @@ const isTrue = (description: string): object => ({ type: 'boolean', description 
 const list = (words: readonly string[]): string => `[${words.map((word) => `'${word}'`).join(', ')}]`;
 
 /** For each kind of store: only what it knows. */
-const optionRules = kinds.map(({ scheme, options }) => {
+const optionRules = storeKinds.map(({ scheme, options }) => {
   const known = [...Object.keys(policyOptions), ...Object.keys(options)].sort();
   return {
     rule: `!self.uri.startsWith('${scheme}:') || !has(self.options) || self.options.all(key, key in ${list(known)})`,
@@ -29,7 +26,7 @@ const optionRules = kinds.map(({ scheme, options }) => {
   };
 });
 
-const schemes = kinds.map(({ scheme }) => `${scheme}://`);
+const schemes = storeKinds.map(({ scheme }) => `${scheme}://`);
 
 const storageClass = {
   type: 'object',

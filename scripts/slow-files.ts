@@ -80,6 +80,7 @@ export const slowFiles: Readonly<Record<string, number>> = {
   'src/stores/nfs/pairs.test.ts': 50,
   'src/stores/nfs/quirks.test.ts': 62,
   'src/stores/nfs/trash-crash.test.ts': 12,
+  'src/testing/new-kind.test.ts': 25,
   'src/wire/nfs3/resends.test.ts': 71,
   'src/wire/nfs3/server/malicious-client.test.ts': 16,
   'src/wire/rpc/fail-over.test.ts': 20,

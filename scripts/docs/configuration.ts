@@ -1,12 +1,8 @@
 import { defaultFolders } from '#base/folders.ts';
-import type { StoreKind } from '#core/ports.ts';
 import { policyOptions } from '#core/store-uri.ts';
-import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { storeKinds } from '../store-kinds.ts';
 import { code, table } from './markdown.ts';
 import { literal, nameOf, partOf, partsOf, type Source, walk } from './syntax.ts';
-
-const kinds: readonly StoreKind[] = [createLocalStoreKind(), createNfsStoreKind()];
 
 /** One line of help each; the page fails when the program reads one that is not here, or the other way round. */
 const topKeys: Readonly<Record<string, string>> = {
@@ -105,7 +101,9 @@ function folderRows(): string[][] {
 export const configurationNames = (sources: readonly Source[]): readonly string[] => [
   ...[...topKeysIn(sources)].map((key) => `stowage.yaml: ${key}`),
   ...Object.keys(policyOptions).map((option) => `every store: ${option}`),
-  ...kinds.flatMap(({ scheme, options }) => Object.keys(options).map((option) => `${scheme}:// stores: ${option}`)),
+  ...storeKinds.flatMap(({ scheme, options }) =>
+    Object.keys(options).map((option) => `${scheme}:// stores: ${option}`),
+  ),
   ...[...variablesIn(sources)].map((name) => `environment: ${name}`),
 ];
 
@@ -133,7 +131,7 @@ export function configurationPage(sources: readonly Source[]): string {
     '',
     ...table(['Option', 'Meaning'], optionRows(policyOptions)),
     '',
-    ...kinds.flatMap(({ scheme, options }) => [
+    ...storeKinds.flatMap(({ scheme, options }) => [
       `## Options of ${scheme}:// stores`,
       '',
       ...table(['Option', 'Meaning'], optionRows(options)),

@@ -5,8 +5,6 @@ export interface CsiDriver {
   readonly name: string;
   /** File name of its socket, without `.sock`. */
   readonly socket: string;
-  /** It serves stores with these placements. */
-  readonly placements: readonly Placement[];
   // As its CSIDriver object in the chart has them: scripts/manifests.test.ts compares the two.
   readonly attachRequired: boolean;
   readonly podInfoOnMount: boolean;
@@ -28,7 +26,6 @@ export interface CsiDriver {
 export const fileDriver: CsiDriver = {
   name: 'file.stowage.dev',
   socket: 'file',
-  placements: ['anywhere', 'mount-worker'],
   attachRequired: false,
   podInfoOnMount: true,
   fsGroupPolicy: 'File',
@@ -44,7 +41,6 @@ export const fileDriver: CsiDriver = {
 export const localDriver: CsiDriver = {
   name: 'local.stowage.dev',
   socket: 'local',
-  placements: ['node'],
   attachRequired: false,
   podInfoOnMount: true,
   fsGroupPolicy: 'File',
@@ -59,9 +55,16 @@ export const localDriver: CsiDriver = {
 
 export const drivers: readonly CsiDriver[] = [fileDriver, localDriver];
 
+/** Which driver serves the stores of a placement. A placement without a row does not compile. */
+const driverOf: Readonly<Record<Placement, CsiDriver>> = {
+  node: localDriver,
+  anywhere: fileDriver,
+  'mount-worker': fileDriver,
+};
+
 /** Undefined, a store of an unknown kind: file.stowage.dev. */
 export const driverFor = (placement: Placement | undefined): CsiDriver =>
-  drivers.find(({ placements }) => placement !== undefined && placements.includes(placement)) ?? fileDriver;
+  placement === undefined ? fileDriver : driverOf[placement];
 
 /** Undefined: it is not one of ours. */
 export const driverNamed = (name: string | undefined): CsiDriver | undefined =>

@@ -17,9 +17,22 @@ export const placementOf = (
   uri: string,
 ): Placement | undefined => kinds.get(schemeOf(uri))?.placement;
 
+interface PlacementRules {
+  readonly isShared: boolean;
+  readonly opensInController: boolean;
+}
+
+/** A placement without a row does not compile. */
+const rules: Readonly<Record<Placement, PlacementRules>> = {
+  node: { isShared: false, opensInController: false },
+  anywhere: { isShared: true, opensInController: true },
+  'mount-worker': { isShared: true, opensInController: false },
+};
+
 /** Other hosts can use the store's volumes. */
-export const isShared = (placement: Placement): boolean => placement !== 'node';
+export const isShared = (placement: Placement): boolean => rules[placement].isShared;
 
 // Both are false for an unknown kind, so neither is the negation of the other.
-export const isOnNode = (placement: Placement | undefined): boolean => placement === 'node';
-export const opensInController = (placement: Placement | undefined): boolean => placement === 'anywhere';
+export const isOnNode = (placement: Placement | undefined): boolean => placement !== undefined && !isShared(placement);
+export const opensInController = (placement: Placement | undefined): boolean =>
+  placement !== undefined && rules[placement].opensInController;

@@ -16,6 +16,8 @@ import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { aCall } from '#testing/calls.ts';
+import { createFakeClients } from '#testing/fakes/clients.ts';
+import { createFakeMounts } from '#testing/fakes/mounts.ts';
 import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { type Core, createCore } from './core.ts';
 import type { NodeName } from './model.ts';
@@ -32,6 +34,7 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
     kinds: new Map(kinds.map((kind) => [kind.scheme, kind])),
     mounter,
     clients: {
+      ...createFakeClients(createFakeMounts()),
       directory: createDirectoryClient({ mounter }),
       loop: createLoopClient({ mounter, run: createRun(clock, undefined, parent), clock }),
       nfs: createNfsClient({

@@ -1,6 +1,18 @@
-import { dirname } from 'node:path';
+import { readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { importsOf, internalsUsed, kindTests, programFiles, rawWrites, schemesTested, trespasses } from './imports.ts';
+import {
+  filesAboutStoreKinds,
+  importsOf,
+  internalsUsed,
+  kindTests,
+  may,
+  programFiles,
+  rawWrites,
+  schemesTested,
+  trespasses,
+  unlistedStoreKinds,
+} from './imports.ts';
 
 const root = dirname(dirname(import.meta.dirname));
 
@@ -12,6 +24,18 @@ test('the walk sees files and imports (else the next test proves nothing)', asyn
 
 test('every import goes down', async () => {
   expect(trespasses(await programFiles(root))).toEqual([]);
+});
+
+test('ARCHITECTURE.md has the table of who may import whom', () => {
+  const rows = readFileSync(join(root, 'ARCHITECTURE.md'), 'utf8').matchAll(/^\| `(\w+)` \| ([^|]+) \| [^|]*\|$/gm);
+  const listed = [...rows].map(([, folder = '', cell = '']) => [
+    folder,
+    [...cell.matchAll(/`(\w+)`/g)].map((m) => m[1]),
+  ]);
+  const { app, ...others } = may;
+  expect(Object.fromEntries(listed)).toEqual({ ...others, app: [] });
+  // "all of the above"
+  expect(app?.toSorted()).toEqual(Object.keys(others).toSorted());
 });
 
 test('only clients and stores test the kind of a source', async () => {
@@ -81,6 +105,23 @@ test.each([
   ['src/front/a.ts', `if (url.protocol === 'https:') return;`],
 ])('a file that may is not: %s: %s', (path, text) => {
   expect(schemesTested([{ path, text }])).toEqual([]);
+});
+
+test('every kind of store is in each list of kinds', async () => {
+  const files = await filesAboutStoreKinds(root);
+  expect(files.map(({ path }) => path)).toContain('src/stores/nfs/kind.ts');
+  expect(unlistedStoreKinds(files)).toEqual([]);
+});
+
+test('a kind of store that a list lacks is found', () => {
+  const listed = `import { createNfsStoreKind } from '#stores/nfs/kind.ts';`;
+  const files = [
+    { path: 'src/stores/nfs/kind.ts', text: '' },
+    { path: 'src/app/up.ts', text: listed },
+    { path: 'src/app/controller.ts', text: '' },
+    { path: 'scripts/store-kinds.ts', text: listed },
+  ];
+  expect(unlistedStoreKinds(files)).toEqual(['src/app/controller.ts does not list src/stores/nfs/kind.ts']);
 });
 
 test('front ends and controllers use neither the records nor the verbs of a store', async () => {

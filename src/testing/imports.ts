@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { glob } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
+import type { SourceKind } from '#core/model.ts';
 
 export interface SourceFile {
   /** From the repository's root, such as `src/core/names.ts`. */
@@ -17,8 +18,8 @@ interface Import {
   readonly typeOnly: boolean;
 }
 
-/** Who may import whom, by top folder of src/. A folder may always import itself. */
-const may: Readonly<Record<string, readonly string[]>> = {
+/** Who may import whom, by top folder of src/, as ARCHITECTURE.md lists it. A folder may always import itself. */
+export const may: Readonly<Record<string, readonly string[]>> = {
   base: [],
   wire: ['base'],
   core: ['base'],
@@ -208,14 +209,17 @@ export const schemesTested = (files: readonly SourceFile[]): readonly string[] =
 
 /** Everybody else asks the client of a source: a new kind of source must not need a new condition there. */
 const asksClients = ['core', 'controllers', 'cluster', 'front', 'app'];
-const sourceKind = `(?:'directory'|'loop'|'nfs')`;
+/** A kind without a row does not compile. */
+const sourceKinds: Readonly<Record<SourceKind, true>> = { directory: true, loop: true, nfs: true };
+const kindNames = Object.keys(sourceKinds).join('|');
+const sourceKind = `'(?:${kindNames})'`;
 const kindTest = new RegExp(
   [
     `\\bkind\\s*[!=]==\\s*${sourceKind}`,
     `${sourceKind}\\s*[!=]==\\s*[\\w.?]*\\bkind\\b`,
     `\\bcase\\s+${sourceKind}`,
     `'node'\\s+in\\b`,
-    `\\bclients\\??\\.(?:directory|loop|nfs)\\b`,
+    `\\bclients\\??\\.(?:${kindNames})\\b`,
   ].join('|'),
 );
 
@@ -225,6 +229,24 @@ export const kindTests = (files: readonly SourceFile[]): readonly string[] =>
     .filter(({ path, text }) => asksClients.includes(top(path)) && kindTest.test(text))
     .map(({ path }) => path)
     .toSorted();
+
+/** Each lists the kinds of stores: the server, the controller of Kubernetes, and what is generated for the documentation and the CRDs. */
+const storeKindLists = ['src/app/up.ts', 'src/app/controller.ts', 'scripts/store-kinds.ts'];
+
+export async function filesAboutStoreKinds(root: string): Promise<readonly SourceFile[]> {
+  const paths = [...storeKindLists, ...(await Array.fromAsync(glob('src/stores/*/kind.ts', { cwd: root })))];
+  return paths.map((path) => ({ path, text: readFileSync(join(root, path), 'utf8') }));
+}
+
+/** Each list that lacks a kind, as a sentence. */
+export function unlistedStoreKinds(files: readonly SourceFile[]): readonly string[] {
+  const kinds = files.filter(({ path }) => /^src\/stores\/[\w-]+\/kind\.ts$/.test(path));
+  const all = importsOf(files);
+  return storeKindLists.flatMap((list) => {
+    const missing = kinds.filter(({ path }) => !all.some(({ from, target }) => from === list && target === path));
+    return missing.map(({ path }) => `${list} does not list ${path}`);
+  });
+}
 
 const asksCore = ['controllers', 'front'];
 const internalsUse = new RegExp(

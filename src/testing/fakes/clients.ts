@@ -5,15 +5,14 @@ import { nfsMountsOf } from '#clients/kinds/nfs-mounts.ts';
 import { nfsSources } from '#clients/kinds/nfs-sharing.ts';
 import { makeStage, removeStage, sourceAt } from '#clients/kinds/staging.ts';
 import { locatedOwn } from '#clients/mounter/paths.ts';
+import type { ClientTable } from '#core/clients.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, VolumeId } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 import { ownSource } from '#core/staging.ts';
 import { type FakeMounts, occupied } from './mounts.ts';
 
-export interface FakeClients {
-  readonly directory: Client<'directory'>;
-  readonly loop: Client<'loop'>;
+export interface FakeClients extends ClientTable {
   readonly nfs: Client<'nfs'> & {
     /** What serves the mount that is at the path now ends. The mount table still shows the mount. */
     kill(at: string): Promise<void>;

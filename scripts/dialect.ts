@@ -1,0 +1,74 @@
+import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+
+/** Phrases that are not plain English (see CONTRIBUTING.md), and how often each may still occur. Lower a number; never raise one. */
+export const allowedPhrases: Readonly<Record<string, number>> = {
+  'already so': 12,
+  anew: 151,
+  'at work there': 1,
+  'by heart': 2,
+  'goes by': 13,
+  'gone on with': 3,
+  'is known of': 18,
+  'is told': 223,
+  'keeps nobody': 12,
+  'looked past': 1,
+  patience: 5,
+  'was told': 36,
+  'what was begun': 9,
+  whoever: 286,
+};
+
+/** Generated files repeat the sources, and the changelog is history. */
+const searched = ['{src,e2e,bench,scripts}/**/*.ts', 'docs/**/*.md', 'README.md', 'ARCHITECTURE.md', 'CONTRIBUTING.md'];
+const notSearched = ['src/wire/csi/generated/**', 'docs/reference/**', 'scripts/dialect*.ts'];
+
+export interface Text {
+  /** From the repository's root. */
+  readonly path: string;
+  /** Of a source file only its comments and strings. */
+  readonly text: string;
+}
+
+export const textsIn = (root: string): readonly Text[] =>
+  globSync(searched, { cwd: root, exclude: notSearched })
+    .toSorted()
+    .map((path) => {
+      const text = readFileSync(join(root, path), 'utf8');
+      return { path, text: path.endsWith('.ts') ? withoutCode(text) : text };
+    });
+
+/** A regular expression is matched so that a quote or a slash in it does not look like a string or a comment. */
+const token =
+  /\/\*[\s\S]*?\*\/|\/\/.*|'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?:[^`\\]|\\[\s\S])*`|\/(?<=[=(,:!&|?[]\s*\/)(?:[^/\\\n[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\//g;
+
+/** The comments and strings of a source file, each where it was, without the code. */
+export function withoutCode(source: string): string {
+  const code = (from: number, to?: number): string => source.slice(from, to).replaceAll(/[^\n]/g, ' ');
+  let text = '';
+  for (const { 0: found, index } of source.matchAll(token)) text += code(text.length, index) + found;
+  return text + code(text.length);
+}
+
+/** Whole words in any case. A phrase may continue on the next line of a comment. */
+const patternOf = (phrase: string): RegExp => new RegExp(`\\b${phrase.replaceAll(' ', '[\\s/*]+')}\\b`, 'gi');
+
+/** `path:line` of each place. */
+export function placesOf(phrase: string, texts: readonly Text[]): readonly string[] {
+  const pattern = patternOf(phrase);
+  return texts.flatMap(({ path, text }) =>
+    [...text.matchAll(pattern)].map(({ index }) => `${path}:${text.slice(0, index).split('\n').length}`),
+  );
+}
+
+/** Each phrase that occurs more often than it may, with all its places. */
+export function dialectFaults(
+  texts: readonly Text[],
+  allowed: Readonly<Record<string, number>> = allowedPhrases,
+): readonly string[] {
+  return Object.entries(allowed).flatMap(([phrase, most]) => {
+    const places = placesOf(phrase, texts);
+    if (places.length <= most) return [];
+    return [`"${phrase}" occurs ${places.length} times, ${most} is the most:`, ...places.map((place) => `  ${place}`)];
+  });
+}
