@@ -1,5 +1,5 @@
 import { StowageError } from '#core/errors.ts';
-import { roomForVolumes } from '#core/limits.ts';
+import { roomForVolumes } from '#core/store-limits.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from './errors.ts';
-import { adoptKey, nameKey } from './keys.ts';
+import { adoptKey, nameKey } from './lock-keys.ts';
 import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import { nameKey, volumeKey } from './keys.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';

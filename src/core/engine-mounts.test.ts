@@ -7,7 +7,7 @@ import { aCall, collectingLog } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import { holdKey } from './keys.ts';
+import { holdKey } from './lock-keys.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';

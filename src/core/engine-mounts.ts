@@ -5,11 +5,11 @@ import type { Log, Scope } from '#base/log.ts';
 import type { ContainerReferences, Referring } from './container-references.ts';
 import { type EngineMount, holderOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
-import { holdKey } from './keys.ts';
+import { createPasses } from './fair-pass.ts';
+import { holdKey } from './lock-keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import type { Call, Operations } from './operations.ts';
-import { createPasses } from './passes.ts';
 import type { Mounter, Records } from './ports.ts';
 import type { RemappedUsers } from './remapped-users.ts';
 

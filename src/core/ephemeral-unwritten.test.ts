@@ -13,8 +13,8 @@ import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
 import { createBinding, createUnpublish } from './publishing.ts';
-import { createStaging, ownSource } from './staging.ts';
 import type { UsePublisher } from './use-publisher.ts';
+import { createStaging, ownSource } from './volume-staging.ts';
 
 /** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
 let records: Records;

@@ -1,6 +1,6 @@
+import { isAccessDenied, refusalToUsers } from './access-denial.ts';
 import { errorReason } from './error-reasons.ts';
 import { errorCodes, isErrorCode } from './errors.ts';
-import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /** Whether everybody may read the message and the action in full. A reason of another version is for administrators. */
 export const isForEverybody = (reason: string): boolean => errorReason(reason)?.readers === 'everybody';

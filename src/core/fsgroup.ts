@@ -3,7 +3,7 @@ import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, Source, Volume } from './model.ts';
 import type { Mounter, Records, Store } from './ports.ts';
-import type { Staging } from './staging.ts';
+import type { Staging } from './volume-staging.ts';
 
 /** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
 export async function chownVolumeToGroup(

@@ -3,7 +3,7 @@ import { StowageError } from './errors.ts';
 import type { Mount, SeenUse, Use, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
-import { isEngine } from './users.ts';
+import { isEngine } from './volume-users.ts';
 
 export function requireMounting({ unable }: Mounter): void {
   if (unable !== undefined) throw mountUnable(unable);

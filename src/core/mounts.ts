@@ -5,19 +5,19 @@ import type { ContainerReferences } from './container-references.ts';
 import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
-import { stageKey } from './keys.ts';
-import { createLocate } from './locate.ts';
+import { stageKey } from './lock-keys.ts';
 import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
 import { engineSilent, inUse, servedOn } from './mount-errors.ts';
+import { createLocate } from './mount-path.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Store, Unstaging } from './ports.ts';
 import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
 import { createReconcile } from './reconcile-mounts.ts';
-import { createRepair } from './repair.ts';
-import { createStaging, type Staging, type StagingParts } from './staging.ts';
+import { createRepair } from './repair-mounts.ts';
 import type { Stores } from './stores.ts';
 import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
-import { usersOnRecord } from './users.ts';
+import { createStaging, type Staging, type StagingParts } from './volume-staging.ts';
+import { usersOnRecord } from './volume-users.ts';
 
 export interface LiveMount extends Mount {
   /** What the kernel says. */

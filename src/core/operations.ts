@@ -6,6 +6,7 @@ import { canceled } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
 import { newOperationId } from './names.ts';
+import { createReplays, type Replays } from './operation-replays.ts';
 import {
   createOperationRunner,
   errorOf,
@@ -15,7 +16,6 @@ import {
   ShuttingDown,
 } from './operation-runner.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
-import { createReplays, type Replays } from './replays.ts';
 
 /** Who asks, and how to be told about it. */
 export interface Call extends Scope {

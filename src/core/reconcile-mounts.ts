@@ -3,7 +3,7 @@ import { patiently } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { repairing, type Staging } from './staging.ts';
+import { repairing, type Staging } from './volume-staging.ts';
 
 /** For all volumes together. */
 const unstageMs = 10_000;

@@ -3,7 +3,7 @@ import type { Events } from './events.ts';
 import type { StoreConfig, StoreName } from './model.ts';
 import { askedPatienceMs, type Entries } from './store-entries.ts';
 import { beingAdded, cannotAdd, notOurs, removed, stillMounted, taken } from './store-errors.ts';
-import type { Reading } from './store-reading.ts';
+import type { Reading } from './store-lookup.ts';
 import { parseStoreConfig } from './store-uri.ts';
 import type { Stores, StoresParts, StoreView } from './stores.ts';
 

@@ -1,7 +1,7 @@
+import { isAccessDenied, refusalToUsers } from './access-denial.ts';
 import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
-import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
 /** Names no others: who asks may not be allowed to know them. */
 export function unknownStore(name: string): StowageError {

@@ -1,11 +1,11 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
+import { isAccessDenied } from './access-denial.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Store } from './ports.ts';
-import { isAccessDenied } from './refusals.ts';
 import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 

@@ -14,7 +14,7 @@ import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Mount, NodeName, Operation, StoreName, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
 import { noteRepaired, repairedAt } from './repaired-mounts.ts';
-import { noteRepairing, ownSource, repairing } from './staging.ts';
+import { noteRepairing, ownSource, repairing } from './volume-staging.ts';
 
 /**
  * The intents and settings that 0.1 writes into state.db. A later version replays the intents after a crash, so the fixture never changes.

@@ -9,10 +9,10 @@ import type { Placement } from './placement.ts';
 import type { Enforcement, Records, Store } from './ports.ts';
 import { createChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
-import { createConfiguring, type Exclusively } from './store-configuring.ts';
+import { createConfiguring, type Exclusively } from './store-configuration.ts';
 import { askedPatienceMs, createEntries, type EntryParts } from './store-entries.ts';
 import type { Identities } from './store-identity.ts';
-import { createReading } from './store-reading.ts';
+import { createReading } from './store-lookup.ts';
 
 /** What is known of a store while it is open. Nothing in it asks the store. */
 export type OpenStore = Pick<Store, 'identity' | 'access' | 'filesystemFor'> & {

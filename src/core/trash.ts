@@ -1,13 +1,13 @@
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
+import { isAccessDenied } from './access-denial.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
-import { nameKey, volumeKey } from './keys.ts';
+import { createPasses, type Passes } from './fair-pass.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
-import { createPasses, type Passes } from './passes.ts';
-import { isAccessDenied } from './refusals.ts';
 import { notAnswering, unsearched } from './store-errors.ts';
 import { isWritable, type StoreView } from './stores.ts';
 import { exists } from './volume-errors.ts';

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from './errors.ts';
-import { volumeKey } from './keys.ts';
+import { volumeKey } from './lock-keys.ts';
 import type { SeenUse, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Call } from './operations.ts';

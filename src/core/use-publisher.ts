@@ -4,12 +4,12 @@ import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
+import { createPasses, type Passes } from './fair-pass.ts';
 import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
-import { createPasses, type Passes } from './passes.ts';
 import { isShared } from './placement.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
-import { usersOnRecord } from './users.ts';
+import { usersOnRecord } from './volume-users.ts';
 
 /**
  * What this host says on the stores that it uses. Written before a volume is mounted, so that no other host destroys it;

@@ -4,15 +4,15 @@ import type { Catalogue } from './catalogue.ts';
 import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
-import { nameKey, volumeKey } from './keys.ts';
 import { checkLabels, mergeLabels, withOwn } from './labels.ts';
-import type { Limits } from './limits.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
+import type { Limits } from './store-limits.ts';
 import type { Stores } from './stores.ts';
 import {
   cannotEnforce,

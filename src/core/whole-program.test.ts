@@ -13,7 +13,7 @@ import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import { ownSource } from './staging.ts';
+import { ownSource } from './volume-staging.ts';
 
 // What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about
 // core is tested without a server, by src/testing/start-core.ts.

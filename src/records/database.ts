@@ -2,8 +2,8 @@ import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } fro
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import { isErrno } from '#base/errno.ts';
 import { corruptError, holderFile, stateError } from './errors.ts';
+import { createTogether } from './group-commit.ts';
 import { migrate } from './migrations.ts';
-import { createTogether } from './together.ts';
 
 export type Row = Readonly<Record<string, SQLOutputValue>>;
 

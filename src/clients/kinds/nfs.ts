@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { SourceOf, VolumeId } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter, Staged, StagingTarget } from '#core/ports.ts';
-import { ownSource } from '#core/staging.ts';
+import { ownSource } from '#core/volume-staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
 import type { Keepers } from '../data-path/keepers.ts';

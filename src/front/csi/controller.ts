@@ -1,5 +1,5 @@
 import { stowageError } from '#core/errors.ts';
-import { roomForVolumes } from '#core/limits.ts';
+import { roomForVolumes } from '#core/store-limits.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';

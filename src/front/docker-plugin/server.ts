@@ -6,7 +6,7 @@ import type { Log } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Core } from '#core/core.ts';
-import { stoppingNow } from '#core/stopping.ts';
+import { stoppingNow } from '#core/stopping-error.ts';
 import { readMessage } from './messages.ts';
 import { type About, methods } from './methods.ts';
 import { contentType, httpError, overloaded, refusalFrom, refuseExpectation, refuseUnparsable } from './refusals.ts';

@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
-import { stoppingNow } from '#core/stopping.ts';
+import { stoppingNow } from '#core/stopping-error.ts';
 import { eventsRight, metricsRight } from './access.ts';
 import { type Admission, createAdmission, type Guard } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';

@@ -4,7 +4,7 @@ import { isForEverybody, type Trouble, toldToUser } from '#core/error-disclosure
 import { errorReason } from '#core/error-reasons.ts';
 import { relayed, type StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
-import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
+import { isAccessDenied, refusalToUsers } from '#core/access-denial.ts';
 import type { StoreView } from '#core/stores.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 

@@ -8,7 +8,7 @@ import { locatedOwn } from '#clients/mounter/paths.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, VolumeId } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
-import { ownSource } from '#core/staging.ts';
+import { ownSource } from '#core/volume-staging.ts';
 import { type FakeMounts, occupied } from './mounts.ts';
 
 export interface FakeClients {

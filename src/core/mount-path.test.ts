@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { relayed } from './errors.ts';
-import { createLocate } from './locate.ts';
+import { createLocate } from './mount-path.ts';
 import type { Mounter } from './ports.ts';
 
 const locateBy = (mounter: Partial<Mounter>) => createLocate({ mounter: mounter as Mounter });

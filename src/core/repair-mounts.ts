@@ -1,13 +1,13 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import { stageKey } from './keys.ts';
+import { createPasses } from './fair-pass.ts';
+import { stageKey } from './lock-keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { createPasses } from './passes.ts';
 import { titled } from './publishing.ts';
 import { noteRepaired } from './repaired-mounts.ts';
-import { noteRepairing, repairing, type Staging } from './staging.ts';
+import { noteRepairing, repairing, type Staging } from './volume-staging.ts';
 
 /** For one volume; others have their own. */
 const repairMs = 20_000;

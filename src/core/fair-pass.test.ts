@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createPasses } from './passes.ts';
+import { createPasses } from './fair-pass.ts';
 
 const log = silentLog();
 const items = ['a', 'b', 'c', 'd'];

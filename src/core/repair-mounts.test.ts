@@ -15,9 +15,9 @@ import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName }
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
-import { createRepair } from './repair.ts';
+import { createRepair } from './repair-mounts.ts';
 import { repairedAt } from './repaired-mounts.ts';
-import { createStaging, ownSource, repairing } from './staging.ts';
+import { createStaging, ownSource, repairing } from './volume-staging.ts';
 
 /** A node with mounts that a data path serves. */
 let folder: string;

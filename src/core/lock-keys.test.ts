@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { operationKeys } from './keys.ts';
+import { operationKeys } from './lock-keys.ts';
 import type { Operation } from './model.ts';
 import { newOperationId } from './names.ts';
 

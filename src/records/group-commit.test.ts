@@ -2,8 +2,8 @@ import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { createTogether } from './group-commit.ts';
 import { openRecords } from './sqlite.ts';
-import { createTogether } from './together.ts';
 
 const answer = { fingerprint: '', status: 200, body: 'x'.repeat(100), at: 0 };
 

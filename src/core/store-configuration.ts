@@ -5,7 +5,7 @@ import type { StoreConfig } from './model.ts';
 import { published, refuseWhileMounted } from './store-changes.ts';
 import type { Entries, Entry } from './store-entries.ts';
 import { refusePolicy } from './store-facets.ts';
-import type { Reading } from './store-reading.ts';
+import type { Reading } from './store-lookup.ts';
 import type { Stores, StoresParts } from './stores.ts';
 
 /** Nothing but what core itself decides about the volumes: that is so from one moment to the next. */
