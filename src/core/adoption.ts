@@ -6,7 +6,7 @@ import { isVolumeName, newVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import type { Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
-import { readOnly } from './volume-errors.ts';
+import { storeReadOnly } from './volume-errors.ts';
 import type { Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
@@ -21,7 +21,7 @@ interface Adopted {
   readonly how: 'record' | 'data';
 }
 
-export interface HowToAdopt {
+export interface AdoptOptions {
   /** Only say what would be taken in. */
   readonly dryRun: boolean;
   /** Also what has no record. */
@@ -32,12 +32,12 @@ export interface HowToAdopt {
 
 export interface Adoptions {
   /** Rebuilds the catalogue from what the store records, and takes in existing data as volumes, without copying. */
-  adopt(store: string, how: HowToAdopt, call: Call): Promise<Adoption>;
+  adopt(store: string, how: AdoptOptions, call: Call): Promise<Adoption>;
   orphans(store: string, scope: Scope): Promise<readonly Orphan[]>;
   readonly steps: Readonly<Record<string, Step>>;
 }
 
-interface Selection {
+interface AdoptSelection {
   readonly dryRun: boolean;
   readonly wanted: (name: string) => boolean;
   /** Asked for one by one. */
@@ -57,7 +57,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
     const dryRun = params['dryRun'] === true;
     const names = params['names'] as readonly string[] | undefined;
     const isByName = names !== undefined;
-    const how: Selection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
+    const how: AdoptSelection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
     const recorded = await takeRecorded(store, how, work);
     const data = params['data'] === true ? await takeData(store, how, work) : { adopted: [], skipped: [] };
     const adopted = [...recorded.adopted, ...data.adopted];
@@ -72,7 +72,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
       // To rebuild the catalogue from what lies there is to say that it is the store.
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
-        if (config.policy.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw storeReadOnly(store.name);
         facetOf(store, 'adoption');
         using _ = await operations.lock([adoptKey(store.name)], call.signal);
         const params = { ...how };
@@ -93,7 +93,9 @@ function createKeep({ records, events }: VolumeParts): (volume: Volume) => void 
   };
 }
 
-function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, scope: Scope) => Promise<Adoption> {
+function createTakeRecorded(
+  parts: VolumeParts,
+): (store: Store, how: AdoptSelection, scope: Scope) => Promise<Adoption> {
   const { records, stores, operations, instance } = parts;
   const keep = createKeep(parts);
 
@@ -148,7 +150,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
 /** An interrupted operation on that volume cannot be finished yet. It must not keep the other volumes out. */
 const isPending = (thrown: unknown): boolean => stowageError(thrown).reason === 'operation-pending';
 
-function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work: Work) => Promise<Adoption> {
+function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection, work: Work) => Promise<Adoption> {
   const { operations, clock, instance } = parts;
   const keep = createKeep(parts);
 

@@ -1,7 +1,7 @@
 import { expect, onTestFinished, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { createMemoryRecords } from '#testing/fakes/records.ts';
-import { createRefresh } from './catalogue-refresh.ts';
+import { createCatalogueRefresh } from './catalogue-refresh.ts';
 import { relayed } from './errors.ts';
 import type { StoreName, Volume, VolumeName } from './model.ts';
 import { newVolumeId } from './names.ts';
@@ -42,7 +42,7 @@ test('a store that lists no names: a record that it cannot read any more is kept
     },
   };
   const stores = { list: () => [{ config: { name: silver }, store }] } as unknown as Stores;
-  const refresh = createRefresh({ records, stores: () => stores, liveness: undefined as never, instance });
+  const refresh = createCatalogueRefresh({ records, stores: () => stores, liveness: undefined as never, instance });
   for (let n = 0; n < 2; n++) {
     await refresh.all(store as Store, aCall());
     expect(records.volumes.names(silver).map(({ name }) => name)).toEqual(['damaged', 'fine']);

@@ -17,7 +17,7 @@ export interface CatalogueParts {
   readonly instance: string;
 }
 
-export interface Refresh {
+export interface CatalogueRefresh {
   all: Catalogue['refresh'];
   /** What the store says of one name. */
   one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
@@ -27,7 +27,7 @@ export interface Refresh {
   readAgain(store: Store, scope: Scope): Promise<void>;
 }
 
-export function createRefresh({ records, stores, instance }: CatalogueParts): Refresh {
+export function createCatalogueRefresh({ records, stores, instance }: CatalogueParts): CatalogueRefresh {
   /** Two stores can show the same directory, one of them read-only: the volume stays where it is on record. */
   const isElsewhere = (volume: Volume): boolean => {
     const known = records.volumes.byId(volume.id)?.store;
@@ -99,7 +99,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     return found;
   }
 
-  const all: Refresh['all'] = async (store, scope, thorough = false) => {
+  const all: CatalogueRefresh['all'] = async (store, scope, thorough = false) => {
     const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
     const there = await present(store, scope);
     const failed = failuresOf(store);

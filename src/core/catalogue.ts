@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { type CatalogueParts, createRefresh, type Refresh } from './catalogue-refresh.ts';
+import { type CatalogueParts, type CatalogueRefresh, createCatalogueRefresh } from './catalogue-refresh.ts';
 import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
@@ -41,7 +41,7 @@ export interface VolumePage {
 
 export function createCatalogue(parts: CatalogueParts): Catalogue {
   const { records } = parts;
-  const refresh = createRefresh(parts);
+  const refresh = createCatalogueRefresh(parts);
   const look = createLookup(parts, refresh);
 
   return {
@@ -79,18 +79,18 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
   };
 }
 
-type Visible = (store: string) => boolean;
+type IsVisibleStore = (store: string) => boolean;
 
-interface Lookup {
-  byId(id: VolumeId, visible: Visible, scope: Scope): Promise<Volume>;
+interface VolumeLookup {
+  byId(id: VolumeId, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
   inStore(store: string, name: string, scope: Scope): Promise<Volume>;
-  bare(name: string, visible: Visible, scope: Scope): Promise<Volume>;
+  bare(name: string, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
   /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
 
-function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
-  const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
+function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueRefresh): VolumeLookup {
+  const refreshAll: VolumeLookup['refreshAll'] = async (wanted, scope) => {
     const asked = await Promise.all(
       wanted.map((name) => parts.liveness.list(name, scope, (open) => refresh.all(open, scope))),
     );
@@ -119,7 +119,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     return all;
   }
 
-  const names = (visible: Visible): StoreName[] =>
+  const names = (visible: IsVisibleStore): StoreName[] =>
     parts
       .stores()
       .list()

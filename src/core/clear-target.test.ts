@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
-import { createClear } from './clear-target.ts';
+import { createClearTarget } from './clear-target.ts';
 import { StowageError } from './errors.ts';
 import type { Access } from './model.ts';
 import type { Mounter } from './ports.ts';
@@ -14,7 +14,7 @@ const refusal = () => new StowageError('no', { code: 'conflict', reason: 'target
 
 /** With what is there, if anything is. */
 const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
-  createClear({
+  createClearTarget({
     mounter: {
       list: async () => [],
       inspectTarget: async (target: string, access: Access) => {

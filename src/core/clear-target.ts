@@ -5,7 +5,7 @@ import type { Mounter } from './ports.ts';
  * Takes away an empty folder or file at which one may mount and nothing is mounted. Anything else stays, and is no error. Call it
  * with the target's lock held.
  */
-export function createClear({
+export function createClearTarget({
   mounter,
 }: {
   readonly mounter: Mounter;

@@ -21,22 +21,22 @@ import type { Records } from './ports.ts';
  */
 export interface ContainerReferences extends AsyncDisposable {
   /** Asked now. Of a volume that is gone, its id is all there is. */
-  of(volume: Volume | VolumeId, scope: Scope): Promise<Referring>;
+  of(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
   /** As they were last seen. */
   known(volume: VolumeId): readonly Reference[];
   /** When its engine was last looked at, a container had it mounted. */
   isLive(volume: VolumeId): boolean;
   /** Looks at the engine, and tells of every volume whose containers are not the same as before. */
-  look(engine: ContainerEngine, scope: Scope): Promise<void>;
+  refresh(engine: ContainerEngine, scope: Scope): Promise<void>;
   /** When an engine of that kind was last found, by this process's clock: what it forgot it forgot before. Undefined: never. */
   foundAt(kind: EngineKind): number | undefined;
   /** At all of them; gives those that answered. */
-  lookAll(scope: Scope): Promise<readonly ContainerEngine[]>;
+  refreshAll(scope: Scope): Promise<readonly ContainerEngine[]>;
   /** From now on, and whenever containers change. */
   follow(scope: Scope): void;
 }
 
-export interface Referring {
+export interface ReferenceReport {
   readonly references: readonly Reference[];
   /** The kinds of engines that answered, each of them. What others say of these is as it was. */
   readonly answered: ReadonlySet<EngineKind>;
@@ -109,7 +109,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
   const looks = new Map<ContainerEngine, () => Promise<void>>();
 
   /** Of two lists the older must not replace the younger: one after the other, and who waits for the next shares it. */
-  const look: ContainerReferences['look'] = async (engine, scope) => {
+  const look: ContainerReferences['refresh'] = async (engine, scope) => {
     const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
     looks.set(engine, next);
     await patiently(next(), scope.signal, clock);
@@ -141,8 +141,9 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     );
 
   return {
-    look,
-    lookAll: async (scope) => (await lookEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
+    refresh: look,
+    refreshAll: async (scope) =>
+      (await lookEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
     known: (volume) => records.references.of(volume),
     isLive: (volume) =>
       records.references
@@ -210,7 +211,12 @@ const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContai
 });
 
 /** However many events there are, one look at a time; what happens during one is seen by the next. */
-function createLooking(engine: ContainerEngine, look: ContainerReferences['look'], scope: Scope, log: Log): () => void {
+function createLooking(
+  engine: ContainerEngine,
+  look: ContainerReferences['refresh'],
+  scope: Scope,
+  log: Log,
+): () => void {
   let isLooking = false;
   let isDue = false;
   const run = async (): Promise<void> => {

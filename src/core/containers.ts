@@ -19,9 +19,10 @@ export interface EngineMount {
 }
 
 /** Podman mounts a volume once, however many containers use it, and always under this id; Docker's ids are random. */
-const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
+const podmanMountId = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-export const holderOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind => (id === podmanHold ? 'podman' : 'docker');
+export const engineKindOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind =>
+  id === podmanMountId ? 'podman' : 'docker';
 
 /** A container, running or stopped, that names a volume. */
 export interface Reference {
@@ -73,11 +74,11 @@ export interface ContainerRecords {
     remove(plugin: PluginName, name: string): void;
     list(plugin: PluginName): readonly { readonly name: string; readonly id: VolumeId }[];
   };
-  readonly holds: {
+  readonly engineMounts: {
     /** Once more, where it is there. */
     add(hold: Omit<EngineMount, 'count'>): void;
     /** Once less; the last one is gone. Absent is success. */
-    take(volume: VolumeId, plugin: PluginName, id: string): void;
+    release(volume: VolumeId, plugin: PluginName, id: string): void;
     clear(volume: VolumeId): void;
     of(volume: VolumeId): readonly EngineMount[];
     list(): readonly EngineMount[];

@@ -12,7 +12,7 @@ import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
 import type { MaintenanceTask } from './maintenance.ts';
 import type { NodeName, VolumeId } from './model.ts';
-import { createMountHealth, type LookAtMounts } from './mount-health.ts';
+import { type CheckMountHealth, createMountHealth } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import { createPendingEngineRequests, type PendingEngineRequests } from './pending-engine-requests.ts';
@@ -21,12 +21,12 @@ import { createPluginNames, type PluginNames } from './plugin-names.ts';
 import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
 import { createProvision, type Provision } from './provision.ts';
 import { createRemappedUsers } from './remapped-users.ts';
-import { createReclaim, type Reclaim } from './space-reclaimer.ts';
-import type { TakeUp } from './store-entries.ts';
-import { createIdentities } from './store-identity.ts';
-import { createLimits } from './store-limits.ts';
+import { createSpaceReclaimer, type SpaceReclaimer } from './space-reclaimer.ts';
+import type { RecoverStore } from './store-entries.ts';
+import { createStoreIdentities } from './store-identity.ts';
+import { createStoreLimits } from './store-limits.ts';
 import { createStoreLiveness, type StoreLiveness } from './store-liveness.ts';
-import { createRecovery } from './store-recovery.ts';
+import { createStoreRecovery } from './store-recovery.ts';
 import { type ConfiguredStores, createStores, type Stores } from './stores.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import { createUseAdmin, type UseAdmin } from './use-admin.ts';
@@ -47,7 +47,7 @@ export interface Core {
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
   /** The mounts of this machine, and how each is. */
-  readonly mountHealth: LookAtMounts;
+  readonly mountHealth: CheckMountHealth;
   readonly ephemerals: Ephemerals;
   readonly uses: UseAdmin;
   readonly pluginNames: PluginNames;
@@ -109,7 +109,7 @@ export function createCore(parts: CoreParts): WholeCore {
   const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
   // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
-  const late: { stores?: Stores; reclaim?: Reclaim; references?: ContainerReferences } = {};
+  const late: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
   const laterStores = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
@@ -145,8 +145,8 @@ export function createCore(parts: CoreParts): WholeCore {
     references: laterReferences,
   });
   const steps: Record<string, Step> = {};
-  const identities = createIdentities({ records, clock });
-  const recover = createRecovery({
+  const identities = createStoreIdentities({ records, clock });
+  const recover = createStoreRecovery({
     records,
     operations,
     catalogue,
@@ -156,13 +156,13 @@ export function createCore(parts: CoreParts): WholeCore {
     stores: laterStores,
     boot: parts.boot,
   });
-  const takeUp: TakeUp = async (store, config, scope) => {
+  const takeUp: RecoverStore = async (store, config, scope) => {
     await recover(store, config, scope);
     late.reclaim?.soon(store.name);
   };
   const context = { instance, node, marks: parts.marks };
-  const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
-  const reclaim = createReclaim({ stores, clock, log });
+  const stores = createStores({ ...parts, events, identities, context, recover: takeUp, mountedOn: mounts.mountedOn });
+  const reclaim = createSpaceReclaimer({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
   const pluginNames = createPluginNames({ records, stores, catalogue });
   const references = createContainerReferences({
@@ -173,7 +173,7 @@ export function createCore(parts: CoreParts): WholeCore {
     names: pluginNames,
     changed: (ids) => {
       const scope = { signal: unending, log };
-      for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
+      for (const id of ids) if (isShared(id)) void mounts.updateUses(id, scope);
       void engineMounts.changed(ids, scope);
     },
   });
@@ -182,7 +182,7 @@ export function createCore(parts: CoreParts): WholeCore {
     return stores.list().some(({ placement, config }) => isSharedPlacement(placement) && config.name === store);
   };
   late.references = references;
-  const limits = createLimits(records);
+  const limits = createStoreLimits(records);
   const shared = { records, stores, catalogue, operations, mounts, engineMounts, limits, events, clock, instance };
   const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
@@ -231,9 +231,9 @@ export function createCore(parts: CoreParts): WholeCore {
       task('repair mounts', (scope) => mounts.repair(scope)),
       task('renew records of use', (scope) => mounts.renewUses(scope)),
       task('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
-      task('delete ephemeral volumes', (scope) => ephemerals.settle(scope)),
+      task('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
       task('empty the trash', (scope) => deletions.expire(scope)),
-      task('free space', async () => reclaim.again()),
+      task('free space', async () => reclaim.resume()),
       task('drop old answers', async () => void records.answers.prune(clock.now() - day)),
     ],
     close: async () => {

@@ -9,17 +9,17 @@ import type { Store } from './ports.ts';
 import { facetFor } from './store-facets.ts';
 import type { StoreLiveness } from './store-liveness.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
-import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
+import { checkRevision, storeReadOnly, volumeNotEmpty } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
-export interface Deletion {
+export interface DeletionResult {
   readonly outcome: 'deleted' | 'archived' | 'retained';
   /** Until when the trash keeps it, at least; as its entry says. */
   readonly expiresAt: number | undefined;
 }
 
-export interface Deleting {
+export interface DeleteOptions {
   /** Asked for by a container engine, which lets nobody of its own begin to use it meanwhile. */
   readonly byEngine?: boolean;
   /** Whatever the store says: it was promised to nobody that it stays. */
@@ -30,7 +30,7 @@ export interface Deleting {
 
 export interface Deletions {
   /** What becomes of the data is the administrator's choice, on the store; of what has none there is nothing to choose. */
-  delete(ref: string, expected: number | undefined, call: Call, how?: Deleting): Promise<Deletion>;
+  delete(ref: string, expected: number | undefined, call: Call, how?: DeleteOptions): Promise<DeletionResult>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
   /** Of one store; fails when it does not answer. */
   trashOf(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
@@ -51,7 +51,7 @@ export interface DeletionParts extends VolumeParts {
 }
 
 export interface DeletionSteps {
-  readonly 'volume.delete': Step<Deletion>;
+  readonly 'volume.delete': Step<DeletionResult>;
   readonly 'volume.restore': Step<Volume>;
   readonly 'trash.purge': Step<void>;
 }
@@ -75,7 +75,7 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
     const before = await catalogue.resolve(ref, call);
     await engineMounts.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
-      if (config.policy.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
       // Only to refuse early, before anything is locked, recorded or unmounted. The store decides when it deletes.
       if (how?.discard === true) await refuseFull(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
@@ -103,13 +103,13 @@ async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<v
     if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
     return undefined;
   });
-  if (usage?.empty === false) throw notEmpty(volume);
+  if (usage?.empty === false) throw volumeNotEmpty(volume);
 }
 
 function createSteps(parts: DeletionParts): DeletionSteps {
   const { records, mounts, events, reclaimSoon } = parts;
 
-  const gone = (id: VolumeId, store: string, value: Deletion) => ({
+  const gone = (id: VolumeId, store: string, value: DeletionResult) => ({
     value,
     record: () => records.volumes.remove(id),
     announce: () => events.publish('volume.deleted', id, store, { id }),

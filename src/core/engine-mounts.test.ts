@@ -7,7 +7,7 @@ import { aCall, collectingLog } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import { holdKey } from './lock-keys.ts';
+import { engineMountKey } from './lock-keys.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
@@ -98,7 +98,7 @@ describe('what engines have mounted', () => {
     restart();
     await settle();
     clock.advance(600_000);
-    using _stuck = await server.core.operations.lock([holdKey(volume.id)], aCall().signal);
+    using _stuck = await server.core.operations.lock([engineMountKey(volume.id)], aCall().signal);
     const ending = new AbortController();
     const settling = server.core.engineMounts.reconcile(aCall({ signal: ending.signal }));
     await expect.poll(() => server.core.engineMounts.pathOf(films.id)).toBeUndefined();

@@ -2,11 +2,11 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
-import type { ContainerReferences, Referring } from './container-references.ts';
-import { type EngineMount, holderOf, type PluginName } from './containers.ts';
+import type { ContainerReferences, ReferenceReport } from './container-references.ts';
+import { type EngineMount, engineKindOf, type PluginName } from './containers.ts';
 import { stowageError } from './errors.ts';
-import { createPasses } from './fair-pass.ts';
-import { holdKey } from './lock-keys.ts';
+import { createFairPass } from './fair-pass.ts';
+import { engineMountKey } from './lock-keys.ts';
 import type { NodeName, Volume, VolumeId } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import type { Call, Operations } from './operations.ts';
@@ -44,7 +44,7 @@ export interface EngineMountsParts {
   readonly mounts: () => Pick<Mounts, 'publish' | 'unpublish' | 'isDead' | 'mountsOf'>;
   readonly mounter: Pick<Mounter, 'openShared' | 'closeShared' | 'unable'>;
   readonly operations: Operations;
-  readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'lookAll' | 'foundAt'>;
+  readonly references: () => Pick<ContainerReferences, 'of' | 'known' | 'isLive' | 'refreshAll' | 'foundAt'>;
   readonly remapped: RemappedUsers;
   /** Where engines find volumes: `<folder>/<volume id>`. */
   readonly folder: string;
@@ -79,7 +79,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   /** Of which it was said that no container is known that has it. */
   const unlisted = new Set<VolumeId>();
   const closing = new AbortController();
-  const lookAfter = createPasses<VolumeId>(clock, { inParallel, itemMs: settleMs });
+  const lookAfter = createFairPass<VolumeId>(clock, { inParallel, itemMs: settleMs });
   /** When each was asked for; what is not in it an earlier process was asked for. */
   const since = new Map<string, number>();
 
@@ -99,22 +99,22 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   }
 
   async function drop(id: VolumeId, why: string, scope: Scope): Promise<void> {
-    for (const { plugin } of records.holds.of(id))
+    for (const { plugin } of records.engineMounts.of(id))
       log.info('a mount that no container uses is dropped', { volume: id, plugin, why });
     // What could not be taken away is still held, and dropped another time.
     if (!(await takeAway(id, { ...scope, requestId: `holds:${id}` }))) return;
-    records.holds.clear(id);
+    records.engineMounts.clear(id);
     idle.delete(id);
   }
 
   /** Neither we nor its engine were started since it was asked for: what we say of it is what the engine knows. */
   function isCertain(hold: EngineMount): boolean {
     const at = since.get(keyOf(hold));
-    return at !== undefined && at >= (parts.references().foundAt(holderOf(hold)) ?? Number.POSITIVE_INFINITY);
+    return at !== undefined && at >= (parts.references().foundAt(engineKindOf(hold)) ?? Number.POSITIVE_INFINITY);
   }
 
-  const areKnown = (holds: readonly EngineMount[], { answered }: Referring): boolean =>
-    holds.every((hold) => answered.has(holderOf(hold)));
+  const areKnown = (holds: readonly EngineMount[], { answered }: ReferenceReport): boolean =>
+    holds.every((hold) => answered.has(engineKindOf(hold)));
 
   /** Binds that engines, or others, have of it in this mount namespace. */
   async function boundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
@@ -130,12 +130,12 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     const volume = records.volumes.byId(id);
     // Before the lock is taken: Podman answers nothing while it waits for a mount, which waits for the lock.
     const referring = await parts.references().of(volume ?? id, scope);
-    using _ = await operations.lock([holdKey(id)], scope.signal);
-    const holds = records.holds.of(id);
+    using _ = await operations.lock([engineMountKey(id)], scope.signal);
+    const holds = records.engineMounts.of(id);
     if (pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
     if (holds.length === 0) return await releaseOne(id, scope);
     // Podman remembers by itself that it has it mounted, and asks no second time.
-    if (holds.some((hold) => holderOf(hold) === 'podman')) return;
+    if (holds.some((hold) => engineKindOf(hold) === 'podman')) return;
     if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
       idle.delete(id);
       return;
@@ -159,7 +159,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       .references()
       .known(id)
       .some(({ running }) => running);
-    if (runs && pathOf(id) !== undefined && records.holds.of(id).length > 0) {
+    if (runs && pathOf(id) !== undefined && records.engineMounts.of(id).length > 0) {
       idle.delete(id);
       return;
     }
@@ -182,8 +182,8 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     try {
       for (const ms of endingMs) {
         await clock.sleep(ms, signal);
-        if (records.holds.of(id).length > 0 || !parts.references().isLive(id)) return;
-        await parts.references().lookAll({ signal, log });
+        if (records.engineMounts.of(id).length > 0 || !parts.references().isLive(id)) return;
+        await parts.references().refreshAll({ signal, log });
       }
     } catch (thrown) {
       if (!signal.aborted)
@@ -203,20 +203,20 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
 
   return {
     pathOf,
-    isHeld: (id, target) => target === targetOf(id) && records.holds.of(id).length > 0,
+    isHeld: (id, target) => target === targetOf(id) && records.engineMounts.of(id).length > 0,
     mount: async (volume, plugin, id, call) => {
       await parts.remapped.refuse(volume, id, call);
-      using _ = await operations.lock([holdKey(volume.id)], call.signal);
+      using _ = await operations.lock([engineMountKey(volume.id)], call.signal);
       asked.set(volume.id, clock.elapsed());
       idle.delete(volume.id);
       // Left from a container that ended just now, perhaps since nobody serves it any more.
-      const isLeft = pathOf(volume.id) !== undefined && records.holds.of(volume.id).length === 0;
+      const isLeft = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
       if (isLeft && (await parts.mounts().isDead(volume.id, call))) await takeAway(volume.id, call);
       // First: of what is mounted and not held, a start after a crash would make an end.
       const hold = { volumeId: volume.id, plugin, id, since: clock.now() };
-      const before = records.holds.of(volume.id).some((one) => keyOf(one) === keyOf(hold));
-      const isThere = before && holderOf(hold) === 'podman';
-      if (!isThere) records.holds.add(hold);
+      const before = records.engineMounts.of(volume.id).some((one) => keyOf(one) === keyOf(hold));
+      const isThere = before && engineKindOf(hold) === 'podman';
+      if (!isThere) records.engineMounts.add(hold);
       // Docker keeps the id through a crash, and not how often it has asked: what was not certain does not become so.
       if (!before) since.set(keyOf(hold), clock.elapsed());
       try {
@@ -225,27 +225,28 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
         if (parts.mounter.unable === undefined) await parts.mounter.openShared(parts.folder, call);
         return (await parts.mounts().publish(volume.id, targetOf(volume.id), how, call)).target;
       } catch (thrown) {
-        if (!isThere) records.holds.take(volume.id, plugin, id);
+        if (!isThere) records.engineMounts.release(volume.id, plugin, id);
         throw thrown;
       }
     },
     unmount: async (id, plugin, hold, call) => {
-      using _ = await operations.lock([holdKey(id)], call.signal);
-      records.holds.take(id, plugin, hold);
-      if (records.holds.of(id).length > 0) return;
+      using _ = await operations.lock([engineMountKey(id)], call.signal);
+      records.engineMounts.release(id, plugin, hold);
+      if (records.engineMounts.of(id).length > 0) return;
       // Docker lets go of it before its list says that the container has ended; and where counts went wrong, one may go on
       // running that has it. What is taken away under that is soon destroyed.
       if (parts.references().isLive(id)) void lookUntilEnded(id);
       else await takeAway(id, call);
     },
     changed: async (ids, scope) => {
-      const isOver = (id: VolumeId): boolean => records.holds.of(id).length === 0 && !parts.references().isLive(id);
+      const isOver = (id: VolumeId): boolean =>
+        records.engineMounts.of(id).length === 0 && !parts.references().isLive(id);
       const over = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
       await eachBounded(over, inParallel, async (id) => {
         using limit = clock.deadline(settleMs, scope.signal);
         const own = { ...scope, signal: limit.signal };
         try {
-          using _ = await operations.lock([holdKey(id)], own.signal);
+          using _ = await operations.lock([engineMountKey(id)], own.signal);
           if (isOver(id)) await takeAway(id, { ...own, requestId: `holds:${id}` });
         } catch (thrown) {
           log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
@@ -253,12 +254,12 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       });
     },
     dropStale: async (volume, scope) => {
-      if (records.holds.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
-      const before = records.holds.of(volume.id);
+      if (records.engineMounts.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
+      const before = records.engineMounts.of(volume.id);
       // Before the lock is taken, as above.
       const referring = await parts.references().of(volume, scope);
-      using _ = await operations.lock([holdKey(volume.id)], scope.signal);
-      const holds = records.holds.of(volume.id);
+      using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
+      const holds = records.engineMounts.of(volume.id);
       if (!isDeepStrictEqual(holds, before)) return;
       // What its engine certainly knows of may be a volume that is being filled for a container to come.
       if (referring.references.length === 0 && areKnown(holds, referring) && !holds.some(isCertain))
@@ -266,18 +267,18 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     },
     close: async (scope) => {
       closing.abort();
-      if (parts.mounter.unable === undefined && records.holds.list().length === 0)
+      if (parts.mounter.unable === undefined && records.engineMounts.list().length === 0)
         await parts.mounter.closeShared(parts.folder, scope);
     },
     reconcile: async (scope) => {
       await parts.remapped.look(scope);
       const published = records.mounts.list().filter(({ volumeId, target }) => target === targetOf(volumeId));
-      const all = new Set([...records.holds.list(), ...published].map(({ volumeId }) => volumeId));
+      const all = new Set([...records.engineMounts.list(), ...published].map(({ volumeId }) => volumeId));
       for (const known of [asked, idle, unlisted]) for (const id of known.keys()) if (!all.has(id)) known.delete(id);
-      const keys = new Set(records.holds.list().map(keyOf));
+      const keys = new Set(records.engineMounts.list().map(keyOf));
       for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
       // Also where nothing is mounted: what stopped containers name is to be known.
-      await parts.references().lookAll(scope);
+      await parts.references().refreshAll(scope);
       await lookAfter(all, scope, settleOrComplain);
     },
   };

@@ -12,9 +12,9 @@ import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
-import { createBinding, createUnpublish } from './publishing.ts';
+import { createTargetBinding, createUnpublish } from './publishing.ts';
 import type { UsePublisher } from './use-publisher.ts';
-import { createStaging, ownSource } from './volume-staging.ts';
+import { createVolumeStaging, ownSource } from './volume-staging.ts';
 
 /** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
 let records: Records;
@@ -101,8 +101,8 @@ beforeEach(async () => {
     node: 'n' as NodeName,
     engineMounts: () => ({ isHeld: () => false }),
   } as unknown as MountParts;
-  const uses = { settle: async () => undefined } as unknown as UsePublisher;
-  const unpublish = createUnpublish(parts, createBinding(parts, createStaging(parts), uses));
+  const uses = { update: async () => undefined } as unknown as UsePublisher;
+  const unpublish = createUnpublish(parts, createTargetBinding(parts, createVolumeStaging(parts), uses));
   const publish = async (): Promise<void> => {
     for (const at of [stage, target]) table.set(at, ownSource(id, '1'));
     const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;

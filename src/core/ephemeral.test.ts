@@ -252,12 +252,12 @@ describe('a volume whose making was not answered', () => {
     await unpublish('other');
     isDeaf = false;
     const [first, second] = [new AbortController(), new AbortController()];
-    const cutOff = server.core.ephemerals.settle(aCall({ signal: first.signal }));
+    const cutOff = server.core.ephemerals.reconcile(aCall({ signal: first.signal }));
     await new Promise(setImmediate);
     first.abort();
     await cutOff;
     expect(made()).toContain('other.meta');
-    const settling = server.core.ephemerals.settle(aCall({ signal: second.signal }));
+    const settling = server.core.ephemerals.reconcile(aCall({ signal: second.signal }));
     await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
     second.abort();
     await settling;

@@ -3,10 +3,10 @@ import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Deletions } from './deletion.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
-import { createPasses, type Passes } from './fair-pass.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
 import { ownLabel } from './labels.ts';
 import type { StoreName, Volume } from './model.ts';
-import type { Mounts, Publishing } from './mounts.ts';
+import type { Mounts, PublishOptions } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import { isShared } from './placement.ts';
@@ -21,16 +21,16 @@ import type { Volumes } from './volumes.ts';
  */
 export interface Ephemerals {
   /** The same key gives the same volume, on whichever store and as large as it is by now. Asked for otherwise than before: 'exists'. */
-  publish(key: string, want: Wanted, target: string, how: Publishing, call: Call): Promise<void>;
+  publish(key: string, want: EphemeralVolumeSpec, target: string, how: PublishOptions, call: Call): Promise<void>;
   /** False: there is none of that key. The volume is destroyed soon after, as soon as its store answers. */
   unpublish(key: string, target: string, call: Call): Promise<boolean>;
   /** Undefined: there is none of that key, or it is not made yet. */
   volume(key: string): Volume | undefined;
   /** Destroys what is to be, and what nobody came for after it was made. */
-  settle(scope: Scope): Promise<void>;
+  reconcile(scope: Scope): Promise<void>;
 }
 
-export interface Wanted {
+export interface EphemeralVolumeSpec {
   /** Where it is made, if it is not there yet. */
   readonly store: StoreName;
   /** Undefined: none was named. */
@@ -38,17 +38,17 @@ export interface Wanted {
   readonly enforce: boolean;
 }
 
-interface Listed {
+interface EphemeralRecord {
   readonly key: string;
   readonly store: StoreName;
   readonly target: string;
   /** It is to be destroyed. */
   readonly over: boolean;
   /** As it was asked for, whatever became of it since. Undefined: by a version that did not note it. */
-  readonly asked?: Asked | undefined;
+  readonly asked?: RequestedSize | undefined;
 }
 
-interface Asked {
+interface RequestedSize {
   readonly bytes: string | null;
   readonly enforce: boolean;
 }
@@ -81,35 +81,41 @@ const unending = new AbortController().signal;
 
 export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const { records, stores, volumes, deletions, mounts, operations, clock, log } = parts;
-  const listed = (): readonly Listed[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
-  const list = (key: string): Listed | undefined => listed().find((one) => one.key === key);
-  const note = (one: Listed): void => set([...listed().filter(({ key }) => key !== one.key), one]);
+  const listed = (): readonly EphemeralRecord[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
+  const list = (key: string): EphemeralRecord | undefined => listed().find((one) => one.key === key);
+  const note = (one: EphemeralRecord): void => set([...listed().filter(({ key }) => key !== one.key), one]);
   const forget = (key: string): void => set(listed().filter((one) => one.key !== key));
-  const set = (all: readonly Listed[]): void => records.settings.set(settingKey, JSON.stringify(all));
+  const set = (all: readonly EphemeralRecord[]): void => records.settings.set(settingKey, JSON.stringify(all));
   /** By this process's clock: since when it was seen without a mount. */
   const unclaimed = new Map<string, number>();
   /** The same: since when its store says that it has none. */
   const absent = new Map<string, number>();
 
   const requestId = (key: string): string => `ephemeral:${key}`;
-  const volumeOf = ({ key, store }: Listed): Volume | undefined => records.volumes.byRequest(store, requestId(key));
+  const volumeOf = ({ key, store }: EphemeralRecord): Volume | undefined =>
+    records.volumes.byRequest(store, requestId(key));
   const keyOf = (key: string): string => `ephemeral ${key}`;
 
   /** The answer to its making may have been lost: then the store has it, and our records do not. Fails unless it says. */
-  async function madeUnheard({ key, store }: Listed, scope: Scope): Promise<Volume | undefined> {
+  async function madeUnheard({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
     const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
     if (made?.requestId !== requestId(key)) return undefined;
     records.volumes.put(made);
     return made;
   }
 
-  async function create(key: string, store: StoreName, { bytes, enforce }: Wanted, call: Call): Promise<Volume> {
+  async function create(
+    key: string,
+    store: StoreName,
+    { bytes, enforce }: EphemeralVolumeSpec,
+    call: Call,
+  ): Promise<Volume> {
     const ownLabels = { [ownLabel('ephemeral')]: 'true' };
     const spec = { store, name: nameFor(key), bytes, enforce, access: undefined, labels: {}, ownLabels };
     return await volumes.create(spec, { ...call, requestId: requestId(key) });
   }
 
-  async function destroy(one: Listed, scope: Scope): Promise<void> {
+  async function destroy(one: EphemeralRecord, scope: Scope): Promise<void> {
     using _ = await operations.lock([keyOf(one.key)], scope.signal);
     if (list(one.key)?.over !== true) return;
     const volume = volumeOf(one) ?? (await madeUnheard(one, scope));
@@ -136,7 +142,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   }
 
   /** False: it could not be. */
-  async function destroyOrComplain(one: Listed, scope: Scope): Promise<boolean> {
+  async function destroyOrComplain(one: EphemeralRecord, scope: Scope): Promise<boolean> {
     try {
       await destroy(one, scope);
       return true;
@@ -149,10 +155,10 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   }
 
   /** Each store by itself, so that a silent one delays no other. */
-  const passes = new Map<StoreName, Passes<string>>();
+  const passes = new Map<StoreName, FairPass<string>>();
 
-  async function settleOn(store: StoreName, due: readonly Listed[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: settleMs });
+  async function settleOn(store: StoreName, due: readonly EphemeralRecord[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: settleMs });
     passes.set(store, pass);
     const byKey = new Map(due.map((one) => [one.key, one]));
     const silent = new Error(`store ${store} is silent`);
@@ -170,14 +176,14 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   }
 
   /** Somewhere, if not at its target: that may be given by way of a link, and mounts are on record where it leads. */
-  function isMounted(one: Listed): boolean {
+  function isMounted(one: EphemeralRecord): boolean {
     const volume = volumeOf(one);
     return (
       records.mounts.at(one.target) !== undefined || (volume !== undefined && records.mounts.of(volume.id).length > 0)
     );
   }
 
-  function lookFor(one: Listed): void {
+  function lookFor(one: EphemeralRecord): void {
     if (one.over || isMounted(one)) {
       unclaimed.delete(one.key);
       return;
@@ -219,7 +225,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
       return true;
     },
-    settle: async (scope) => {
+    reconcile: async (scope) => {
       for (const one of listed()) lookFor(one);
       // Of a store that was taken away they stay on the list: it may come back.
       const asked = new Set(stores.list().map(({ config }) => config.name));
@@ -234,7 +240,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   };
 }
 
-const isSame = (one: Asked, other: Asked): boolean => one.bytes === other.bytes && one.enforce === other.enforce;
+const isSame = (one: RequestedSize, other: RequestedSize): boolean =>
+  one.bytes === other.bytes && one.enforce === other.enforce;
 
 /** No class, quota or right stands between whoever may make a pod and the store, so sharing one is not reason enough. */
 function refuseInline({ config, placement }: StoreView): void {

@@ -6,7 +6,7 @@ import { errorCodes, isErrorCode } from './errors.ts';
 export const isForEverybody = (reason: string): boolean => errorReason(reason)?.readers === 'everybody';
 
 /** What went wrong, in whatever shape it is passed on. */
-export interface Trouble {
+export interface DisclosableError {
   readonly code: string;
   readonly reason: string;
   readonly message: string;
@@ -19,7 +19,7 @@ export interface Trouble {
  * What somebody is told of it who is no administrator. How a store is reached and what else is there is not for them; it is
  * said in short, with how the administrator finds the whole.
  */
-export function toldToUser(trouble: Trouble, how: string): Trouble {
+export function redactForUser(trouble: DisclosableError, how: string): DisclosableError {
   const { code, reason, toUsers } = trouble;
   if (isAccessDenied(trouble)) {
     const action = `Ask the administrator to grant Stowage access; the reason is found ${how}`;

@@ -8,7 +8,7 @@ import { endsWithin } from '#base/wait.ts';
  * pass at the latest. An item whose work ignores its signal is left running after its deadline; later passes skip it until it ends. The first
  * failure stops the pass and is thrown. The pass ends early, without an error, when its scope does.
  */
-export type Passes<K> = (
+export type FairPass<K> = (
   items: Iterable<K>,
   scope: Scope,
   work: (item: K, scope: Scope) => Promise<void>,
@@ -17,10 +17,10 @@ export type Passes<K> = (
 /** An item that hears its signal ends within this. */
 const graceMs = 2_000;
 
-export function createPasses<K>(
+export function createFairPass<K>(
   clock: Clock,
   limits: { readonly inParallel: number; readonly itemMs: number },
-): Passes<K> {
+): FairPass<K> {
   const { inParallel, itemMs } = limits;
   const turns = new Map<K, number>();
   const running = new Set<K>();

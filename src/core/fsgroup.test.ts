@@ -3,7 +3,7 @@ import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type ClientTable, createClients } from './clients.ts';
-import { chownVolumeToGroup, createRegrouping } from './fsgroup.ts';
+import { chownVolumeToGroup, createGroupRemount } from './fsgroup.ts';
 import type { Mount, NfsConnection, Source, Volume, VolumeId } from './model.ts';
 import type { Mounter, Store } from './ports.ts';
 
@@ -70,7 +70,7 @@ describe('a volume that is mounted as the group of a pod before', () => {
     } as Mount);
 
   const regrouping = () =>
-    createRegrouping(
+    createGroupRemount(
       {
         clients,
         records: {
@@ -89,7 +89,7 @@ describe('a volume that is mounted as the group of a pod before', () => {
             done.push(`bind ${from} ${to}`);
           },
         } as unknown as Mounter,
-      } as unknown as Parameters<typeof createRegrouping>[0],
+      } as unknown as Parameters<typeof createGroupRemount>[0],
       { path: (id) => `/s/${id}` },
       {
         takeDown: async ({ target }) => {
@@ -108,9 +108,9 @@ describe('a volume that is mounted as the group of a pod before', () => {
   test('is mounted anew where only the kubelet has it, and what that one has is bound again', async () => {
     at('/stage', 'kubelet', 2000);
     const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().before(volume, wanted, scope);
+    const again = await regrouping().unbindForGroup(volume, wanted, scope);
     expect([mounts.size, done]).toEqual([0, ['take /stage']]);
-    await regrouping().after(again, wanted, scope);
+    await regrouping().rebind(again, wanted, scope);
     expect(done).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
     expect(mounts.get('/stage')).toMatchObject({ source: wanted, user: { kind: 'kubelet' } });
   });
@@ -118,9 +118,9 @@ describe('a volume that is mounted as the group of a pod before', () => {
   test('is on record before it is bound again, and leaves nothing where it cannot be', async () => {
     at('/stage', 'kubelet', 2000, true);
     const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().before(volume, wanted, scope);
+    const again = await regrouping().unbindForGroup(volume, wanted, scope);
     isUnbindable = true;
-    await regrouping().after(again, wanted, scope);
+    await regrouping().rebind(again, wanted, scope);
     expect(onRecord).toEqual(['/stage']);
     expect(done).toEqual(['take /stage', 'make /stage', 'remove /stage']);
     expect(mounts.size).toBe(0);
@@ -138,14 +138,14 @@ describe('a volume that is mounted as the group of a pod before', () => {
     ['is none yet', () => undefined],
   ])('is left alone where its group %s', async (_, prepare) => {
     prepare();
-    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
     expect(done).toEqual([]);
   });
 
   test('is shared as it is where somebody is in it', async () => {
     at('/stage', 'kubelet', 2000);
     isBusy = true;
-    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
     expect(mounts.get('/stage')).toMatchObject({ source: nfs({ squash: 'all', group: 2000 }) });
   });
 });

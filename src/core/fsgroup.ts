@@ -3,7 +3,7 @@ import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, Source, Volume } from './model.ts';
 import type { Mounter, Records, Store } from './ports.ts';
-import type { Staging } from './volume-staging.ts';
+import type { VolumeStaging } from './volume-staging.ts';
 
 /** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
 export async function chownVolumeToGroup(
@@ -16,29 +16,29 @@ export async function chownVolumeToGroup(
   if (group !== undefined && !readOnly && access !== 'block') await store.chownToGroup?.(source, group, scope);
 }
 
-export interface Regrouping {
+export interface GroupRemount {
   /**
    * Where nobody has the volume but the kubelet, which keeps it for the next pod, and that one's group is another: what is mounted
    * is taken away, to be mounted for that group, with nothing remembered of whose files were before. Gives what is to be bound again
    * then. Call it with the stage's lock held.
    */
-  before(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
-  after(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
+  unbindForGroup(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
+  rebind(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
 }
 
-interface RegroupingParts {
+interface GroupRemountParts {
   readonly records: Pick<Records, 'mounts'>;
   readonly mounter: Mounter;
   readonly clients: Pick<Clients, 'groupOf'>;
 }
 
-export function createRegrouping(
-  { records, mounter, clients }: RegroupingParts,
-  staging: Pick<Staging, 'path'>,
+export function createGroupRemount(
+  { records, mounter, clients }: GroupRemountParts,
+  staging: Pick<VolumeStaging, 'path'>,
   binding: { takeDown(mount: Mount, scope: Scope): Promise<void> },
-): Regrouping {
+): GroupRemount {
   return {
-    before: async (volume, wanted, scope) => {
+    unbindForGroup: async (volume, wanted, scope) => {
       const mounts = records.mounts.of(volume.id);
       const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
       if (!isIdle || mounts.every(({ source }) => clients.groupOf(source) === clients.groupOf(wanted))) return [];
@@ -55,7 +55,7 @@ export function createRegrouping(
       }
       return taken;
     },
-    after: async (again, source, scope) => {
+    rebind: async (again, source, scope) => {
       for (const mount of again) {
         // First: what a crash leaves of it is known, and taken away at the next start.
         records.mounts.put({ ...mount, source });

@@ -21,7 +21,7 @@ export async function openCore({ core, clock, configure, repairable }: CoreStart
   const repairLoop = createRepairLoop(core.mounts, clock, scope);
   repairable(repairLoop);
   // None of the following delays the start: a server or a container engine may not answer.
-  void repairLoop.look();
+  void repairLoop.trigger();
   core.references.follow(scope);
   void core.engineMounts.reconcile(scope).catch((thrown: unknown) => scope.log.warn(stowageError(thrown).message));
   // A crash may have kept uses from being recorded on their stores.

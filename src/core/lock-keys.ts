@@ -13,7 +13,7 @@ export const adoptKey = (store: string): string => `adopt ${store}`;
 export const stageKey = (id: VolumeId): string => `stage ${id}`;
 export const targetKey = (target: string): string => `target ${target}`;
 /** What container engines have asked for of a volume; taken before all of the above. */
-export const holdKey = (id: VolumeId): string => `hold ${id}`;
+export const engineMountKey = (id: VolumeId): string => `hold ${id}`;
 
 /**
  * What an operation on a store has locked, by its record. The name that a volume in the trash once had is not among it: another volume may

@@ -32,12 +32,12 @@ export function startMaintenance(tasks: readonly MaintenanceTask[], clock: Clock
   };
 }
 
-interface Loop {
+interface TaskLoop {
   /** Ends when the pass that is running does. */
   stop(): Promise<void>;
 }
 
-function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): Loop {
+function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): TaskLoop {
   const { name, everyMs } = task;
   let running: Promise<void> | undefined;
   let next: Disposable | undefined;

@@ -17,7 +17,7 @@ export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageErro
   });
 }
 
-export function requireSame(present: Mount, volume: Volume, readOnly: boolean): void {
+export function requireSameMount(present: Mount, volume: Volume, readOnly: boolean): void {
   const same = present.volumeId === volume.id;
   if (same && present.readOnly === readOnly) return;
   const what = same ? `this volume ${present.readOnly ? 'read-only' : 'read-write'}` : 'another volume';
@@ -29,7 +29,7 @@ export function requireSame(present: Mount, volume: Volume, readOnly: boolean): 
 }
 
 /** For who may be the only one to have it. */
-export function requireAlone(volume: Volume, mounts: readonly Mount[]): void {
+export function requireNoOtherPod(volume: Volume, mounts: readonly Mount[]): void {
   const other = mounts.find(({ user }) => user.kind === 'pod');
   if (other === undefined) return;
   throw new StowageError(
@@ -43,7 +43,7 @@ export function requireAlone(volume: Volume, mounts: readonly Mount[]): void {
 }
 
 /** Not which one: who asks may not be allowed to know it. */
-export function otherThere(target: string): StowageError {
+export function otherVolumeMounted(target: string): StowageError {
   return new StowageError(`another volume is mounted at ${quoted(target)}`, {
     code: 'conflict',
     reason: 'mount-other',
@@ -52,7 +52,7 @@ export function otherThere(target: string): StowageError {
 }
 
 /** A mount at a target where an earlier unmount of another volume failed half-way. */
-export function unfinishedThere(target: string): StowageError {
+export function unmountUnfinished(target: string): StowageError {
   return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
     code: 'conflict',
     reason: 'mount-unfinished',
@@ -61,7 +61,7 @@ export function unfinishedThere(target: string): StowageError {
 }
 
 /** Somebody wants to unmount what an engine has for its containers. */
-export function held(target: string): StowageError {
+export function heldByContainers(target: string): StowageError {
   return new StowageError(`${quoted(target)} is where containers have their volume from`, {
     code: 'in-use',
     reason: 'mount-held',
@@ -69,7 +69,7 @@ export function held(target: string): StowageError {
   });
 }
 
-export function inUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
+export function volumeInUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
   const { store, name } = volume;
   const shown = shortened(users.map((user) => `${called(user)} on ${user.node}`));
   const told = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
@@ -92,7 +92,7 @@ const askForUnmount =
   'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts';
 
 /** Containers that are stopped have nothing mounted, and only their engine knows them. */
-export function engineSilent(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
+export function engineNotAnswering(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
   const { store, name } = volume;
   const what = `volume '${store}/${name}' cannot be ${verb}`;
   const kinds = silent.map(({ kind }) => kind).join(' and ');
@@ -112,7 +112,7 @@ export function engineSilent(volume: Volume, verb: string, silent: readonly Sile
 }
 
 /** By somebody who has it in a mount namespace of their own, and of whom nothing else is known. */
-export function servedOn({ id, store, name }: Volume, verb: string): StowageError {
+export function stillServed({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
     `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,
     {
@@ -126,7 +126,7 @@ export function servedOn({ id, store, name }: Volume, verb: string): StowageErro
 /** Known from records on the store itself: those hosts may not even be running. */
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
   const { store, name } = volume;
-  const hosts = (who: (users: readonly Named[]) => readonly string[]): string =>
+  const hosts = (who: (users: readonly NamedUser[]) => readonly string[]): string =>
     shortened(
       uses.map(({ node, host, users, stale, renewedAt }) => {
         const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
@@ -157,7 +157,7 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
   });
 }
 
-type Named = Pick<User, 'kind' | 'name'>;
+type NamedUser = Pick<User, 'kind' | 'name'>;
 
 /** Of those who use a volume, in one message. */
 const most = 5;
@@ -166,12 +166,12 @@ const shortened = (all: readonly string[]): string =>
   `${all.slice(0, most).join(', ')}${all.length > most ? ` and ${all.length - most} more` : ''}`;
 
 /** An engine's name is that of no container: whoever removed that one would remove Stowage itself. */
-const called = ({ kind, name }: Named): string =>
+const called = ({ kind, name }: NamedUser): string =>
   isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
-const isPath = ({ kind }: Named): boolean => kind === 'path';
+const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 
 /** Where on a host something is mounted is for its administrator. */
-function withoutPaths(users: readonly Named[]): readonly string[] {
+function withoutPaths(users: readonly NamedUser[]): readonly string[] {
   const paths = users.filter(isPath).length;
   const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;
   return [...users.filter((user) => !isPath(user)).map(called), ...(paths === 0 ? [] : [mounts])];

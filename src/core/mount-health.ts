@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
-import { toldToUser } from './error-disclosure.ts';
+import { redactForUser } from './error-disclosure.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, StoreName, VolumeId } from './model.ts';
 import type { LiveMount, Mounts } from './mounts.ts';
@@ -26,7 +26,7 @@ export interface MountHealth {
   readonly repairedAt: number | undefined;
 }
 
-export type WatchedMount = LiveMount & { readonly health: MountHealth };
+export type MountWithHealth = LiveMount & { readonly health: MountHealth };
 
 interface Daemon {
   /** Unique among the processes of all clients. */
@@ -56,10 +56,10 @@ const words = {
 } as const;
 
 /** Of one volume, or of all. */
-export type LookAtMounts = (scope: Scope, volume?: VolumeId) => Promise<readonly WatchedMount[]>;
+export type CheckMountHealth = (scope: Scope, volume?: VolumeId) => Promise<readonly MountWithHealth[]>;
 
 /** How every mount of this machine is. Nothing is looked for in the mounts themselves: whoever does may wait for ever. */
-export function createMountHealth(parts: MountHealthParts): LookAtMounts {
+export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
 
   async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
@@ -106,7 +106,7 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     for (const name of names) {
       const view = viewOf(name);
       if (view?.problem !== undefined)
-        found.set(name, `store '${name}' is not open: ${toldToUser(view.problem, '').message}`);
+        found.set(name, `store '${name}' is not open: ${redactForUser(view.problem, '').message}`);
       else if (view !== undefined) open.push(name);
     }
     for (const name of await liveness.silent(open, scope))

@@ -1,18 +1,18 @@
 import { expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { relayed } from './errors.ts';
-import { createLocate } from './mount-path.ts';
+import { createMountPathResolver } from './mount-path.ts';
 import type { Mounter } from './ports.ts';
 
-const locateBy = (mounter: Partial<Mounter>) => createLocate({ mounter: mounter as Mounter });
+const locateBy = (mounter: Partial<Mounter>) => createMountPathResolver({ mounter: mounter as Mounter });
 const failing = (code: 'unavailable' | 'invalid') => ({
-  locate: async (): Promise<never> => {
+  resolvePath: async (): Promise<never> => {
     throw relayed('it failed', { code, reason: 'test', action: 'None.' });
   },
 });
 
 test('a path leads where the mounter says, and to itself if that is nowhere', async () => {
-  const locate = locateBy({ locate: async (path) => (path === '/link/a' ? '/real/a' : undefined) });
+  const locate = locateBy({ resolvePath: async (path) => (path === '/link/a' ? '/real/a' : undefined) });
   expect(await locate('/link/a', aCall())).toBe('/real/a');
   expect(await locate('/nowhere/a', aCall())).toBe('/nowhere/a');
   expect(await locateBy(failing('invalid'))('/a/../b', aCall())).toBe('/a/../b');

@@ -7,16 +7,23 @@ import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
 import { stageKey } from './lock-keys.ts';
 import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
-import { engineSilent, inUse, servedOn } from './mount-errors.ts';
-import { createLocate } from './mount-path.ts';
+import { engineNotAnswering, stillServed, volumeInUse } from './mount-errors.ts';
+import { createMountPathResolver } from './mount-path.ts';
 import type { Call, Operations } from './operations.ts';
-import type { Store, Unstaging } from './ports.ts';
-import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
-import { createReconcile } from './reconcile-mounts.ts';
-import { createRepair } from './repair-mounts.ts';
+import type { Store, UnstageOptions } from './ports.ts';
+import {
+  createPublish,
+  createReplay,
+  createTargetBinding,
+  createUnpublish,
+  type TargetBinding,
+  volumeTitle,
+} from './publishing.ts';
+import { createReconcileMounts } from './reconcile-mounts.ts';
+import { createRepairMounts } from './repair-mounts.ts';
 import type { Stores } from './stores.ts';
 import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
-import { createStaging, type Staging, type StagingParts } from './volume-staging.ts';
+import { createVolumeStaging, type VolumeStaging, type VolumeStagingParts } from './volume-staging.ts';
 import { usersOnRecord } from './volume-users.ts';
 
 export interface LiveMount extends Mount {
@@ -24,14 +31,14 @@ export interface LiveMount extends Mount {
   readonly mounted: boolean;
 }
 
-export interface Unpublishing extends Unstaging {
+export interface UnpublishOptions extends UnstageOptions {
   /** By who knows that no container engine wants it any more. */
   readonly unheld?: boolean;
   /** As in Publishing: what is empty there goes also where nothing is on record of it, as after a power cut. */
   readonly claimTarget?: boolean;
 }
 
-export interface Publishing {
+export interface PublishOptions {
   readonly readOnly: boolean;
   readonly user: User | undefined;
   /** It is in a folder of ours, without a symbolic link in it: nobody has to find out where it leads before it is locked. */
@@ -47,14 +54,14 @@ export interface Publishing {
 }
 
 export interface Mounts {
-  publish(ref: string, target: string, how: Publishing, call: Call): Promise<LiveMount>;
+  publish(ref: string, target: string, how: PublishOptions, call: Call): Promise<LiveMount>;
   /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. Undefined: whichever is there. */
-  unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: Unpublishing): Promise<void>;
+  unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: UnpublishOptions): Promise<void>;
   /**
    * Where a path leads that may be given by way of a symbolic link, as a mount there has it on record. The path itself, if it leads
    * nowhere; 'unavailable' where the disk or server it is on does not answer.
    */
-  locate(path: string, scope: Scope): Promise<string>;
+  resolvePath(path: string, scope: Scope): Promise<string>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
@@ -75,7 +82,7 @@ export interface Mounts {
   /** Says again, on the stores, what this host uses. */
   renewUses(scope: Scope): Promise<void>;
   /** Says on the store who uses the volume, now that others do. Never throws. */
-  settleUses(volume: VolumeId, scope: Scope): Promise<void>;
+  updateUses(volume: VolumeId, scope: Scope): Promise<void>;
   mountedOn(store: string): readonly string[];
   /** Brings our records and the kernel's mount table together at start. */
   reconcile(scope: Scope): Promise<void>;
@@ -93,7 +100,7 @@ export interface Mounts {
   }>;
 }
 
-export interface MountParts extends StagingParts {
+export interface MountParts extends VolumeStagingParts {
   readonly stores: () => Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
@@ -108,21 +115,23 @@ export interface MountParts extends StagingParts {
 
 export function createMounts(parts: MountParts): Mounts {
   const { records, log } = parts;
-  const staging = createStaging(parts);
+  const staging = createVolumeStaging(parts);
   const uses = createUsePublisher(parts);
-  const binding = createBinding(parts, staging, uses);
+  const binding = createTargetBinding(parts, staging, uses);
   return {
     publish: createPublish(parts, staging, binding, uses),
     unpublish: createUnpublish(parts, binding),
-    locate: createLocate(parts),
-    list: (scope) => staging.live(records.mounts.list(), scope),
-    of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
+    resolvePath: createMountPathResolver(parts),
+    list: (scope) => staging.withKernelState(records.mounts.list(), scope),
+    of: (volume, scope) => staging.withKernelState(records.mounts.of(volume), scope),
     staged: staging.isStaged,
     mountsOf: staging.mountsOf,
     filesystemOf: parts.clients.filesystemOf,
     isDead: async (volume, scope) => (await staging.dead(records.mounts.of(volume), scope)).length > 0,
     refuseInUse: async (volume, store, verb, scope) => {
-      const recorded = (await staging.live(records.mounts.of(volume.id), scope)).filter((mount) => mount.mounted);
+      const recorded = (await staging.withKernelState(records.mounts.of(volume.id), scope)).filter(
+        (mount) => mount.mounted,
+      );
       const ours = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
       // The kernel knows of more than our records: binds of a target, mounts made by hand, hidden ones. Data that are
       // gone have no source, and no users but those we mounted it for.
@@ -135,10 +144,10 @@ export function createMounts(parts: MountParts): Mounts {
         ...usersOnRecord(recorded, references, parts.node),
         ...others.map((at) => pathUser(at, parts.node)),
       ];
-      if (users.length > 0) throw inUse(volume, verb, users);
-      if (silent.length > 0) throw engineSilent(volume, verb, silent);
+      if (users.length > 0) throw volumeInUse(volume, verb, users);
+      if (silent.length > 0) throw engineNotAnswering(volume, verb, silent);
       if (source !== undefined && (await staging.isServedElsewhere(source, volume.id, scope)))
-        throw servedOn(volume, verb);
+        throw stillServed(volume, verb);
       // Of a use that ended and could not be taken back then, the store must not hear of it now.
       await uses.end(volume, store, scope);
     },
@@ -146,13 +155,13 @@ export function createMounts(parts: MountParts): Mounts {
       records.mounts
         .list()
         .filter((mount) => records.volumes.byId(mount.volumeId)?.store === store)
-        .map((mount) => titled(parts, mount.volumeId)),
+        .map((mount) => volumeTitle(parts, mount.volumeId)),
     ...createVolumeChanges(parts, staging, uses),
-    reconcile: createReconcile(parts, staging),
+    reconcile: createReconcileMounts(parts, staging),
     replay: createReplay(parts, binding),
-    repair: createRepair(parts, staging),
+    repair: createRepairMounts(parts, staging),
     renewUses: uses.renew,
-    settleUses: uses.settle,
+    updateUses: uses.update,
     unmountIdle: createUnmountIdle(parts, binding, log),
   };
 }
@@ -160,7 +169,7 @@ export function createMounts(parts: MountParts): Mounts {
 /** What happens to the staged mount when the volume itself changes. */
 function createVolumeChanges(
   parts: MountParts,
-  staging: Staging,
+  staging: VolumeStaging,
   uses: UsePublisher,
 ): Pick<Mounts, 'unstageForDelete' | 'finishUnmounts' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
@@ -181,12 +190,12 @@ function createVolumeChanges(
       await staging.unstage(source, volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
       // Through a store that recovery has not opened yet nothing can be said: this would wait.
-      if (!clients.isNodeLocal(source)) await uses.settle(volume.id, scope);
+      if (!clients.isNodeLocal(source)) await uses.update(volume.id, scope);
     },
     finishUnmounts: async (id, scope) => {
       if (mounter.unable !== undefined) return;
       using _ = await operations.lock([stageKey(id)], scope.signal);
-      for (const mount of await staging.live(records.mounts.of(id), scope)) {
+      for (const mount of await staging.withKernelState(records.mounts.of(id), scope)) {
         if (mount.mounted || !clients.outlivesMount(mount.source)) continue;
         await staging.unstageIfIdle(mount, scope);
         records.mounts.remove(mount.target);
@@ -216,7 +225,7 @@ const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at
 
 function createUnmountIdle(
   { records, mounter, engineMounts }: MountParts,
-  binding: Binding,
+  binding: TargetBinding,
   log: Log,
 ): Mounts['unmountIdle'] {
   return async (scope) => {

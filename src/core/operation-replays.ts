@@ -4,7 +4,7 @@ import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
-import { EndedOnRecord, type OperationRunner, type Running, ShuttingDown } from './operation-runner.ts';
+import { EndedOnRecord, type OperationRunner, type RunningOperation, ShuttingDown } from './operation-runner.ts';
 import type { Outcome, Work } from './operations.ts';
 import type { Records } from './ports.ts';
 
@@ -39,7 +39,7 @@ export interface Replays {
   stop(): void;
 }
 
-interface Pending {
+interface PendingReplay {
   readonly operation: Operation;
   readonly keys: ReadonlySet<string>;
   refused: StowageError | undefined;
@@ -57,13 +57,13 @@ const unending = new AbortController().signal;
 export function createReplays(parts: {
   readonly locks: KeyedLock;
   readonly perform: OperationRunner;
-  readonly running: ReadonlyMap<OperationId, Running>;
+  readonly running: ReadonlyMap<OperationId, RunningOperation>;
   readonly records: Pick<Records, 'operations'>;
   readonly clock: Clock;
   readonly log: Log;
 }): Replays {
   const { locks, perform, running, records, clock, log } = parts;
-  const pending = new Map<OperationId, Pending>();
+  const pending = new Map<OperationId, PendingReplay>();
   const stopping = new AbortController();
 
   async function attempt(replay: Replay, isFirst: boolean, work: Work, scope: Scope): Promise<Outcome<unknown>> {
@@ -79,7 +79,7 @@ export function createReplays(parts: {
   }
 
   /** Ends early when the store was opened. */
-  async function backoff(one: Pending, ms: number, signal: AbortSignal): Promise<'over' | 'woken'> {
+  async function backoff(one: PendingReplay, ms: number, signal: AbortSignal): Promise<'over' | 'woken'> {
     const { promise, resolve, reject } = Promise.withResolvers<'over' | 'woken'>();
     using _timer = clock.after(ms, () => resolve('over'));
     one.wake = () => resolve('woken');
@@ -88,7 +88,7 @@ export function createReplays(parts: {
   }
 
   async function untilAnswered(
-    one: Pending,
+    one: PendingReplay,
     replay: Replay,
     work: Work,
     first: { readonly scope: Scope; readonly isAwaited: boolean; readonly refused: () => void },
@@ -124,7 +124,7 @@ export function createReplays(parts: {
     }
   }
 
-  async function run(one: Pending, replay: Replay, first: Parameters<typeof untilAnswered>[3]): Promise<void> {
+  async function run(one: PendingReplay, replay: Replay, first: Parameters<typeof untilAnswered>[3]): Promise<void> {
     using held = await locks
       .hold(replay.keys, AbortSignal.any([stopping.signal, one.waiting.signal]))
       .catch((thrown: unknown) => {
@@ -138,7 +138,7 @@ export function createReplays(parts: {
   }
 
   /** The operation that has one of the keys; if there is none, one that waits for them. */
-  function holder(keys: readonly string[]): Pending | undefined {
+  function holder(keys: readonly string[]): PendingReplay | undefined {
     const those = [...pending.values()].filter((one) => keys.some((key) => one.keys.has(key)));
     return those.find(({ operation }) => running.has(operation.id)) ?? those[0];
   }
@@ -147,7 +147,7 @@ export function createReplays(parts: {
     resume: async (operation, scope, replay) => {
       // A store that is opened anew at run time can still have work under way.
       if (pending.has(operation.id) || running.has(operation.id)) return;
-      const one: Pending = {
+      const one: PendingReplay = {
         operation,
         keys: new Set(replay.keys),
         refused: undefined,
@@ -196,7 +196,7 @@ export function createReplays(parts: {
   };
 }
 
-function isPending({ operation: { id, kind, subject }, refused }: Pending): StowageError {
+function isPending({ operation: { id, kind, subject }, refused }: PendingReplay): StowageError {
   const message = `${kind} of ${subject} (${id}) was interrupted and is not finished yet`;
   return new StowageError(refused === undefined ? message : `${message}: ${refused.message}`, {
     code: 'busy',

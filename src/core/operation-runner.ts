@@ -6,7 +6,7 @@ import type { Operation, OperationId } from './model.ts';
 import type { Outcome, Progress, Work } from './operations.ts';
 import type { Records } from './ports.ts';
 
-export interface Running {
+export interface RunningOperation {
   readonly operation: Operation;
   readonly controller: AbortController;
   progress: Progress | undefined;
@@ -28,7 +28,7 @@ export interface OperationRunnerParts {
   readonly events: Events;
   readonly clock: Clock;
   readonly log: Log;
-  readonly running: Map<OperationId, Running>;
+  readonly running: Map<OperationId, RunningOperation>;
 }
 
 export type OperationRunner = <T>(
@@ -49,7 +49,7 @@ const recordAgainMs = 1_000;
 export function createOperationRunner(parts: OperationRunnerParts): OperationRunner {
   const { records, events, clock, log, running } = parts;
 
-  function tellProgress(entry: Running): (progress: Progress) => void {
+  function tellProgress(entry: RunningOperation): (progress: Progress) => void {
     let told = 0;
     return (progress) => {
       entry.progress = progress;
@@ -71,7 +71,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
 
   /** Where others are under way, many may begin or end in this moment: then in one. */
   const written = async (write: () => void): Promise<void> => {
-    if (running.size > 1) await records.together(write);
+    if (running.size > 1) await records.groupCommit(write);
     else write();
   };
   const end = createEnd(parts, written);
@@ -80,7 +80,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     const controller = new AbortController();
     const { signal } = controller;
     const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
-    const entry: Running = { operation, controller, progress: undefined, ended };
+    const entry: RunningOperation = { operation, controller, progress: undefined, ended };
     using _limit = limitMs === undefined ? undefined : limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
@@ -102,13 +102,13 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
   };
 }
 
-type End = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
+type RecordEnd = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
 
-function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): End {
+function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): RecordEnd {
   const { records, events, clock, log } = parts;
   let sincePrune = 0;
 
-  function write(ended: Ended, record?: () => void): void {
+  function write(ended: EndedOperation, record?: () => void): void {
     records.transaction(() => {
       record?.();
       records.operations.end(ended.id, ended.state, ended.endedAt, ended.error);
@@ -146,9 +146,9 @@ function createEnd(parts: OperationRunnerParts, written: (write: () => void) => 
   };
 }
 
-type Ended = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
+type EndedOperation = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
 
-function failed(operation: Operation, failure: StowageError, endedAt: number): Ended {
+function failed(operation: Operation, failure: StowageError, endedAt: number): EndedOperation {
   const state = failure.code === 'canceled' ? 'canceled' : 'failed';
   return { ...operation, state, endedAt, error: errorOf(failure) };
 }

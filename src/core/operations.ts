@@ -11,7 +11,7 @@ import {
   createOperationRunner,
   errorOf,
   publishOperation,
-  type Running,
+  type RunningOperation,
   refusedWhileStopping,
   ShuttingDown,
 } from './operation-runner.ts';
@@ -31,7 +31,7 @@ export interface Progress {
   readonly unit: string;
 }
 
-export interface Intent {
+export interface OperationIntent {
   readonly kind: string;
   readonly store?: string;
   readonly subject: string;
@@ -65,7 +65,7 @@ export interface Operations {
    */
   lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
   /** Writes the intent, does the work, records the end. Call it with the locks held and the request checked. */
-  run<T>(intent: Intent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
+  run<T>(intent: OperationIntent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
   /** Does the work of an intent that a crash left behind, and retries it while it is refused for the moment. */
   readonly resume: Replays['resume'];
   /** The store was opened: its operations that wait for a retry need not wait longer. */
@@ -94,7 +94,7 @@ export function createOperations(parts: {
 }): Operations {
   const { records, events, clock } = parts;
   const locks = createKeyedLock();
-  const running = new Map<OperationId, Running>();
+  const running = new Map<OperationId, RunningOperation>();
   const perform = createOperationRunner({ ...parts, running });
   const replays = createReplays({ ...parts, perform, locks, running });
   let stopping = false;
@@ -150,12 +150,16 @@ export function createOperations(parts: {
   };
 }
 
-function begun({ kind, store, subject, params }: Intent, startedAt: number): Operation {
+function begun({ kind, store, subject, params }: OperationIntent, startedAt: number): Operation {
   const id = newOperationId();
   return { id, kind, store, subject, params, state: 'running', startedAt, endedAt: undefined, error: undefined };
 }
 
-async function drain(running: ReadonlyMap<OperationId, Running>, graceMs: number, clock: Clock): Promise<void> {
+async function drain(
+  running: ReadonlyMap<OperationId, RunningOperation>,
+  graceMs: number,
+  clock: Clock,
+): Promise<void> {
   const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
   await endsWithin(all(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));

@@ -77,12 +77,12 @@ describe('the names that engines know volumes by', () => {
     server.core.pluginNames.forget(first.id);
     expect(known()).toEqual(['b', 'c']);
     docker.run('web', { c: 'stowage-local' }, false);
-    await server.core.references.lookAll(aCall());
+    await server.core.references.refreshAll(aCall());
     for (const { id } of [second, third]) server.core.records.volumes.remove(id);
     expect(await listed()).toEqual([]);
     expect(known()).toEqual(['c']);
     docker.remove('web');
-    await server.core.references.lookAll(aCall());
+    await server.core.references.refreshAll(aCall());
     await listed();
     expect(known()).toEqual([]);
   });

@@ -66,7 +66,8 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
   }
 
   /** By containers that are still there; and whoever has it mounted lets go of it by that name. */
-  const isNamed = (id: VolumeId): boolean => records.holds.of(id).length > 0 || records.references.of(id).length > 0;
+  const isNamed = (id: VolumeId): boolean =>
+    records.engineMounts.of(id).length > 0 || records.references.of(id).length > 0;
 
   function forgetThose(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
     for (const { name, id } of records.engineNames.list(plugin))

@@ -276,9 +276,9 @@ export interface Client<K extends SourceKind = SourceKind> {
    * Already so is success. Also completes a growth that could not happen while unmounted. Unanswered: without making sure
    * that its server answers; who uses it waits.
    */
-  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Staged): Promise<void>;
+  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: StageOptions): Promise<void>;
   /** Not staged is success. Forced: whoever uses it gets errors from then on, and no server is waited for. */
-  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Unstaging): Promise<void>;
+  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: UnstageOptions): Promise<void>;
   /** Every path of this node where the source, or a part of it, is mounted: ours and others', hidden ones too. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
   /** Present where the node must do something after the store enlarged a volume that is staged. */
@@ -328,11 +328,11 @@ export interface MountUse {
   readonly group: number | undefined;
 }
 
-export interface Staged {
-  readonly unanswered: boolean;
+export interface StageOptions {
+  readonly skipServerCheck: boolean;
 }
 
-export interface Unstaging {
+export interface UnstageOptions {
   readonly force: boolean;
 }
 
@@ -382,7 +382,7 @@ export interface Mounter {
    * The path as the mount table has it, its symbolic links resolved. What is mounted there is not looked at: whoever serves it may be
    * gone. Undefined: a folder above it is missing.
    */
-  locate(path: string, scope: Scope): Promise<string | undefined>;
+  resolvePath(path: string, scope: Scope): Promise<string | undefined>;
   /** Already there is success. */
   makeTarget(target: string, access: Access, scope: Scope): Promise<void>;
   /** Only if it is empty and nothing is mounted there; absent is success. */
@@ -401,7 +401,7 @@ export interface Records extends ContainerRecords {
    * The same, in one with whatever else is to be written in this turn of the loop: in a burst of work each commit costs more than
    * what it says. Each is done or not by itself.
    */
-  together(work: () => void): Promise<void>;
+  groupCommit(work: () => void): Promise<void>;
   readonly settings: {
     get(key: string): string | undefined;
     set(key: string, value: string): void;

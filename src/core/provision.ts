@@ -3,10 +3,10 @@ import { stowageError } from './errors.ts';
 import type { StoreName, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 import type { Stores } from './stores.ts';
-import type { Created, NewVolume, Volumes } from './volumes.ts';
+import type { CreatedVolume, NewVolume, Volumes } from './volumes.ts';
 
 /** A volume that a caller asks for again, with the same request id, when an answer was lost. */
-export interface Provisioning {
+export interface ProvisionRequest {
   /** The stores on which an earlier call may have made it. */
   readonly stores: readonly StoreName[];
   /** What to make if no earlier call made it. */
@@ -21,17 +21,17 @@ export interface Provisioning {
  * At most one volume for a request id. Gives the one that an earlier call made, even if it was renamed, labelled or enlarged since, and
  * makes its data if a kill or a power cut left a record without them.
  */
-export type Provision = (wanted: Provisioning, call: Call) => Promise<Created>;
+export type Provision = (wanted: ProvisionRequest, call: Call) => Promise<CreatedVolume>;
 
 export interface ProvisionParts {
   readonly stores: Pick<Stores, 'list'>;
   readonly catalogue: Pick<Catalogue, 'madeBy' | 'resolve'>;
-  readonly volumes: Pick<Volumes, 'createKnown' | 'complete'>;
+  readonly volumes: Pick<Volumes, 'createWithStoreIdentity' | 'complete'>;
 }
 
 export function createProvision({ stores, catalogue, volumes }: ProvisionParts): Provision {
   /** The volume of that name, if another host made it for the same request: only its record is missing here. */
-  async function madeElsewhere({ store, name }: NewVolume, call: Call): Promise<Created | undefined> {
+  async function madeElsewhere({ store, name }: NewVolume, call: Call): Promise<CreatedVolume | undefined> {
     const ref = store === undefined ? name : `${store}..${name}`;
     const volume = await catalogue.resolve(ref, call).catch(() => undefined);
     if (volume === undefined || volume.requestId !== call.requestId) return undefined;
@@ -51,7 +51,7 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
     }
     const wanted = want();
     try {
-      return await volumes.createKnown(wanted, call);
+      return await volumes.createWithStoreIdentity(wanted, call);
     } catch (thrown) {
       if (stowageError(thrown).code !== 'exists') throw thrown;
       const made = await madeElsewhere(wanted, call);

@@ -1,39 +1,46 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Log, Scope } from '#base/log.ts';
-import { createClear } from './clear-target.ts';
+import { createClearTarget } from './clear-target.ts';
 import { stowageError } from './errors.ts';
-import { chownVolumeToGroup, createRegrouping } from './fsgroup.ts';
+import { chownVolumeToGroup, createGroupRemount } from './fsgroup.ts';
 import { nameKey, stageKey, targetKey, volumeKey } from './lock-keys.ts';
 import type { Mount, Operation, Source, Volume, VolumeId } from './model.ts';
-import { held, otherThere, requireAlone, requireMounting, requireSame, unfinishedThere } from './mount-errors.ts';
-import { createLocate } from './mount-path.ts';
-import type { LiveMount, MountParts, Mounts, Publishing } from './mounts.ts';
+import {
+  heldByContainers,
+  otherVolumeMounted,
+  requireMounting,
+  requireNoOtherPod,
+  requireSameMount,
+  unmountUnfinished,
+} from './mount-errors.ts';
+import { createMountPathResolver } from './mount-path.ts';
+import type { LiveMount, MountParts, Mounts, PublishOptions } from './mounts.ts';
 import { isVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
-import type { Store, Unstaging } from './ports.ts';
+import type { Store, UnstageOptions } from './ports.ts';
 import type { UsePublisher } from './use-publisher.ts';
-import { isOurs, type Staging } from './volume-staging.ts';
+import { isOurMount, type VolumeStaging } from './volume-staging.ts';
 
 const mountDeadlineMs = 60_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
 /** The steps between a staged volume and a target, each safe to repeat. Call them with the locks held. */
-export interface Binding {
+export interface TargetBinding {
   bind(mount: Mount, volume: Volume, scope: Scope): Promise<void>;
   /** Takes back what an interrupted `bind` may have done, and nothing else. */
   undo(mount: Mount, scope: Scope): Promise<void>;
-  takeDown(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
+  takeDown(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
 }
 
-export function createBinding(
+export function createTargetBinding(
   { records, mounter, clients }: MountParts,
-  staging: Staging,
+  staging: VolumeStaging,
   uses: UsePublisher,
-): Binding {
-  async function unmountOurs(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
+): TargetBinding {
+  async function unmountOurs(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void> {
     const table = await mounter.list(scope);
-    const ours = isOurs(table, staging.path(mount.volumeId), mount);
+    const ours = isOurMount(table, staging.path(mount.volumeId), mount);
     if (ours && how?.force === true) await mounter.detach(mount.target, scope);
     else if (ours) await mounter.unmount(mount.target, scope);
     else if (table.some((point) => point.at === mount.target))
@@ -41,7 +48,7 @@ export function createBinding(
   }
 
   /** With force, a device that is in use elsewhere stays attached. The next start, or the deletion of the volume, detaches it. */
-  async function unstageOf(mount: Mount, scope: Scope, how?: Unstaging): Promise<void> {
+  async function unstageOf(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void> {
     try {
       await staging.unstageIfIdle(mount, scope, how);
     } catch (thrown) {
@@ -61,7 +68,7 @@ export function createBinding(
       await unmountOurs(mount, scope);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
       await staging.unstageIfIdle(mount, scope);
-      if (!clients.isNodeLocal(mount.source)) await uses.settle(mount.volumeId, scope);
+      if (!clients.isNodeLocal(mount.source)) await uses.update(mount.volumeId, scope);
     },
     takeDown: async (mount, scope, how) => {
       const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
@@ -76,14 +83,14 @@ export function createBinding(
         await unstageOf(mount, scope, how);
         records.mounts.remove(mount.target);
       } finally {
-        if (!clients.isNodeLocal(mount.source)) await uses.settle(mount.volumeId, scope);
+        if (!clients.isNodeLocal(mount.source)) await uses.update(mount.volumeId, scope);
       }
     },
   };
 }
 
 /** `store/name`, or the id of a volume that is no longer on record. */
-export function titled({ records }: Pick<MountParts, 'records'>, id: VolumeId): string {
+export function volumeTitle({ records }: Pick<MountParts, 'records'>, id: VolumeId): string {
   const volume = records.volumes.byId(id);
   return volume === undefined ? id : `${volume.store}/${volume.name}`;
 }
@@ -95,12 +102,12 @@ function tell({ events, records }: MountParts, type: 'mounted' | 'unmounted', mo
 
 export function createPublish(
   parts: MountParts,
-  staging: Staging,
-  binding: Binding,
+  staging: VolumeStaging,
+  binding: TargetBinding,
   uses: UsePublisher,
 ): Mounts['publish'] {
   const { records, clients, catalogue, operations, clock, mounter, node } = parts;
-  const regrouping = createRegrouping(parts, staging, binding);
+  const regrouping = createGroupRemount(parts, staging, binding);
 
   /** Asks the store only where the source can change while the volume is staged. */
   async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
@@ -122,13 +129,13 @@ export function createPublish(
     mount: Mount,
     volume: Volume,
     store: Store,
-    how: Publishing,
+    how: PublishOptions,
     coming: Disposable,
     work: Work,
   ): Promise<void> {
     try {
       await store.noteUse?.(volume, work);
-      await uses.begin(volume, store, work, how.singleNodeWriter === true ? 'writer' : 'user');
+      await uses.publish(volume, store, work, how.singleNodeWriter === true ? 'writer' : 'user');
       await chownVolumeToGroup(store, volume, mount, how.group, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
@@ -160,31 +167,31 @@ export function createPublish(
       // Another host has renamed it: the locks are those of another name.
       if (volume.name !== before.name || volume.store !== before.store) return undefined;
       const readOnly = how.readOnly || config.policy.readOnly;
-      const [present] = await staging.live([records.mounts.at(target)].filter(isThere), call);
+      const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isThere), call);
       if (present?.mounted) {
-        requireSame(present, volume, readOnly);
+        requireSameMount(present, volume, readOnly);
         return present;
       }
       // The record is stale: somebody unmounted the target, or an earlier unmount failed half-way.
       using _present = present && setAside(parts, present, volume);
-      if (how.singlePod === true) requireAlone(volume, records.mounts.of(volume.id));
+      if (how.singlePod === true) requireNoOtherPod(volume, records.mounts.of(volume.id));
       // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
       const use = { readOnly, group: how.group };
       const found = clients.withMountOptions(await sourceOf(volume, store, call), use);
       if (!readOnly) await store.usable?.(found, call);
-      const again = await regrouping.before(volume, found, call);
+      const again = await regrouping.unbindForGroup(volume, found, call);
       const source = await shared(volume, found, call);
       // What we made is ours also after somebody unmounted it.
       const madeTarget = !existed || how.claimTarget === true || present?.madeTarget === true;
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget };
       const intent = { ...intended('volume.mount', parts, mount), store: volume.store };
-      using coming = uses.coming(volume.id, user);
+      using coming = uses.expectUser(volume.id, user);
       return await operations.run(intent, call, async (work) => {
         await perform(mount, volume, store, how, coming, work);
-        await regrouping.after(again, source, work);
+        await regrouping.rebind(again, source, work);
         return {
           value: { ...mount, mounted: true },
           record: () => records.mounts.put(mount),
@@ -204,7 +211,7 @@ export function createPublish(
 function setAside({ records, clients }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
   const { mounted: _, ...mount } = present;
   const outlivesMount = clients.outlivesMount(mount.source);
-  if (outlivesMount && mount.volumeId !== volume.id) throw unfinishedThere(mount.target);
+  if (outlivesMount && mount.volumeId !== volume.id) throw unmountUnfinished(mount.target);
   records.mounts.remove(mount.target);
   if (!outlivesMount) return undefined;
   return {
@@ -218,7 +225,7 @@ const isThere = <T>(value: T | undefined): value is T => value !== undefined;
 
 const intended = (kind: 'volume.mount' | 'volume.unmount', parts: MountParts, mount: Mount) => ({
   kind,
-  subject: titled(parts, mount.volumeId),
+  subject: volumeTitle(parts, mount.volumeId),
   params: { mount },
   deadlineMs: mountDeadlineMs,
 });
@@ -230,10 +237,10 @@ function leftBehind(log: Log, mount: Mount, cause: unknown): void {
   });
 }
 
-export function createUnpublish(parts: MountParts, binding: Binding): Mounts['unpublish'] {
+export function createUnpublish(parts: MountParts, binding: TargetBinding): Mounts['unpublish'] {
   const { records, operations, mounter } = parts;
-  const locate = createLocate(parts);
-  const clear = createClear(parts);
+  const locate = createMountPathResolver(parts);
+  const clear = createClearTarget(parts);
   /** What is there, or comes to be there by whoever mounts it at the moment. */
   async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
@@ -255,8 +262,9 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
     if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
     // It came after there was none.
     if (volume === undefined) return;
-    if (mount.volumeId !== volume) throw otherThere(given);
-    if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target)) throw held(target);
+    if (mount.volumeId !== volume) throw otherVolumeMounted(given);
+    if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target))
+      throw heldByContainers(target);
     requireMounting(mounter);
     const store = records.volumes.byId(volume)?.store;
     const intent = { ...intended('volume.unmount', parts, mount), ...(store && { store }) };
@@ -267,7 +275,7 @@ export function createUnpublish(parts: MountParts, binding: Binding): Mounts['un
   };
 }
 
-export function createReplay(parts: MountParts, binding: Binding): Mounts['replay'] {
+export function createReplay(parts: MountParts, binding: TargetBinding): Mounts['replay'] {
   const { records, operations, log } = parts;
 
   async function replayOne(kind: string, mount: Mount, work: Work): Promise<void> {

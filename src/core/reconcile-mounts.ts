@@ -3,12 +3,12 @@ import { patiently } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { repairing, type Staging } from './volume-staging.ts';
+import { type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** For all volumes together. */
 const unstageMs = 10_000;
 
-export function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
+export function createReconcileMounts(parts: MountParts, staging: VolumeStaging): Mounts['reconcile'] {
   const { records, mounter, clients, log, clock } = parts;
 
   /**
@@ -31,9 +31,9 @@ export function createReconcile(parts: MountParts, staging: Staging): Mounts['re
   return async (scope) => {
     // A disk that does not answer must not hold up the start.
     using limit = clock.deadline(unstageMs, scope.signal);
-    for (const mount of await staging.live(records.mounts.list(), scope)) {
+    for (const mount of await staging.withKernelState(records.mounts.list(), scope)) {
       // Taken down to be made anew when a crash came: `repair` finishes that.
-      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
+      if (mount.mounted || volumesUnderRepair(records).includes(mount.volumeId)) continue;
       log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
       if (mounter.unable === undefined && !(await isDetached(mount, { ...scope, signal: limit.signal }))) continue;
       records.mounts.remove(mount.target);

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
-import { type ContainerEngine, type EngineKind, holderOf } from './containers.ts';
+import { type ContainerEngine, type EngineKind, engineKindOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 import type { Stores } from './stores.ts';
@@ -75,7 +75,7 @@ export function createRemappedUsers(parts: {
       await Promise.all(engines.filter(isDue).map((engine) => begin(engine, scope)));
     },
     refuse: async (volume, hold, scope) => {
-      const kind = holderOf({ id: hold });
+      const kind = engineKindOf({ id: hold });
       const [engine, ...others] = engines.filter((one) => one.kind === kind);
       // Which of several engines asks, nobody says.
       if (engine === undefined || others.length > 0) return;

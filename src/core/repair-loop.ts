@@ -6,7 +6,7 @@ import type { Mounts } from './mounts.ts';
 /** Repairs when somebody doubts that all mounts are served, and goes on for as long as one could not be repaired. */
 export interface RepairLoop extends Disposable {
   /** At once, unless a repair has just been made: it may be what the doubt comes from, and is given its pause. */
-  look(): Promise<void>;
+  trigger(): Promise<void>;
 }
 
 /** Whatever is in the way may be gone in a moment, or last for hours. */
@@ -54,7 +54,7 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
   }
 
   return {
-    look: async () => {
+    trigger: async () => {
       if (own.signal.aborted) return;
       isDoubted = true;
       if (running !== undefined) return await running;

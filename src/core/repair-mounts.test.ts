@@ -15,9 +15,9 @@ import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName }
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
-import { createRepair } from './repair-mounts.ts';
+import { createRepairMounts } from './repair-mounts.ts';
 import { repairedAt } from './repaired-mounts.ts';
-import { createStaging, ownSource, repairing } from './volume-staging.ts';
+import { createVolumeStaging, ownSource, volumesUnderRepair } from './volume-staging.ts';
 
 /** A node with mounts that a data path serves. */
 let folder: string;
@@ -104,7 +104,7 @@ function parts(): MountParts {
 /** As after a start. */
 async function repair(): Promise<readonly VolumeId[]> {
   const own = parts();
-  return await createRepair(own, createStaging(own))(scope);
+  return await createRepairMounts(own, createVolumeStaging(own))(scope);
 }
 
 async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
@@ -167,11 +167,11 @@ test('a place that could not be made anew is tried again, though the volume is s
   bindFails.add(at('a'));
   await repair();
   expect(await shown(id, at('a'))).toBe(false);
-  expect(repairing(records)).toEqual([id]);
+  expect(volumesUnderRepair(records)).toEqual([id]);
   bindFails.clear();
   await repair();
   for (const target of [at('a'), at('b')]) expect(await shown(id, target)).toBe(true);
-  expect(repairing(records)).toEqual([]);
+  expect(volumesUnderRepair(records)).toEqual([]);
 });
 
 test('a place that still shows what is gone is found without a note', async () => {

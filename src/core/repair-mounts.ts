@@ -1,13 +1,13 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import { createPasses } from './fair-pass.ts';
+import { createFairPass } from './fair-pass.ts';
 import { stageKey } from './lock-keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { titled } from './publishing.ts';
+import { volumeTitle } from './publishing.ts';
 import { noteRepaired } from './repaired-mounts.ts';
-import { noteRepairing, repairing, type Staging } from './volume-staging.ts';
+import { setUnderRepair, type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** For one volume; others have their own. */
 const repairMs = 20_000;
@@ -19,10 +19,10 @@ const inParallel = 4;
  * When whoever served a mount is gone for good, the kernel answers its users with an error for ever. It is mounted anew at the
  * same places: who opens a path there from now on is served; what was open stays broken, and its users are told.
  */
-export function createRepair(parts: MountParts, staging: Staging): Mounts['repair'] {
+export function createRepairMounts(parts: MountParts, staging: VolumeStaging): Mounts['repair'] {
   const { records, clients, operations, mounter, events, log, clock } = parts;
-  const pass = createPasses<VolumeId>(clock, { inParallel, itemMs: repairMs });
-  const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
+  const pass = createFairPass<VolumeId>(clock, { inParallel, itemMs: repairMs });
+  const note = (id: VolumeId, isBeing: boolean): void => setUnderRepair(records, id, isBeing);
 
   /** The server may have got another address, or handle. Else as it was. */
   async function sourceNow(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
@@ -51,15 +51,15 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     note(id, true);
     // Nobody waits for a server that is silent: who uses the mount does that.
     if (isDead) {
-      await staging.stage(source, id, scope, { unanswered: true });
+      await staging.stage(source, id, scope, { skipServerCheck: true });
       // What they share now, and further ones will: those that are not there at the moment, too.
       for (const mount of mounts) records.mounts.put({ ...mount, source });
     }
-    const stray = new Set(await staging.stray(mounts, scope));
+    const stray = new Set(await staging.staleTargets(mounts, scope));
     for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain(mount, scope);
     note(id, false);
     log.warn('a dead mount was mounted anew', {
-      volume: titled(parts, id),
+      volume: volumeTitle(parts, id),
       targets: [...stray].map((one) => one.target),
     });
   }
@@ -76,8 +76,8 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
     const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
-    const stray = (await staging.stray([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
-    const wanted = new Set([...stray, ...repairing(records)]);
+    const stray = (await staging.staleTargets([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
+    const wanted = new Set([...stray, ...volumesUnderRepair(records)]);
     // Also those that this pass does not come to, or that an earlier one is still working on.
     const unrepaired = new Set([...all.keys(), ...wanted]);
     await pass([...unrepaired], scope, async (id, own) => {
@@ -91,7 +91,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
         unrepaired.delete(id);
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
-        log.error(failure, { volume: titled(parts, id), why: message, action });
+        log.error(failure, { volume: volumeTitle(parts, id), why: message, action });
       }
     });
     return [...unrepaired];

@@ -5,10 +5,10 @@ import { stowageError } from './errors.ts';
 import type { Stores } from './stores.ts';
 
 /** Frees the space of deleted volumes behind their deletion, which is answered at once however large they were. */
-export interface Reclaim {
+export interface SpaceReclaimer {
   soon(store: string): void;
   /** Goes on with what was stopped because its store was to be closed, and then was not. */
-  again(): void;
+  resume(): void;
   stop(): Promise<void>;
 }
 
@@ -16,7 +16,11 @@ export interface Reclaim {
 const pauseMs = 250;
 const stopDeadlineMs = 5_000;
 
-export function createReclaim(parts: { readonly stores: Stores; readonly clock: Clock; readonly log: Log }): Reclaim {
+export function createSpaceReclaimer(parts: {
+  readonly stores: Stores;
+  readonly clock: Clock;
+  readonly log: Log;
+}): SpaceReclaimer {
   const { stores, clock, log } = parts;
   const stopping = new AbortController();
   const wanted = new Set<string>();
@@ -27,7 +31,7 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
   async function pass(name: string): Promise<void> {
     let ending = stopping.signal;
     try {
-      await stores.useBehind(name, async (store, closing) => {
+      await stores.useInBackground(name, async (store, closing) => {
         ending = AbortSignal.any([stopping.signal, closing]);
         await store.housekeeping?.reclaim?.({ signal: ending, log });
       });
@@ -55,7 +59,7 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
 
   return {
     soon,
-    again: () => {
+    resume: () => {
       const isOpen = (name: string): boolean =>
         stores.list().some(({ config, store }) => config.name === name && store !== undefined);
       for (const name of stopped) if (isOpen(name)) soon(name);

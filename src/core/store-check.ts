@@ -4,7 +4,7 @@ import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
-import { notReached, silent, slowFrom, unavailable } from './store-errors.ts';
+import { noAnswerStep, slowCheckStep, storeNotOnNetwork, storeUnavailable } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
@@ -22,7 +22,7 @@ const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
 async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
   if (await endsWithin(check, checkDeadlineMs, clock)) return await check;
   const seconds = Math.round(checkDeadlineMs / 1000);
-  return failed(from === undefined ? silent(seconds) : slowFrom(from, seconds));
+  return failed(from === undefined ? noAnswerStep(seconds) : slowCheckStep(from, seconds));
 }
 
 export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
@@ -52,7 +52,7 @@ export async function probeFrom(
   clock: Clock,
 ): Promise<StoreCheck> {
   const kind = kinds.get(schemeOf(config.uri));
-  if (kind?.probe === undefined) throw notReached(config);
+  if (kind?.probe === undefined) throw storeNotOnNetwork(config);
   return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
 }
 
@@ -62,6 +62,6 @@ export function notOpened(
   config: StoreConfig,
   problem: StowageError | undefined,
 ): StoreCheck {
-  const { message, action, reason } = unavailable(config, problem);
+  const { message, action, reason } = storeUnavailable(config, problem);
   return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
 }

@@ -2,10 +2,10 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
-import { published, refuseWhileMounted } from './store-changes.ts';
-import type { Entries, Entry } from './store-entries.ts';
+import { publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
+import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { refusePolicy } from './store-facets.ts';
-import type { Reading } from './store-lookup.ts';
+import type { StoreLookup } from './store-lookup.ts';
 import type { Stores, StoresParts } from './stores.ts';
 
 /** Nothing but what core itself decides about the volumes: that is so from one moment to the next. */
@@ -21,18 +21,18 @@ function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
 /** One at a time. */
 export type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
 
-interface Change {
-  readonly entry: Entry;
+interface ConfigChange {
+  readonly entry: StoreEntry;
   /** Undefined: there shall be none. */
   readonly next: StoreConfig | undefined;
 }
 
 /** Added by hand while the file was being read, or being removed by hand at this moment. */
-const isByHand = ({ shutting }: Entry, next: StoreConfig | undefined): boolean =>
+const isByHand = ({ shutting }: StoreEntry, next: StoreConfig | undefined): boolean =>
   next === undefined || (next.origin === 'api' && shutting !== undefined);
 
-interface Opening {
-  readonly entry: Entry;
+interface Reopening {
+  readonly entry: StoreEntry;
   readonly next: StoreConfig;
   /** It was open before. */
   readonly worked: boolean;
@@ -48,22 +48,22 @@ async function writableFirst<T>(
     await Promise.all(all.filter((one) => configOf(one).policy.readOnly === readOnly).map(work));
 }
 
-export function createConfiguring(
+export function createStoreConfiguration(
   parts: StoresParts,
-  entries: Entries,
-  reading: Reading,
+  entries: StoreEntries,
+  reading: StoreLookup,
   exclusively: Exclusively,
 ): Pick<Stores, 'configure' | 'retry'> {
   const { events, log } = parts;
 
   /** Closes what is not to stay as it is. Gives what is to be opened in its place. */
-  async function leave({ entry, next }: Change, scope: Scope): Promise<Opening | undefined> {
+  async function leave({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     if (entry.config.origin === 'api' && isByHand(entry, next)) return undefined;
     if (next !== undefined && opensAlike(next, entry.config) && entry.shutting === undefined) {
       const before = entry.config;
       if (entry.store !== undefined) refusePolicy(entry.store, next.policy);
       entry.config = next;
-      if (before.uri !== next.uri) published(events, 'changed', next);
+      if (before.uri !== next.uri) publishStoreEvent(events, 'changed', next);
       await entries.open(entry, scope);
       return undefined;
     }
@@ -72,12 +72,12 @@ export function createConfiguring(
     await entries.shut(entry);
     if (next !== undefined) return { entry, next, worked };
     entries.drop(entry);
-    published(events, 'removed', entry.config);
+    publishStoreEvent(events, 'removed', entry.config);
     return undefined;
   }
 
   /** What cannot be done now is tried again at every `retry`. */
-  async function leaveOrWait(change: Change, scope: Scope): Promise<Opening | undefined> {
+  async function leaveOrWait(change: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     const { entry, next } = change;
     const before = entry.pending;
     entry.pending = undefined;
@@ -93,7 +93,7 @@ export function createConfiguring(
   }
 
   /** All are closed before one is opened: a directory may go from one to another. */
-  async function follow(changes: readonly Change[], scope: Scope): Promise<void> {
+  async function follow(changes: readonly ConfigChange[], scope: Scope): Promise<void> {
     const left = await Promise.all(changes.map((change) => leaveOrWait(change, scope)));
     const openings = left.filter((opening) => opening !== undefined);
     await writableFirst(
@@ -102,7 +102,7 @@ export function createConfiguring(
       async ({ entry, next, worked }) => {
         // Removed by hand meanwhile; what the file wants of that name comes with what is fresh.
         if (entries.all.get(next.name) !== entry) return;
-        if (await entries.replace(entry, next, worked, scope)) published(events, 'changed', next);
+        if (await entries.replace(entry, next, worked, scope)) publishStoreEvent(events, 'changed', next);
       },
     );
   }
@@ -134,8 +134,8 @@ export function createConfiguring(
           fresh,
           (config) => config,
           async (config) => {
-            await entries.bring(config, scope);
-            published(events, 'added', config);
+            await entries.addAndOpen(config, scope);
+            publishStoreEvent(events, 'added', config);
           },
         );
       }),

@@ -4,14 +4,14 @@ import { endsWithin } from '#base/wait.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
-import { busy, closing, opening } from './store-errors.ts';
+import { storeBusy, storeClosing, storeOpening } from './store-errors.ts';
 import { refusePolicy } from './store-facets.ts';
 import { schemeOf } from './store-uri.ts';
 
 /** Brings a freshly opened store and our records of it together, before anybody may use it. */
-export type TakeUp = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
+export type RecoverStore = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
 
-export interface Entry {
+export interface StoreEntry {
   config: StoreConfig;
   store: Store | undefined;
   problem: StowageError | undefined;
@@ -29,35 +29,35 @@ export interface Entry {
   pending: { readonly config: StoreConfig | undefined; readonly why: string } | undefined;
 }
 
-export interface EntryParts {
+export interface StoreEntryParts {
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly clock: Clock;
   readonly log: Log;
   readonly context: StoreContext;
   /** What the store at that place called itself when it was last open. */
   readonly identityOf: (config: StoreConfig) => string | undefined;
-  readonly takeUp: TakeUp;
+  readonly recover: RecoverStore;
 }
 
 /** The configured stores, open or with the reason why not. One that was shut is never opened again: another takes its place. */
-export interface Entries {
-  readonly all: Map<string, Entry>;
+export interface StoreEntries {
+  readonly all: Map<string, StoreEntry>;
   /** Those that are to become one of them once they are open. */
-  readonly coming: ReadonlyMap<string, Entry>;
+  readonly unlisted: ReadonlyMap<string, StoreEntry>;
   /** Opens it, or notes the problem. Open already: nothing. One that takes longer goes on being opened behind it. */
-  open(entry: Entry, scope: Scope, patienceMs?: number): Promise<void>;
+  open(entry: StoreEntry, scope: Scope, patienceMs?: number): Promise<void>;
   /** Lists it and opens it. Whatever else has its name, or is to have it, is dropped. */
-  bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
+  addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
   /** Opens it without listing it. */
-  prepare(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
+  openUnlisted(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
   /** Lists what was prepared. Throws when it was dropped meanwhile. */
-  settle(entry: Entry): void;
+  add(entry: StoreEntry): void;
   /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
-  shut(entry: Entry): Promise<void>;
+  shut(entry: StoreEntry): Promise<void>;
   /** It is no longer one of them; what is under way to open it ends, and touches nothing any more. */
-  drop(entry: Entry): void;
+  drop(entry: StoreEntry): void;
   /** In the place of one that was shut; `worked`: it was open. False: the new options do not work, so it has the old ones. */
-  replace(entry: Entry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
+  replace(entry: StoreEntry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
 }
 
 /**
@@ -71,14 +71,14 @@ const openDeadlineMs = 30_000;
 const drainDeadlineMs = 30_000;
 const closeDeadlineMs = 5_000;
 
-export function createEntries(parts: EntryParts): Entries {
+export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
   const { clock, log } = parts;
-  const all = new Map<string, Entry>();
-  const coming = new Map<string, Entry>();
+  const all = new Map<string, StoreEntry>();
+  const coming = new Map<string, StoreEntry>();
   /** Openings of entries that are none any more, on disks that do not answer. Nobody begins another one beside them. */
   const abandoned = new Map<string, Promise<void>>();
 
-  async function attempt(entry: Entry, scope: Scope): Promise<void> {
+  async function attempt(entry: StoreEntry, scope: Scope): Promise<void> {
     const { config, closing: dropped } = entry;
     try {
       const store = await openTaken(parts, config, {
@@ -99,17 +99,17 @@ export function createEntries(parts: EntryParts): Entries {
     }
   }
 
-  async function open(entry: Entry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
+  async function open(entry: StoreEntry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
     if (entry.store !== undefined || entry.closing.signal.aborted) return;
     if (abandoned.has(entry.config.name)) {
-      entry.problem ??= opening(entry.config.name);
+      entry.problem ??= storeOpening(entry.config.name);
       return;
     }
     entry.opening ??= attempt(entry, scope);
-    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= opening(entry.config.name);
+    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= storeOpening(entry.config.name);
   }
 
-  async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry> {
+  async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry> {
     const entry = newEntry(config);
     for (const before of [all.get(config.name), coming.get(config.name)]) if (before !== undefined) drop(before);
     all.set(config.name, entry);
@@ -117,27 +117,27 @@ export function createEntries(parts: EntryParts): Entries {
     return entry;
   }
 
-  function drop(entry: Entry): void {
+  function drop(entry: StoreEntry): void {
     const { name } = entry.config;
     for (const map of [all, coming]) if (map.get(name) === entry) map.delete(name);
-    entry.closing.abort(closing(name));
+    entry.closing.abort(storeClosing(name));
     if (entry.opening === undefined) return;
     const left = entry.opening.finally(() => abandoned.delete(name));
     abandoned.set(name, left);
   }
 
-  function shut(entry: Entry): Promise<void> {
+  function shut(entry: StoreEntry): Promise<void> {
     entry.shutting ??= drainAndClose(entry).finally(() => {
       entry.shutting = undefined;
     });
     return entry.shutting;
   }
 
-  async function drainAndClose(entry: Entry): Promise<void> {
+  async function drainAndClose(entry: StoreEntry): Promise<void> {
     const { store } = entry;
-    if (store === undefined) return entry.closing.abort(closing(entry.config.name));
+    if (store === undefined) return entry.closing.abort(storeClosing(entry.config.name));
     entry.store = undefined;
-    entry.problem = closing(entry.config.name);
+    entry.problem = storeClosing(entry.config.name);
     entry.closing.abort(entry.problem);
     if (await isIdle(entry, clock)) {
       // A disk that does not answer may keep even this; nobody else shall wait for it.
@@ -147,25 +147,25 @@ export function createEntries(parts: EntryParts): Entries {
     }
     const { users } = entry;
     Object.assign(entry, { store, problem: undefined, closing: new AbortController() });
-    throw busy(entry.config.name, users);
+    throw storeBusy(entry.config.name, users);
   }
 
   return {
     all,
-    coming,
+    unlisted: coming,
     open,
-    bring,
+    addAndOpen: bring,
     shut,
     drop,
-    prepare: async (config, scope, patienceMs) => {
+    openUnlisted: async (config, scope, patienceMs) => {
       const entry = newEntry(config);
       coming.set(config.name, entry);
       await open(entry, scope, patienceMs);
       return entry;
     },
-    settle: (entry) => {
+    add: (entry) => {
       const { name } = entry.config;
-      if (!coming.delete(name) || entry.closing.signal.aborted) throw closing(name);
+      if (!coming.delete(name) || entry.closing.signal.aborted) throw storeClosing(name);
       all.set(name, entry);
     },
     replace: async (entry, config, worked, scope) => {
@@ -182,7 +182,7 @@ export function createEntries(parts: EntryParts): Entries {
   };
 }
 
-function newEntry(config: StoreConfig): Entry {
+function newEntry(config: StoreConfig): StoreEntry {
   return {
     config,
     store: undefined,
@@ -197,7 +197,7 @@ function newEntry(config: StoreConfig): Entry {
   };
 }
 
-async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
+async function isIdle(entry: StoreEntry, clock: Clock): Promise<boolean> {
   if (entry.users === 0) return true;
   entry.idle = Promise.withResolvers();
   using _late = clock.after(drainDeadlineMs, entry.idle.resolve);
@@ -206,7 +206,7 @@ async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
   return entry.users === 0;
 }
 
-async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
+async function openTaken(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
   const scheme = schemeOf(config.uri);
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);
@@ -217,7 +217,7 @@ async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): 
     // It may have been given up while it was opened; then another one has its name, and its records.
     scope.signal.throwIfAborted();
     refusePolicy(store, config.policy);
-    await parts.takeUp(store, config, scope);
+    await parts.recover(store, config, scope);
     return store;
   } catch (cause) {
     await store.close();

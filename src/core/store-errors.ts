@@ -25,7 +25,7 @@ export function storeGone(store: string, action: string): StowageError {
 }
 
 /** Of an operation that waits for its store. */
-export function notConfigured(name: string): StowageError {
+export function storeNotConfigured(name: string): StowageError {
   return new StowageError(`store ${quoted(name)} is not configured`, {
     code: 'unavailable',
     reason: 'store-not-configured',
@@ -47,7 +47,7 @@ export function cannotAdd(problem: StowageError): StowageError {
 export const withoutCheck = (action: string): string =>
   action.replace(/(?:[;.] [Tt]hen|, or look with)?: stowage store check \S+$/, '.');
 
-export function closing(name: string): StowageError {
+export function storeClosing(name: string): StowageError {
   return new StowageError(`store '${name}' is being closed`, {
     code: 'unavailable',
     reason: 'store-closing',
@@ -55,7 +55,7 @@ export function closing(name: string): StowageError {
   });
 }
 
-export function opening(name: string): StowageError {
+export function storeOpening(name: string): StowageError {
   return new StowageError(`store '${name}' is still being opened`, {
     code: 'unavailable',
     reason: 'store-opening',
@@ -63,7 +63,7 @@ export function opening(name: string): StowageError {
   });
 }
 
-export function busy(name: string, users: number): StowageError {
+export function storeBusy(name: string, users: number): StowageError {
   return new StowageError(`store '${name}' is busy with ${users} call${users === 1 ? '' : 's'} that did not end`, {
     code: 'busy',
     reason: 'store-busy',
@@ -118,7 +118,7 @@ export function unsearched(stores: readonly Unsearched[]): {
 }
 
 /** The step of a check that is about a disk or server which does not answer at all. */
-export function silent(seconds: number): { step: string; ok: false; detail: string; action: string } {
+export function noAnswerStep(seconds: number): { step: string; ok: false; detail: string; action: string } {
   return {
     step: 'answer',
     ok: false,
@@ -128,7 +128,7 @@ export function silent(seconds: number): { step: string; ok: false; detail: stri
 }
 
 /** The same of a check from somewhere else: the container engine, or the search for the network, may be what is slow. */
-export function slowFrom(from: string, seconds: number): ReturnType<typeof silent> {
+export function slowCheckStep(from: string, seconds: number): ReturnType<typeof noAnswerStep> {
   return {
     step: 'answer',
     ok: false,
@@ -138,7 +138,7 @@ export function slowFrom(from: string, seconds: number): ReturnType<typeof silen
   };
 }
 
-export function taken({ name, origin }: StoreConfig): StowageError {
+export function storeExists({ name, origin }: StoreConfig): StowageError {
   return new StowageError(`there is a store '${name}' already`, {
     code: 'exists',
     reason: 'store-exists',
@@ -146,7 +146,7 @@ export function taken({ name, origin }: StoreConfig): StowageError {
   });
 }
 
-export function beingAdded(name: string): StowageError {
+export function storeBeingAdded(name: string): StowageError {
   return new StowageError(`a store '${name}' is being added already, with another URI`, {
     code: 'busy',
     reason: 'store-being-added',
@@ -154,7 +154,7 @@ export function beingAdded(name: string): StowageError {
   });
 }
 
-export function notOurs(config: StoreConfig): StowageError {
+export function notRemovable(config: StoreConfig): StowageError {
   if (config.origin === 'cluster')
     return new StowageError(`store '${config.name}' is given as a Store object of Kubernetes`, {
       code: 'denied',
@@ -171,7 +171,7 @@ export function notOurs(config: StoreConfig): StowageError {
   });
 }
 
-export function stillMounted(config: StoreConfig, mounted: readonly string[]): StowageError {
+export function storeMounted(config: StoreConfig, mounted: readonly string[]): StowageError {
   return new StowageError(`store '${config.name}' has mounted volumes: ${mounted.slice(0, 5).join(', ')}`, {
     code: 'in-use',
     reason: 'store-in-use',
@@ -180,7 +180,7 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
 }
 
 /** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
-export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
+export function storeUnavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
   const isDenied = problem !== undefined && isAccessDenied(problem);
   return relayed(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
@@ -191,7 +191,7 @@ export function unavailable({ name }: StoreConfig, problem: StowageError | undef
   });
 }
 
-export function removed(name: string): StowageError {
+export function storeRemoved(name: string): StowageError {
   return new StowageError(`store '${name}' was removed before this was done`, {
     code: 'canceled',
     reason: 'store-removed',
@@ -199,7 +199,7 @@ export function removed(name: string): StowageError {
   });
 }
 
-export function notReached({ name }: StoreConfig): StowageError {
+export function storeNotOnNetwork({ name }: StoreConfig): StowageError {
   return new StowageError(`store '${name}' is on this machine: no network leads to it`, {
     code: 'unsupported',
     reason: 'store-without-network',

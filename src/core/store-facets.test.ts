@@ -72,7 +72,7 @@ describe('a store with the required members only', () => {
   });
 
   test('has no identity that core could remember', async () => {
-    const made = await server.core.volumes.createKnown(
+    const made = await server.core.volumes.createWithStoreIdentity(
       { store: 'plain', name: 'a', bytes: undefined, access: undefined, labels: {} },
       aCall(),
     );

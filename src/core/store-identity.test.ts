@@ -7,7 +7,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { plainPolicy as policy } from '#testing/policy.ts';
 import type { StoreConfig, StoreName, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
-import { createIdentities, type Identities } from './store-identity.ts';
+import { createStoreIdentities, type StoreIdentities } from './store-identity.ts';
 
 const name = 'silver' as StoreName;
 const id = 'sv1-1' as VolumeId;
@@ -15,7 +15,7 @@ const at = (uri: string): StoreConfig => ({ name, uri, origin: 'file', policy, o
 
 let folder: string;
 let records: Records;
-let identities: Identities;
+let identities: StoreIdentities;
 
 /** As when it was opened there, and said who it is. */
 function opened(uri: string): void {
@@ -26,7 +26,7 @@ function opened(uri: string): void {
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-identity-'));
   records = openRecords(':memory:');
-  identities = createIdentities({ records, clock: createFakeClock() });
+  identities = createStoreIdentities({ records, clock: createFakeClock() });
   opened('nfs://10.0.0.1,filer:2050/export/a');
   const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;
   records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here', enforce: false });

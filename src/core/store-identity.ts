@@ -6,7 +6,7 @@ import type { Records, Store } from './ports.ts';
  * Which store lies where. What we have on record of a store is worth nothing when another one lies in its place: the
  * name means another directory now, or the disk is not mounted and its empty mount point is all there is.
  */
-export interface Identities {
+export interface StoreIdentities {
   /** What the store at that place called itself when it was last open. */
   known(config: StoreConfig): string | undefined;
   /** A name that now means another place: its volumes are not those we have on record, even where names are the same. */
@@ -23,7 +23,13 @@ const elsewhere: Operation['error'] = {
   action: 'Repeat the request if it is still wanted.',
 };
 
-export function createIdentities({ records, clock }: { readonly records: Records; readonly clock: Clock }): Identities {
+export function createStoreIdentities({
+  records,
+  clock,
+}: {
+  readonly records: Records;
+  readonly clock: Clock;
+}): StoreIdentities {
   const { settings } = records;
   const placeKey = (name: string): string => `place of ${name}`;
   const identityKey = (name: string): string => `identity of ${name}`;

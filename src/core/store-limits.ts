@@ -4,7 +4,7 @@ import type { StoreConfig, StoreName, StorePolicy, VolumeId } from './model.ts';
 import type { Records, VolumeTotals } from './ports.ts';
 
 /** Holds a store to what the administrator allows it, also while several requests are under way at once. */
-export interface Limits {
+export interface StoreLimits {
   /** Throws 'exhausted' unless the volume may have that many bytes in all. Holds its place until disposed. */
   reserve(config: StoreConfig, id: VolumeId, bytes: bigint): Disposable;
 }
@@ -21,13 +21,13 @@ export function roomForVolumes(
   return left < freeBytes ? left : freeBytes;
 }
 
-interface Place {
+interface Reservation {
   readonly id: VolumeId;
   readonly bytes: bigint;
 }
 
-export function createLimits(records: Records): Limits {
-  const places = new Map<StoreName, Set<Place>>();
+export function createStoreLimits(records: Records): StoreLimits {
+  const places = new Map<StoreName, Set<Reservation>>();
 
   /** What is asked for and not yet on record: once it is, the record counts it, and nothing is counted twice. */
   function pending(store: StoreName): { volumes: number; bytes: bigint } {
@@ -66,7 +66,7 @@ export function createLimits(records: Records): Limits {
   return {
     reserve: (config, id, bytes) => {
       check(config, id, bytes);
-      const place: Place = { id, bytes };
+      const place: Reservation = { id, bytes };
       const mine = places.get(config.name) ?? new Set();
       places.set(config.name, mine.add(place));
       return { [Symbol.dispose]: () => mine.delete(place) };

@@ -9,8 +9,8 @@ import type { Replay } from './operation-replays.ts';
 import { EndedOnRecord } from './operation-runner.ts';
 import type { Operations, Outcome, Work } from './operations.ts';
 import type { Records, Store } from './ports.ts';
-import { notConfigured } from './store-errors.ts';
-import type { Identities } from './store-identity.ts';
+import { storeNotConfigured } from './store-errors.ts';
+import type { StoreIdentities } from './store-identity.ts';
 import type { Stores } from './stores.ts';
 import type { Step } from './volume-steps.ts';
 
@@ -20,14 +20,14 @@ const unending = new AbortController().signal;
 const longDeadlineMs: Readonly<Record<string, number>> = { 'store.adopt': adoptDeadlineMs };
 
 /** What happens to a store between being opened and being used: the past is brought in order. */
-export function createRecovery(parts: {
+export function createStoreRecovery(parts: {
   readonly records: Records;
   readonly operations: Operations;
   readonly catalogue: Catalogue;
   readonly steps: Readonly<Record<string, Step>>;
-  readonly stores: () => Pick<Stores, 'list' | 'useBehind'>;
+  readonly stores: () => Pick<Stores, 'list' | 'useInBackground'>;
   readonly log: Log;
-  readonly identities: Identities;
+  readonly identities: StoreIdentities;
   /** Changes when the machine starts anew. Undefined: it cannot be told, so every start counts as one. */
   readonly boot: string | undefined;
 }): (store: Store, config: StoreConfig, scope: Scope) => Promise<void> {
@@ -37,7 +37,7 @@ export function createRecovery(parts: {
   async function retried({ id, store = '', kind, params }: Operation, work: Work): Promise<Outcome<unknown>> {
     // As long as it is not configured the operation waits: the administrator may configure it again.
     configOf(store);
-    return await stores().useBehind(store, (open, closing) => {
+    return await stores().useInBackground(store, (open, closing) => {
       // Recovery ended the operation while the store was opening: its URI now points to another store, perhaps a copy with the same ids.
       if (records.operations.get(id)?.state !== 'running') throw new EndedOnRecord(id);
       const signal = AbortSignal.any([work.signal, closing]);
@@ -49,7 +49,7 @@ export function createRecovery(parts: {
     const view = stores()
       .list()
       .find(({ config }) => config.name === store);
-    if (view === undefined) throw notConfigured(store);
+    if (view === undefined) throw storeNotConfigured(store);
     return view.config;
   }
 

@@ -7,12 +7,12 @@ import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Placement } from './placement.ts';
 import type { Enforcement, Records, Store } from './ports.ts';
-import { createChanges, refuseWhileMounted } from './store-changes.ts';
+import { createStoreChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
-import { createConfiguring, type Exclusively } from './store-configuration.ts';
-import { askedPatienceMs, createEntries, type EntryParts } from './store-entries.ts';
-import type { Identities } from './store-identity.ts';
-import { createReading } from './store-lookup.ts';
+import { createStoreConfiguration, type Exclusively } from './store-configuration.ts';
+import { askedPatienceMs, createStoreEntries, type StoreEntryParts } from './store-entries.ts';
+import type { StoreIdentities } from './store-identity.ts';
+import { createStoreLookup } from './store-lookup.ts';
 
 /** What is known of a store while it is open. Nothing in it asks the store. */
 export type OpenStore = Pick<Store, 'identity' | 'access' | 'filesystemFor'> & {
@@ -75,13 +75,13 @@ export interface Stores extends ConfiguredStores {
    */
   use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
   /** The same for work that nobody waits for: it must end when the store is to be closed. */
-  useBehind<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
+  useInBackground<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
   close(): Promise<void>;
 }
 
-export interface StoresParts extends Omit<EntryParts, 'identityOf'> {
+export interface StoresParts extends Omit<StoreEntryParts, 'identityOf'> {
   readonly records: Records;
-  readonly identities: Identities;
+  readonly identities: StoreIdentities;
   readonly events: Events;
   /** Volumes of that store that are mounted here: such a store is not closed. */
   readonly mountedOn: (store: StoreName) => readonly string[];
@@ -93,8 +93,8 @@ const checksFromElsewhere = 3;
 
 export function createStores(parts: StoresParts): Stores {
   const { clock, identities } = parts;
-  const entries = createEntries({ ...parts, identityOf: identities.known });
-  const reading = createReading(parts, entries);
+  const entries = createStoreEntries({ ...parts, identityOf: identities.known });
+  const reading = createStoreLookup(parts, entries);
   const changing = createKeyedLock();
   const elsewhere = createLimiter(checksFromElsewhere);
   /** One reading of the configuration at a time: it may wait long, so who adds, removes or checks one store does not. */
@@ -102,13 +102,13 @@ export function createStores(parts: StoresParts): Stores {
     using _ = await changing.hold(['configuration'], scope.signal);
     return await work();
   };
-  const configuring = createConfiguring(parts, entries, reading, exclusively);
+  const configuring = createStoreConfiguration(parts, entries, reading, exclusively);
   return {
     list: reading.list,
-    view: (name) => reading.view(reading.known(name)),
+    view: (name) => reading.view(reading.entryOf(name)),
     use: reading.use,
-    useBehind: async (name, work) => {
-      const entry = reading.known(name);
+    useInBackground: async (name, work) => {
+      const entry = reading.entryOf(name);
       entry.background++;
       try {
         return await reading.use(name, (store) => work(store, entry.closing.signal));
@@ -119,10 +119,10 @@ export function createStores(parts: StoresParts): Stores {
     get defaultName() {
       return reading.defaultName();
     },
-    ...createChanges(parts, entries, reading),
+    ...createStoreChanges(parts, entries, reading),
     ...configuring,
     check: async (name, scope, from) => {
-      const known = reading.known(name);
+      const known = reading.entryOf(name);
       if (from !== undefined)
         return await elsewhere.run(() => probeFrom(parts.kinds, known.config, from, scope, clock), scope.signal);
       if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
@@ -130,14 +130,14 @@ export function createStores(parts: StoresParts): Stores {
       // Then it cannot be opened either: to wait for that would tell nothing more.
       if (probed?.ok === false) return probed;
       // Looked up again: it may have been removed while this waited.
-      const found = reading.known(name);
+      const found = reading.entryOf(name);
       await entries.open(found, scope, checkDeadlineMs);
       const { store, config, problem } = found;
       if (store === undefined) return notOpened(probed, config, problem);
       return probed ?? (await checkOpen(reading, name, scope, clock));
     },
     accept: async (name, scope) => {
-      const entry = reading.known(name);
+      const entry = reading.entryOf(name);
       if (entry.problem?.reason !== 'store-identity') return;
       refuseWhileMounted(parts, entry.config);
       // That one still wants what was there before.
@@ -146,7 +146,7 @@ export function createStores(parts: StoresParts): Stores {
       await entries.open(entry, scope, askedPatienceMs);
     },
     close: async () => {
-      const all = [...entries.all.values(), ...entries.coming.values()];
+      const all = [...entries.all.values(), ...entries.unlisted.values()];
       // One that is still being opened must not come to life, and keep its lock, when all is over.
       for (const entry of all) entries.drop(entry);
       await endsWithin(Promise.all(all.map((entry) => entry.store?.close())), closeDeadlineMs, clock);

@@ -3,14 +3,14 @@ import { endsWithin } from '#base/wait.ts';
 import { isAccessDenied } from './access-denial.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
-import { createPasses, type Passes } from './fair-pass.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
 import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
 import { notAnswering, unsearched } from './store-errors.ts';
 import { isWritable, type StoreView } from './stores.ts';
-import { exists } from './volume-errors.ts';
+import { volumeExists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
 export interface TrashList {
@@ -169,10 +169,10 @@ export function createPurge(
     }
   }
 
-  const passes = new Map<string, Passes<VolumeId>>();
+  const passes = new Map<string, FairPass<VolumeId>>();
   /** Each pass starts with the entries that the previous pass did not reach. */
-  function passOf(store: string): Passes<VolumeId> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel: 1, itemMs: purgeMs });
+  function passOf(store: string): FairPass<VolumeId> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel: 1, itemMs: purgeMs });
     passes.set(store, pass);
     return pass;
   }
@@ -194,7 +194,7 @@ export function createPurge(
 }
 
 function nameTaken(present: Volume): StowageError {
-  const { message } = exists(present);
+  const { message } = volumeExists(present);
   return new StowageError(message, {
     code: 'exists',
     reason: 'volume-exists',

@@ -5,7 +5,7 @@ import type { SeenUse, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Call } from './operations.ts';
 import { facetOf } from './store-facets.ts';
-import { readOnly } from './volume-errors.ts';
+import { storeReadOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
@@ -36,7 +36,7 @@ export function createUseAdmin({
     release: async (ref, host, call) => {
       const before = await catalogue.resolve(ref, call);
       await stores.use(before.store, async (store, config) => {
-        if (config.policy.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw storeReadOnly(store.name);
         using _ = await operations.lock([volumeKey(before.id)], call.signal);
         const volume = await catalogue.resolve(before.id, call);
         const uses = await facetOf(store, 'uses').list(volume.id, call);

@@ -89,8 +89,8 @@ function started(clock = systemClock()): UsePublisher {
 
 /** As a mount does it, up to where its record is written. */
 async function begin(own: UsePublisher, path: string): Promise<void> {
-  using _ = own.coming(volume.id, userAt(path));
-  await own.begin(volume, store, scope);
+  using _ = own.expectUser(volume.id, userAt(path));
+  await own.publish(volume, store, scope);
 }
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/photos' } as unknown as Source;
@@ -114,10 +114,10 @@ test('each user is said before its mount, and the rest when one is gone', async 
   }
   expect(names()).toEqual(['/a', '/b']);
   records.mounts.remove('/a');
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(names()).toEqual(['/b']);
   records.mounts.remove('/b');
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(said.size).toBe(0);
 });
 
@@ -130,7 +130,7 @@ test('a store that does not answer at an unmount is told later, also by the next
   const own = started();
   await begin(own, '/a');
   isDown = true;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(names()).toEqual(['/a']);
   await started().renew(scope);
   expect(names()).toEqual(['/a']);
@@ -152,7 +152,7 @@ test('an unmount that is completed before stores are opened is said when they ar
   records.mounts.remove('/a');
   isConfigured = false;
   const next = started();
-  await next.settle(volume.id, scope);
+  await next.update(volume.id, scope);
   isConfigured = true;
   await next.renew(scope);
   expect(said.size).toBe(0);
@@ -160,8 +160,8 @@ test('an unmount that is completed before stores are opened is said when they ar
 
 test('while a mount is being made, saying it again does not take it back', async () => {
   const own = started();
-  using _ = own.coming(volume.id, userAt('/a'));
-  await own.begin(volume, store, scope);
+  using _ = own.expectUser(volume.id, userAt('/a'));
+  await own.publish(volume, store, scope);
   await own.renew(scope);
   expect(names()).toEqual(['/a']);
 });
@@ -180,7 +180,7 @@ test('a server that hangs is not waited for, and what it does late does not undo
   const own = started(clock);
   await begin(own, '/a');
   isHung = true;
-  const settling = own.settle(volume.id, scope);
+  const settling = own.update(volume.id, scope);
   await expect.poll(() => hung.length).toBe(1);
   clock.advance(3_001);
   await settling;
@@ -218,7 +218,7 @@ test('a volume that is mounted again and again is written down once, until it ha
   const written = vi.spyOn(records.settings, 'set');
   for (let again = 0; again < 3; again++) {
     await begin(own, '/a');
-    await own.settle(volume.id, scope);
+    await own.update(volume.id, scope);
     expect(said.size).toBe(0);
   }
   expect(written).toHaveBeenCalledTimes(1);
@@ -237,7 +237,7 @@ test('what a store has been told is not told again for every event, but for ever
   onTestFinished(() => put.mockRestore());
   await begin(own, '/a');
   records.mounts.put(mountAt('/a'));
-  for (let event = 0; event < 3; event++) await own.settle(volume.id, scope);
+  for (let event = 0; event < 3; event++) await own.update(volume.id, scope);
   expect(put).toHaveBeenCalledTimes(1);
   // Somebody has broken it: whoever mounts it counts on it.
   said.clear();
@@ -251,20 +251,20 @@ test('what could not be said is said at the next event', async () => {
   records.mounts.put(mountAt('/a'));
   records.mounts.remove('/a');
   isDown = true;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   isDown = false;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(said.size).toBe(0);
 });
 
 describe('as the one who writes', () => {
   test('it is, until nothing here uses the volume any more', async () => {
     const own = started();
-    const coming = own.coming(volume.id, userAt('/a'));
-    await own.begin(volume, store, scope, 'writer');
+    const coming = own.expectUser(volume.id, userAt('/a'));
+    await own.publish(volume, store, scope, 'writer');
     expect(writer).toBe('host-1');
     coming[Symbol.dispose]();
-    await own.settle(volume.id, scope);
+    await own.update(volume.id, scope);
     expect(writer).toBeUndefined();
     expect(said.size).toBe(0);
   });
@@ -272,14 +272,14 @@ describe('as the one who writes', () => {
   test('it says nothing where another host is', async () => {
     writer = 'other';
     const own = started();
-    using _ = own.coming(volume.id, userAt('/a'));
-    await expect(own.begin(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
+    using _ = own.expectUser(volume.id, userAt('/a'));
+    await expect(own.publish(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
     expect(said.size).toBe(0);
   });
 
   test('killed before it is said who uses it, the next start takes it back', async () => {
     isDown = true;
-    await expect(started().begin(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
+    await expect(started().publish(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
     expect(writer).toBe('host-1');
     isDown = false;
     await started().renew(scope);

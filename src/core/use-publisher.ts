@@ -4,7 +4,7 @@ import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
-import { createPasses, type Passes } from './fair-pass.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
 import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
 import { isShared } from './placement.ts';
 import type { Records, Store } from './ports.ts';
@@ -17,11 +17,11 @@ import { usersOnRecord } from './volume-users.ts';
  */
 export interface UsePublisher {
   /** Somebody is about to use it, and counts from now on; until disposed of, when that is on record or came to nothing. */
-  coming(id: VolumeId, by: User): Disposable;
+  expectUser(id: VolumeId, by: User): Disposable;
   /** Before the mount. Throws when it cannot be said. As writer: no other host is, until nothing here uses it any more. */
-  begin(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
+  publish(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
   /** After an unmount: says what is left. Never throws. */
-  settle(id: VolumeId, scope: Scope): Promise<void>;
+  update(id: VolumeId, scope: Scope): Promise<void>;
   /** Before the volume goes away: nothing here uses it. */
   end(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
   /** Every half minute: says it again, since a silent host is taken for gone, and what could not be said before. */
@@ -39,7 +39,7 @@ export interface UsePublisherParts {
 }
 
 /** A volume on whose store there may be a record of this host. */
-interface Told {
+interface PublishedUse {
   readonly id: VolumeId;
   readonly name: VolumeName;
   readonly store: StoreName;
@@ -71,7 +71,7 @@ export function createUsePublisher({
    * Before anything is said: whatever comes, a power cut too, a record that nothing here stands for is found by this list and
    * taken back. To write it down waits for the disk, so what is there stays until `renew`, however often the volume is mounted.
    */
-  const remember = ({ id, name, store }: Told): void => {
+  const remember = ({ id, name, store }: PublishedUse): void => {
     said.delete(id);
     if (!listed.all().has(id)) listed.set([...listed.all().values(), { id, name, store }]);
   };
@@ -124,20 +124,20 @@ export function createUsePublisher({
       .some(({ placement, config }) => isShared(placement) && config.name === store);
   };
 
-  async function sayTo(what: Told, scope: Scope, again: boolean): Promise<void> {
+  async function sayTo(what: PublishedUse, scope: Scope, again: boolean): Promise<void> {
     await stores().use(what.store, (store) => say(what, store, scope, again));
   }
 
-  function complain(what: Told, thrown: unknown): void {
+  function complain(what: PublishedUse, thrown: unknown): void {
     const why = stowageError(thrown).message;
     log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
   }
 
   /** Each store by itself, so that one that does not answer starves no other. */
-  const passes = new Map<StoreName, Passes<VolumeId>>();
+  const passes = new Map<StoreName, FairPass<VolumeId>>();
 
-  async function renewOn(store: StoreName, volumes: readonly Told[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: renewMs });
+  async function renewOn(store: StoreName, volumes: readonly PublishedUse[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: renewMs });
     passes.set(store, pass);
     const byId = new Map(volumes.map((one) => [one.id, one]));
     using limit = clock.deadline(renewMs, scope.signal);
@@ -148,7 +148,7 @@ export function createUsePublisher({
   }
 
   return {
-    coming: (id, by) => {
+    expectUser: (id, by) => {
       const all = coming.get(id) ?? new Set();
       coming.set(id, all.add(by));
       return {
@@ -158,7 +158,7 @@ export function createUsePublisher({
         },
       };
     },
-    begin: async (volume, store, scope, as = 'user') => {
+    publish: async (volume, store, scope, as = 'user') => {
       if (store.uses === undefined) return;
       if (as === 'writer') {
         // First, so that who is refused has said nothing. Both are taken back together, also after a crash.
@@ -168,7 +168,7 @@ export function createUsePublisher({
       // Whatever it was told before: others may have taken it away.
       await say(volume, store, scope, true);
     },
-    settle: async (id, scope) => {
+    update: async (id, scope) => {
       const volume = records.volumes.byId(id);
       const what = volume ?? listed.all().get(id);
       if (what === undefined) return;
@@ -191,7 +191,7 @@ export function createUsePublisher({
       const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;
       forget(new Set([...listed.all().keys()].filter(isOver)));
       const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
-      const isGone = ({ store }: Told): boolean => !isConfigured(store);
+      const isGone = ({ store }: PublishedUse): boolean => !isConfigured(store);
       // Only here is that certain: at the start, stores are not there yet.
       forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
       const byStore = Map.groupBy(
@@ -203,19 +203,19 @@ export function createUsePublisher({
   };
 }
 
-interface List {
-  all(): ReadonlyMap<VolumeId, Told>;
+interface PublishedUseList {
+  all(): ReadonlyMap<VolumeId, PublishedUse>;
   /** On disk when it returns. */
-  set(all: readonly Told[]): void;
+  set(all: readonly PublishedUse[]): void;
 }
 
-function createList(settings: Records['settings']): List {
-  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, Told> } | undefined;
+function createList(settings: Records['settings']): PublishedUseList {
+  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
   return {
     all: () => {
       const text = settings.get(settingKey) ?? nobody;
       if (last?.text !== text)
-        last = { text, all: new Map((JSON.parse(text) as readonly Told[]).map((one) => [one.id, one])) };
+        last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
       return last.all;
     },
     set: (all) => settings.set(settingKey, JSON.stringify(all)),

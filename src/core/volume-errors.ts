@@ -49,7 +49,7 @@ export function cannotEnforce(store: StoreName): StowageError {
   });
 }
 
-export function enforcedForGood(volume: Volume): StowageError {
+export function enforcementPermanent(volume: Volume): StowageError {
   return new StowageError(`volume '${volume.store}/${volume.name}' is held to its size, and stays so`, {
     code: 'unsupported',
     reason: 'enforcement-permanent',
@@ -66,7 +66,7 @@ export function enforcedWithoutSize(what: string): StowageError {
   });
 }
 
-export function exists(volume: Volume): StowageError {
+export function volumeExists(volume: Volume): StowageError {
   return new StowageError(`there is a volume '${volume.store}/${volume.name}' already`, {
     code: 'exists',
     reason: 'volume-exists',
@@ -85,7 +85,7 @@ export function requestDiffers(present: Volume): StowageError {
   );
 }
 
-export function readOnly(store: StoreName): StowageError {
+export function storeReadOnly(store: StoreName): StowageError {
   return new StowageError(`store '${store}' is read-only`, {
     code: 'denied',
     reason: 'store-read-only',
@@ -93,7 +93,7 @@ export function readOnly(store: StoreName): StowageError {
   });
 }
 
-export function noAccess(store: Store, access: Access): StowageError {
+export function accessUnsupported(store: Store, access: Access): StowageError {
   return new StowageError(`store '${store.name}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'access-unsupported',
@@ -101,7 +101,7 @@ export function noAccess(store: Store, access: Access): StowageError {
   });
 }
 
-export function shrink(volume: Volume, bytes: bigint): StowageError {
+export function cannotShrink(volume: Volume, bytes: bigint): StowageError {
   const [now, wanted] = [formatSize(volume.bytes ?? 0n), formatSize(bytes)];
   return new StowageError(`volume '${volume.store}/${volume.name}' has ${now} and cannot shrink to ${wanted}`, {
     code: 'out-of-range',
@@ -110,7 +110,7 @@ export function shrink(volume: Volume, bytes: bigint): StowageError {
   });
 }
 
-export function noDefault(): StowageError {
+export function noDefaultStore(): StowageError {
   return new StowageError('there is no default store', {
     code: 'invalid',
     reason: 'store-required',
@@ -118,7 +118,7 @@ export function noDefault(): StowageError {
   });
 }
 
-export function notEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
+export function volumeNotEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
   return new StowageError(`volume '${volume.store}/${volume.name}' is not certain to be empty`, {
     code: 'conflict',
     reason: 'volume-not-empty',

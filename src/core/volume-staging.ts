@@ -2,9 +2,9 @@ import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import type { Client, Mounter, MountPoint, Records, Staged, StagingTarget, Unstaging } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, StageOptions, StagingTarget, UnstageOptions } from './ports.ts';
 
-export interface StagingParts {
+export interface VolumeStagingParts {
   readonly records: Records;
   readonly mounter: Mounter;
   readonly clients: Clients;
@@ -13,14 +13,14 @@ export interface StagingParts {
 }
 
 /** The one mount per volume and node that its targets are bound from. */
-export interface Staging {
+export interface VolumeStaging {
   path(id: VolumeId): string;
   /** Throws for what could not be staged even by a process that may mount. */
   refuse(source: Source): void;
-  stage(source: Source, id: VolumeId, scope: Scope, how?: Staged): Promise<void>;
-  unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
+  stage(source: Source, id: VolumeId, scope: Scope, how?: StageOptions): Promise<void>;
+  unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void>;
   /** Only when no other target is on record. Call it with the stage's lock held. */
-  unstageIfIdle(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
+  unstageIfIdle(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
   /** Before the last target goes: what was acknowledged is on the store, or it throws. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
   /** After the store enlarged the volume. */
@@ -30,23 +30,23 @@ export interface Staging {
   /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
   /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
-  stray(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
+  staleTargets(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
   /** Every path of this node where the source, or a part of it, is mounted. None where nobody can mount. */
   mountsOf(source: Source, id: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
   /** What our records say, beside what the kernel says. */
-  live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
+  withKernelState(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
 }
 
 const repairingKey = 'mounts.repairing';
 
 /** Volumes whose mounts are being made anew: a crash in the middle must not make their targets look unmounted by somebody. */
-export function repairing({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
+export function volumesUnderRepair({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
   return JSON.parse(settings.get(repairingKey) ?? '[]');
 }
 
-export function noteRepairing(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
-  const before = repairing(records);
+export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
+  const before = volumesUnderRepair(records);
   if (before.includes(id) === isBeing) return;
   const others = before.filter((one) => one !== id);
   records.settings.set(repairingKey, JSON.stringify(isBeing ? [...others, id] : others));
@@ -62,20 +62,20 @@ export const ownSource = (id: VolumeId, end = ''): string => `stowage:${id}.${en
  * The target shows what the stage shows, or what a stage of it showed that is gone. Anything else there was mounted by
  * others, and is theirs.
  */
-export function isOurs(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
+export function isOurMount(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
   const staged = pointAt(table, stage);
   const there = pointAt(table, target);
   if (there?.source.startsWith(ownSource(volumeId)) === true) return true;
   return staged !== undefined && there?.device === staged.device && there.root === staged.root;
 }
 
-export function createStaging(parts: StagingParts): Staging {
+export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
   const { records, mounter, clients } = parts;
   const path = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
 
   const targetOf = (id: VolumeId): StagingTarget => ({ volumeId: id, path: path(id) });
 
-  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void> {
+  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void> {
     await clients.find(source)?.unstage(source, targetOf(id), scope, how);
   }
 
@@ -105,10 +105,10 @@ export function createStaging(parts: StagingParts): Staging {
     },
     isServedElsewhere: async (source, id, scope) =>
       (await clients.find(source)?.elsewhere?.(source, targetOf(id), scope)) === true,
-    stray: async (mounts, scope) => {
+    staleTargets: async (mounts, scope) => {
       const served = mounts.filter(({ source }) => clients.find(source)?.dead !== undefined);
       if (served.length === 0) return [];
-      const [table, half] = [await mounter.list(scope), repairing(records)];
+      const [table, half] = [await mounter.list(scope), volumesUnderRepair(records)];
       return served.filter(({ volumeId: id, target }) => {
         const [staged, there] = [pointAt(table, path(id)), pointAt(table, target)];
         if (staged === undefined || there?.device === staged.device) return false;
@@ -125,10 +125,10 @@ export function createStaging(parts: StagingParts): Staging {
       return await clients.find(source)?.mountsOf(source, targetOf(id), scope);
     },
     isStaged: (id, scope) => mounter.isMounted(path(id), scope),
-    live: async (mounts, scope) => {
+    withKernelState: async (mounts, scope) => {
       if (mounts.length === 0) return [];
       const table = await mounter.list(scope);
-      return mounts.map((mount) => ({ ...mount, mounted: isOurs(table, path(mount.volumeId), mount) }));
+      return mounts.map((mount) => ({ ...mount, mounted: isOurMount(table, path(mount.volumeId), mount) }));
     },
   };
 }

@@ -12,21 +12,21 @@ import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
-import type { Limits } from './store-limits.ts';
+import type { StoreLimits } from './store-limits.ts';
 import type { Stores } from './stores.ts';
 import {
+  accessUnsupported,
   cannotEnforce,
+  cannotShrink,
   checkRevision,
   checkSize,
-  enforcedForGood,
   enforcedWithoutSize,
-  exists,
-  noAccess,
-  noDefault,
-  readOnly,
+  enforcementPermanent,
+  noDefaultStore,
   requestDiffers,
-  shrink,
   sizeRequired,
+  storeReadOnly,
+  volumeExists,
 } from './volume-errors.ts';
 import { specParams } from './volume-params.ts';
 import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.ts';
@@ -38,7 +38,7 @@ export interface VolumeParts {
   readonly operations: Operations;
   readonly mounts: Mounts;
   readonly engineMounts: Pick<EngineMounts, 'dropStale'>;
-  readonly limits: Limits;
+  readonly limits: StoreLimits;
   readonly events: Events;
   readonly clock: Clock;
   readonly instance: string;
@@ -57,7 +57,7 @@ export interface NewVolume {
 }
 
 /** Said together: a moment later a store of that name may be another one. */
-export interface Created {
+export interface CreatedVolume {
   readonly volume: Volume;
   /** What the store that has it calls itself. */
   readonly storeIdentity: string | undefined;
@@ -66,12 +66,12 @@ export interface Created {
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
   /** The same, for who has to know which place it is on. */
-  createKnown(want: NewVolume, call: Call): Promise<Created>;
+  createWithStoreIdentity(want: NewVolume, call: Call): Promise<CreatedVolume>;
   /**
    * Asks its store for it once more, as it is by now: a power cut, or a kill, may have left a record without data. Undefined: it is
    * there no more.
    */
-  complete(volume: Volume, call: Call): Promise<Created | undefined>;
+  complete(volume: Volume, call: Call): Promise<CreatedVolume | undefined>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
   /** The same for a count that nobody waits for: it ends when the store is to be closed. */
@@ -103,7 +103,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
 
   return {
     create: async (want, call) => (await createKnown(want, call)).volume,
-    createKnown,
+    createWithStoreIdentity: createKnown,
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
@@ -116,7 +116,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       return await stores.use(volume.store, (store) => facetOf(store, 'usage')(volume, scope));
     },
     usageInBackground: (volume, scope) =>
-      stores.useBehind(volume.store, async (store, closing) =>
+      stores.useInBackground(volume.store, async (store, closing) =>
         store.usage?.(volume, { ...scope, signal: AbortSignal.any([scope.signal, closing]) }),
       ),
     filesystemOf: async (volume, scope) =>
@@ -125,7 +125,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
     expand: (ref, bytes, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
         checkSize(bytes);
-        if (volume.bytes !== undefined && bytes < volume.bytes) throw shrink(volume, bytes);
+        if (volume.bytes !== undefined && bytes < volume.bytes) throw cannotShrink(volume, bytes);
         // A staged volume whose store was enlarged may have a file system that still has to grow.
         const isGrown = async (): Promise<boolean> =>
           store.expand === undefined || !(await mounts.staged(volume.id, call));
@@ -135,19 +135,19 @@ export function createVolumes(parts: VolumeParts): Volumes {
       }),
     enforce: (ref, on, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
-        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcedForGood(volume);
+        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
         if (!on) return undefined;
         refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
       }),
     rename: async (ref, to, expected, call) => {
       const name = volumeName(to);
-      const about = async (volume: Volume, store: Store): Promise<Todo | undefined> => {
+      const about = async (volume: Volume, store: Store): Promise<PlannedChange | undefined> => {
         if (name === volume.name) return undefined;
         facetOf(store, 'rename');
         await mounts.refuseInUse(volume, store, 'renamed', call);
         const present = records.volumes.byName(volume.store, name);
-        if (present !== undefined) throw exists(present);
+        if (present !== undefined) throw volumeExists(present);
         await mounts.finishUnmounts(volume.id, call);
         return { kind: 'volume.rename', params: { to: name } };
       };
@@ -162,18 +162,18 @@ export function createVolumes(parts: VolumeParts): Volumes {
   };
 }
 
-function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createKnown'] {
+function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWithStoreIdentity'] {
   const { records, stores, operations, limits, clock, instance } = parts;
   return async (want, call) => {
     const name = volumeName(want.name);
     const labels = withOwn(checkLabels(want.labels), want.ownLabels ?? {});
     const chosen = want.store ?? stores.defaultName;
-    if (chosen === undefined) throw noDefault();
+    if (chosen === undefined) throw noDefaultStore();
     return await stores.use(chosen, async (store, config) => {
-      const created = (volume: Volume): Created => ({ volume, storeIdentity: store.identity });
-      if (config.policy.readOnly) throw readOnly(store.name);
+      const created = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
       const access = want.access ?? 'filesystem';
-      if (!store.access.includes(access)) throw noAccess(store, access);
+      if (!store.access.includes(access)) throw accessUnsupported(store, access);
       const bytes = sized(store, config, want.bytes);
       const enforce = want.enforce ?? false;
       if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
@@ -221,7 +221,7 @@ async function unlessUnknown(looking: Promise<Volume>): Promise<Volume | undefin
 }
 
 /** What a change comes to. Undefined: it is so already. */
-interface Todo {
+interface PlannedChange {
   readonly kind: keyof VolumeSteps;
   readonly params: Record<string, unknown>;
   /** It asks the store for that many in all. */
@@ -232,7 +232,7 @@ type Change = (
   ref: string,
   expected: number | undefined,
   call: Call,
-  about: (volume: Volume, store: Store) => Promise<Todo | undefined>,
+  about: (volume: Volume, store: Store) => Promise<PlannedChange | undefined>,
   newName?: string,
 ) => Promise<Volume>;
 
@@ -241,7 +241,7 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   return async (ref, expected, call, about, newName) => {
     const before = await catalogue.resolve(ref, call);
     return await stores.use(before.store, async (store, config) => {
-      if (config.policy.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
       const names = newName === undefined ? [before.name] : [before.name, newName];
       // By id too: who waited here may find the volume renamed, and then holds a name that is no longer its own.
       const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
@@ -271,7 +271,7 @@ function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string):
 }
 
 function same(present: Volume, want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>): Volume {
-  if (present.requestId !== want.requestId) throw exists(present);
+  if (present.requestId !== want.requestId) throw volumeExists(present);
   const equal =
     present.bytes === want.bytes &&
     present.enforce === want.enforce &&

@@ -2,7 +2,7 @@ import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } fro
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import { isErrno } from '#base/errno.ts';
 import { corruptError, holderFile, stateError } from './errors.ts';
-import { createTogether } from './group-commit.ts';
+import { createGroupCommit } from './group-commit.ts';
 import { migrate } from './migrations.ts';
 
 export type Row = Readonly<Record<string, SQLOutputValue>>;
@@ -20,7 +20,7 @@ export interface Database {
   transaction<T>(work: () => T): T;
   isTransaction(): boolean;
   /** As the records' own. */
-  together(work: () => void): Promise<void>;
+  groupCommit(work: () => void): Promise<void>;
   /** Its writes survive a power cut when it returns, or when the transaction around it has ended. */
   durably<T>(work: () => T): T;
   close(): void;
@@ -85,7 +85,7 @@ export function openDatabase(path: string): Database {
     transaction,
     isTransaction: () => db.isTransaction,
     // What comes after a commit, and may fail, is for what has to be durable: a commit that is there must not look as if it had failed.
-    together: createTogether(transactions, () => db.isTransaction),
+    groupCommit: createGroupCommit(transactions, () => db.isTransaction),
     durably: (work) =>
       transaction(() => {
         unsynced = true;

@@ -2,7 +2,7 @@ import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
-import { createTogether } from './group-commit.ts';
+import { createGroupCommit } from './group-commit.ts';
 import { openRecords } from './sqlite.ts';
 
 const answer = { fingerprint: '', status: 200, body: 'x'.repeat(100), at: 0 };
@@ -20,7 +20,7 @@ function opened() {
 describe('what is written together', () => {
   test('is there when it is said to be', async () => {
     const { records } = opened();
-    await records.together(() => records.answers.put('a', answer));
+    await records.groupCommit(() => records.answers.put('a', answer));
     expect(records.answers.get('a')).toMatchObject({ status: 200 });
   });
 
@@ -28,7 +28,7 @@ describe('what is written together', () => {
     const { records, logBytes } = opened();
     const before = logBytes();
     await Promise.all(
-      Array.from({ length: 50 }, (_, i) => records.together(() => records.answers.put(`a${i}`, answer))),
+      Array.from({ length: 50 }, (_, i) => records.groupCommit(() => records.answers.put(`a${i}`, answer))),
     );
     const together = logBytes() - before;
     for (let i = 0; i < 50; i++) records.answers.put(`b${i}`, answer);
@@ -40,12 +40,12 @@ describe('what is written together', () => {
     const { records } = opened();
     const why = new Error('not this one');
     const [first, second, third] = await Promise.allSettled([
-      records.together(() => records.answers.put('a', answer)),
-      records.together(() => {
+      records.groupCommit(() => records.answers.put('a', answer)),
+      records.groupCommit(() => {
         records.answers.put('b', answer);
         throw why;
       }),
-      records.together(() => records.answers.put('c', answer)),
+      records.groupCommit(() => records.answers.put('c', answer)),
     ]);
     expect([first?.status, second, third?.status]).toEqual([
       'fulfilled',
@@ -59,11 +59,11 @@ describe('what is written together', () => {
     const { records } = opened();
     const seen: number[] = [];
     const later = Promise.withResolvers<void>();
-    const first = records.together(() => {
+    const first = records.groupCommit(() => {
       seen.push(1);
-      void records.together(() => seen.push(3)).then(later.resolve);
+      void records.groupCommit(() => seen.push(3)).then(later.resolve);
     });
-    await Promise.all([first, records.together(() => seen.push(2))]);
+    await Promise.all([first, records.groupCommit(() => seen.push(2))]);
     await later.promise;
     expect(seen).toEqual([1, 2, 3]);
   });
@@ -79,7 +79,7 @@ describe('what is written together', () => {
       if (isOuter) isOpen = false;
       return result;
     };
-    const together = createTogether(transaction, () => isOpen);
+    const together = createGroupCommit(transaction, () => isOpen);
     const all = await Promise.allSettled([
       together(() => done.push('first')),
       together(() => {

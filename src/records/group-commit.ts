@@ -1,21 +1,21 @@
 import type { Records } from '#core/ports.ts';
 import type { Database } from './database.ts';
 
-interface Waiting {
+interface PendingWrite {
   readonly work: () => void;
   readonly resolve: () => void;
   readonly reject: (cause: unknown) => void;
 }
 
 /** One commit for what many want written at the same time; when it fails, none of it is. */
-export function createTogether(
+export function createGroupCommit(
   transaction: Database['transaction'],
   isInTransaction: () => boolean,
-): Records['together'] {
-  let waiting: Waiting[] = [];
+): Records['groupCommit'] {
+  let waiting: PendingWrite[] = [];
 
   /** What became of each is told after the commit. */
-  function tell({ work, resolve, reject }: Waiting): () => void {
+  function tell({ work, resolve, reject }: PendingWrite): () => void {
     try {
       transaction(work);
       return resolve;

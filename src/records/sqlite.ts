@@ -10,7 +10,7 @@ export function openRecords(path: string): Records {
   const db = openDatabase(path);
   return {
     transaction: db.transaction,
-    together: db.together,
+    groupCommit: db.groupCommit,
     settings: createSettings(db),
     stores: createStores(db),
     volumes: createVolumes(db),

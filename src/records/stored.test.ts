@@ -69,7 +69,7 @@ describe('a state.db that 0.1 wrote', () => {
 
   test('gives what container engines know', () => {
     for (const { plugin, name, id } of stored.engineNames) expect(records.engineNames.get(plugin, name)).toBe(id);
-    expect(records.holds.list()).toEqual(stored.holds);
+    expect(records.engineMounts.list()).toEqual(stored.holds);
     expect(records.references.list()).toEqual(stored.references);
   });
 });

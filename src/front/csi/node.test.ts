@@ -311,7 +311,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
       throw new Error('it was looked for');
     };
     const { mounts } = csi.server.core;
-    const other = await csi.start('local', { mounts: { ...mounts, locate: never } });
+    const other = await csi.start('local', { mounts: { ...mounts, resolvePath: never } });
     for (const name of ['pod', 'stage'])
       await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at(name) });
     await other.call(method.nodeUnstageVolume, { volumeId, stagingTargetPath: at('stage') });
@@ -329,7 +329,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
         action: 'Wait.',
       });
     };
-    const other = await csi.start('local', { mounts: { ...mounts, locate } });
+    const other = await csi.start('local', { mounts: { ...mounts, resolvePath: locate } });
     const stats = other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('link/pod') });
     await expect(stats).rejects.toMatchObject({ code: 14 });
   });
