@@ -22,16 +22,16 @@ interface Adopted {
 }
 
 export interface AdoptOptions {
-  /** Only say what would be taken in. */
+  /** Only report what would be adopted. */
   readonly dryRun: boolean;
-  /** Also what has no record. */
+  /** Also adopt data that has no record. */
   readonly data: boolean;
-  /** Undefined: all. */
+  /** Undefined: adopt all volumes. */
   readonly names?: readonly string[] | undefined;
 }
 
 export interface Adoptions {
-  /** Rebuilds the catalogue from what the store records, and takes in existing data as volumes, without copying. */
+  /** Rebuilds the catalogue from the store's records, and turns existing data into volumes without copying it. */
   adopt(store: string, how: AdoptOptions, call: Call): Promise<Adoption>;
   orphans(store: string, scope: Scope): Promise<readonly Orphan[]>;
   readonly steps: Readonly<Record<string, Step>>;
@@ -40,7 +40,7 @@ export interface Adoptions {
 interface AdoptSelection {
   readonly dryRun: boolean;
   readonly wanted: (name: string) => boolean;
-  /** Asked for one by one. */
+  /** The caller listed the names. */
   readonly isByName: boolean;
 }
 
@@ -69,7 +69,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
 
   return {
     adopt: async (name, how, call) => {
-      // To rebuild the catalogue from what lies there is to say that it is the store.
+      // Rebuilding the catalogue from this directory confirms that it is the store.
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
         if (config.policy.readOnly) throw storeReadOnly(store.name);
@@ -104,7 +104,7 @@ function createTakeRecorded(
     return known?.name === volume.name && known.store === volume.store && volume.instance === instance;
   }
 
-  /** A copied store has the ids of the original, whose volumes must not move to it. */
+  /** A copy of a store has the same volume ids as the original. The volumes must stay with the original. */
   function homeElsewhere(volume: Volume): string | undefined {
     const known = records.volumes.byId(volume.id);
     if (known === undefined || known.store === volume.store) return undefined;
@@ -112,7 +112,7 @@ function createTakeRecorded(
     return isStore ? `${known.store}/${known.name}` : undefined;
   }
 
-  /** A volume that is being made or deleted at this moment is its own operation's business: that is waited for. */
+  /** Locks the name, so a create or delete that is in progress finishes first. */
   async function take(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
     using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
     const volume = (await store.get(seen.name, scope))?.volume;
@@ -128,7 +128,7 @@ function createTakeRecorded(
     const skipped: Adoption['skipped'][number][] = [];
     for await (const seen of store.list(scope)) {
       if (isKnown(seen) || !wanted(seen.name)) continue;
-      // Of a shared store they are seen anyway; which of them belong to a host that is gone, only a person knows.
+      // Volumes of a shared store are visible without adoption. Only a person knows which of them belong to a host that is gone.
       if (store.changedByOthers !== undefined && !isByName) continue;
       const home = homeElsewhere(seen);
       if (home !== undefined) {
@@ -147,7 +147,7 @@ function createTakeRecorded(
   };
 }
 
-/** An interrupted operation on that volume cannot be finished yet. It must not keep the other volumes out. */
+/** An interrupted operation on this volume cannot finish yet. It must not block the adoption of other volumes. */
 const isPending = (thrown: unknown): boolean => stowageError(thrown).reason === 'operation-pending';
 
 function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection, work: Work) => Promise<Adoption> {
@@ -186,7 +186,7 @@ function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection,
         const volume = dryRun ? undefined : await take(store, name, work);
         adopted.push({ name, id: volume?.id, how: 'data' });
       } catch (thrown) {
-        // One directory that changed meanwhile must not keep the others out; a store that does not answer does.
+        // A directory that changed in the meantime is skipped; a store that does not answer fails the adoption.
         const { code, message } = stowageError(thrown);
         const isFatal = code === 'internal' || errorCodes[code].retry;
         if (work.signal.aborted || (isFatal && !isPending(thrown))) throw thrown;

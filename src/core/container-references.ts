@@ -16,31 +16,34 @@ import type { PluginNames } from './plugin-names.ts';
 import type { Records } from './ports.ts';
 
 /**
- * Which containers of this node name a volume, running or stopped. The engines are asked; what they last said is on record, for
- * when they do not answer, and for the stores, which are told who uses what.
+ * The containers of this node that reference a volume, running or stopped, as listed by the container engines. The last list of each
+ * engine is recorded: it is used while the engine does not answer, and published on stores as use records.
  */
 export interface ContainerReferences extends AsyncDisposable {
-  /** Asked now. Of a volume that is gone, its id is all there is. */
+  /** Asks the engines now. Pass the id if the volume no longer exists. */
   of(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
-  /** As they were last seen. */
+  /** The references of the last refresh. */
   known(volume: VolumeId): readonly Reference[];
-  /** When its engine was last looked at, a container had it mounted. */
+  /** A container had the volume mounted at the engine's last refresh. */
   isLive(volume: VolumeId): boolean;
-  /** Looks at the engine, and tells of every volume whose containers are not the same as before. */
+  /** Lists the engine's containers and calls `changed` with the volumes whose containers changed. */
   refresh(engine: ContainerEngine, scope: Scope): Promise<void>;
-  /** When an engine of that kind was last found, by this process's clock: what it forgot it forgot before. Undefined: never. */
+  /**
+   * When this process last connected to an engine of this kind, by its own clock. Anything that the engine lost in a crash it lost before
+   * that. Undefined: never connected.
+   */
   foundAt(kind: EngineKind): number | undefined;
-  /** At all of them; gives those that answered. */
+  /** Refreshes all engines and returns those that answered. */
   refreshAll(scope: Scope): Promise<readonly ContainerEngine[]>;
-  /** From now on, and whenever containers change. */
+  /** Refreshes each engine now and whenever its containers change. */
   follow(scope: Scope): void;
 }
 
 export interface ReferenceReport {
   readonly references: readonly Reference[];
-  /** The kinds of engines that answered, each of them. What others say of these is as it was. */
+  /** The engine kinds of which every engine answered. References of the other engines are from an earlier refresh. */
   readonly answered: ReadonlySet<EngineKind>;
-  /** Those that are followed, and gave no answer that can be used. */
+  /** The configured engines that gave no usable answer. */
   readonly silent: readonly SilentEngine[];
 }
 
@@ -55,27 +58,27 @@ export interface ContainerReferencesParts {
   readonly names: Pick<PluginNames, 'resolve'>;
   readonly clock: Clock;
   readonly log: Log;
-  /** The containers that name it, or whether they run, are not those that did. */
+  /** Called with volumes whose set of containers, or their running state, changed. */
   readonly changed: (volumes: readonly VolumeId[], engine: ContainerEngine) => void;
 }
 
 const askMs = 5_000;
 const unending = new AbortController().signal;
-/** A store that is silent must not make the engine look so. */
+/** A store that does not answer must not make the engine appear unresponsive. */
 const resolveMs = 1_000;
 
 export function createContainerReferences(parts: ContainerReferencesParts): ContainerReferences {
   const { records, engines, names, clock, log } = parts;
   const following = new AsyncDisposableStack();
-  /** By engine, the containers that have their volumes mounted. */
+  /** Per engine name: the ids of containers that have their volumes mounted. */
   const live = new Map<string, ReadonlySet<string>>();
-  /** Named by containers, and nothing is known by that name yet: as engine and name, with who names it. */
+  /** Per engine name: volume names that could not be resolved, with the container that references each. */
   const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   async function resolved(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<Reference[]> {
     const found: Reference[] = [];
     const missing: { container: SeenContainer; name: string }[] = [];
-    // For all of them together.
+    // One deadline for all names together.
     using limit = clock.deadline(resolveMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
     for (const container of seen) {
@@ -101,14 +104,17 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     );
   }
 
-  /** Of a plugin that may be ours under another name, no store is asked: what it was asked for by an engine is on record. */
+  /**
+   * Volumes of a plugin that may be Stowage under another name. Our records suffice, without asking stores: they have every name that an
+   * engine used.
+   */
   const askedFor = (name: string): readonly VolumeId[] =>
     pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
 
   const found = new Map<EngineKind, number>();
   const looks = new Map<ContainerEngine, () => Promise<void>>();
 
-  /** Of two lists the older must not replace the younger: one after the other, and who waits for the next shares it. */
+  /** Refreshes of one engine run one after the other, so an older list never replaces a newer one. Waiting callers share the next run. */
   const look: ContainerReferences['refresh'] = async (engine, scope) => {
     const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
     looks.set(engine, next);
@@ -156,7 +162,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
       );
       const isSilent = (kind: EngineKind): boolean => silent.some((one) => one.kind === kind);
       const id = typeof volume === 'string' ? volume : volume.id;
-      // A name that could not be looked up may well be this volume's.
+      // An unresolved name may belong to this volume.
       const called: readonly string[] =
         typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
       const perhaps = engines.flatMap((engine) =>
@@ -180,7 +186,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
   };
 }
 
-/** Whoever asks while one runs gets the next, which begins when that has ended: it sees what was so when they asked. */
+/** A call during a run waits for the next run, which starts after the call and so sees everything that was true at the time of the call. */
 function inTurn(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
   let next: Promise<void> | undefined;
@@ -210,7 +216,7 @@ const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContai
   running,
 });
 
-/** However many events there are, one look at a time; what happens during one is seen by the next. */
+/** Coalesces events: one refresh at a time, and another one after it if events arrived meanwhile. */
 function createLooking(
   engine: ContainerEngine,
   look: ContainerReferences['refresh'],
@@ -224,7 +230,7 @@ function createLooking(
     while (isDue && !scope.signal.aborted) {
       isDue = false;
       await look(engine, scope).catch((thrown: unknown) => {
-        // Its next event, or the look that is taken now and then, makes up for it.
+        // The next event, or the periodic refresh, retries.
         log.info('a container engine did not answer', { engine: engine.name, why: stowageError(thrown).message });
       });
     }

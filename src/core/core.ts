@@ -33,7 +33,7 @@ import { createUseAdmin, type UseAdmin } from './use-admin.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
-/** The use cases: all that front ends and controllers know. */
+/** The use cases. Front ends and controllers know nothing else of core. */
 export interface Core {
   readonly instance: string;
   readonly node: NodeName;
@@ -46,7 +46,7 @@ export interface Core {
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
-  /** The mounts of this machine, and how each is. */
+  /** Lists the mounts of this machine with their health. */
   readonly mountHealth: CheckMountHealth;
   readonly ephemerals: Ephemerals;
   readonly uses: UseAdmin;
@@ -57,14 +57,14 @@ export interface Core {
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
-  /** The answers to requests with an idempotency key, kept for a day. */
+  /** Responses to requests with an idempotency key, kept for a day. */
   readonly requestAnswers: Pick<Records['answers'], 'get' | 'put'>;
-  /** What is done again and again: opening stores that were down, renewing records of use, emptying the trash, dropping old keys. */
+  /** Periodic tasks: reopening stores, renewing use records, emptying the trash, dropping old idempotency keys. */
   readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
 }
 
-/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect its records and stores. */
+/** What `createCore` returns. Front ends and controllers get it as `Core`; tests inspect its records and stores. */
 export interface WholeCore extends Core {
   readonly stores: Stores;
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
@@ -72,7 +72,7 @@ export interface WholeCore extends Core {
 
 const day = 86_400_000;
 const maintenanceEveryMs = 30_000;
-/** Longer than any of their own deadlines: one that ends here has forgotten one. */
+/** Longer than any deadline inside the tasks. A task that reaches it lacks a deadline of its own. */
 const passMs = 600_000;
 
 const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
@@ -89,14 +89,14 @@ export interface CoreParts {
   readonly mounter: Mounter;
   readonly clients: ClientTable;
   readonly mountsFolder: string;
-  /** Where container engines find volumes. */
+  /** Where volumes are mounted for container engines. */
   readonly publishedFolder: string;
   readonly engines: readonly ContainerEngine[];
   readonly instance: string;
   readonly epoch: string;
-  /** Changes when the machine starts anew; undefined where that cannot be told. */
+  /** Changes when the machine reboots. Undefined: the platform does not tell. */
   readonly boot: string | undefined;
-  /** Of this process, and of those before it. */
+  /** The lock marks of this process and of its predecessors. */
   readonly marks?: ProcessMarks;
   readonly node: NodeName;
   readonly clock: Clock;
@@ -108,7 +108,7 @@ export function createCore(parts: CoreParts): WholeCore {
   const events = createEvents(parts.epoch, clock);
   const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
-  // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
+  // The only dependency cycle: recovering a store uses stores.
   const late: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
   const laterStores = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
@@ -240,7 +240,7 @@ export function createCore(parts: CoreParts): WholeCore {
       await references[Symbol.asyncDispose]();
       deletions.stop();
       await reclaim.stop();
-      // Whoever wanted to give it time has done so before.
+      // No grace period here: callers that want one drain before they close core.
       await operations.drain(0);
       await stores.close();
       await engineMounts

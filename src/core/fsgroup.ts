@@ -5,7 +5,7 @@ import type { Mount, Source, Volume } from './model.ts';
 import type { Mounter, Records, Store } from './ports.ts';
 import type { VolumeStaging } from './volume-staging.ts';
 
-/** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
+/** Does nothing for read-only mounts. Call it only after all checks have passed: it modifies the volume. */
 export async function chownVolumeToGroup(
   store: Pick<Store, 'chownToGroup'>,
   { access }: Pick<Volume, 'access'>,
@@ -18,9 +18,8 @@ export async function chownVolumeToGroup(
 
 export interface GroupRemount {
   /**
-   * Where nobody has the volume but the kubelet, which keeps it for the next pod, and that one's group is another: what is mounted
-   * is taken away, to be mounted for that group, with nothing remembered of whose files were before. Gives what is to be bound again
-   * then. Call it with the stage's lock held.
+   * If only the kubelet has the volume staged, and the next pod needs another group: unmounts everything, so that the volume can be mounted
+   * for the new group without cached file ownership. Returns the mounts to pass to `rebind`. Call it with the stage's lock held.
    */
   unbindForGroup(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
   rebind(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
@@ -48,7 +47,7 @@ export function createGroupRemount(
           await binding.takeDown(mount, scope);
           taken.push(mount);
         } catch (thrown) {
-          // Then it is shared as it is, and whose files are is seen a little later.
+          // The mount is shared as it is; the new file ownership becomes visible a little later.
           const why = stowageError(thrown).message;
           scope.log.info('a volume stays mounted for the group of before', { target: mount.target, why });
         }
@@ -57,7 +56,7 @@ export function createGroupRemount(
     },
     rebind: async (again, source, scope) => {
       for (const mount of again) {
-        // First: what a crash leaves of it is known, and taken away at the next start.
+        // Record it before binding, so that the next start can clean up after a crash.
         records.mounts.put({ ...mount, source });
         try {
           if (mount.madeTarget) await mounter.makeTarget(mount.target, 'filesystem', scope);
@@ -65,7 +64,7 @@ export function createGroupRemount(
         } catch (thrown) {
           records.mounts.remove(mount.target);
           if (mount.madeTarget) await mounter.removeTarget(mount.target, scope).catch(() => undefined);
-          // The pod has its own; what the kubelet takes away later may be gone already.
+          // The pod has its own mount, and the kubelet accepts that its mount is already gone.
           const why = stowageError(thrown).message;
           scope.log.warn('what a kubelet staged is not there any more', { target: mount.target, why });
         }

@@ -28,7 +28,7 @@ export function requireSameMount(present: Mount, volume: Volume, readOnly: boole
   });
 }
 
-/** For who may be the only one to have it. */
+/** For an access mode that allows a single pod. */
 export function requireNoOtherPod(volume: Volume, mounts: readonly Mount[]): void {
   const other = mounts.find(({ user }) => user.kind === 'pod');
   if (other === undefined) return;
@@ -42,7 +42,7 @@ export function requireNoOtherPod(volume: Volume, mounts: readonly Mount[]): voi
   );
 }
 
-/** Not which one: who asks may not be allowed to know it. */
+/** Does not name the volume, since the caller may not be allowed to see it. */
 export function otherVolumeMounted(target: string): StowageError {
   return new StowageError(`another volume is mounted at ${quoted(target)}`, {
     code: 'conflict',
@@ -51,7 +51,7 @@ export function otherVolumeMounted(target: string): StowageError {
   });
 }
 
-/** A mount at a target where an earlier unmount of another volume failed half-way. */
+/** For a mount at a target where an earlier unmount of another volume failed half-way. */
 export function unmountUnfinished(target: string): StowageError {
   return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
     code: 'conflict',
@@ -60,7 +60,7 @@ export function unmountUnfinished(target: string): StowageError {
   });
 }
 
-/** Somebody wants to unmount what an engine has for its containers. */
+/** For an unmount of a target that an engine has mounted for its containers. */
 export function heldByContainers(target: string): StowageError {
   return new StowageError(`${quoted(target)} is where containers have their volume from`, {
     code: 'in-use',
@@ -91,13 +91,13 @@ export function volumeInUse(volume: Volume, verb: string, users: readonly User[]
 const askForUnmount =
   'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts';
 
-/** Containers that are stopped have nothing mounted, and only their engine knows them. */
+/** Stopped containers have nothing mounted, so only their engine knows about them. */
 export function engineNotAnswering(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
   const { store, name } = volume;
   const what = `volume '${store}/${name}' cannot be ${verb}`;
   const kinds = silent.map(({ kind }) => kind).join(' and ');
   const why = silent.map((one) => one.why).join('; ');
-  // Containers of Podman run without it.
+  // Podman's containers run without a daemon, so its API socket is a separate unit.
   const units = silent.map(({ kind }) => (kind === 'podman' ? 'podman.socket' : kind)).join(' ');
   const flags = silent.map(({ kind }) => `--${kind}-socket none`).join(' ');
   return new StowageError(`${what}: whether containers of ${kinds} use it is not known: ${why}`, {
@@ -111,7 +111,7 @@ export function engineNotAnswering(volume: Volume, verb: string, silent: readonl
   });
 }
 
-/** By somebody who has it in a mount namespace of their own, and of whom nothing else is known. */
+/** For a volume that some process still uses in another mount namespace, of which nothing else is known. */
 export function stillServed({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
     `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,
@@ -123,7 +123,7 @@ export function stillServed({ id, store, name }: Volume, verb: string): StowageE
   );
 }
 
-/** Known from records on the store itself: those hosts may not even be running. */
+/** Based on the use records on the store; the hosts may not even be running. */
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
   const { store, name } = volume;
   const hosts = (who: (users: readonly NamedUser[]) => readonly string[]): string =>
@@ -143,10 +143,10 @@ export function inUseElsewhere(volume: Volume, verb: string, uses: readonly Seen
   });
 }
 
-/** Who is to be the only one to write, and another host is. */
+/** For a single-writer mount while another host has the volume mounted for writing. */
 export function writtenElsewhere(store: string, name: string, { host, node, users }: Use): StowageError {
   const named = (names: readonly string[]): string => (names.length === 0 ? node : `${node} (${shortened(names)})`);
-  // A kubelet has it for the pods that are named.
+  // Omit kubelets: they stage the volume for the pods that are listed.
   const others = users.filter(({ kind }) => kind !== 'kubelet');
   const [who, shown] = [named(others.map(called)), named(withoutPaths(others))];
   return new StowageError(`volume '${store}/${name}' is written by host ${who}, and only one may`, {
@@ -159,18 +159,18 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
 
 type NamedUser = Pick<User, 'kind' | 'name'>;
 
-/** Of those who use a volume, in one message. */
+/** The most users in one message. */
 const most = 5;
 
 const shortened = (all: readonly string[]): string =>
   `${all.slice(0, most).join(', ')}${all.length > most ? ` and ${all.length - most} more` : ''}`;
 
-/** An engine's name is that of no container: whoever removed that one would remove Stowage itself. */
+/** An engine's user name is a plugin name, not a container: a user who removed "container stowage" would remove Stowage itself. */
 const called = ({ kind, name }: NamedUser): string =>
   isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
 const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 
-/** Where on a host something is mounted is for its administrator. */
+/** Mount paths are for the host's administrator only. */
 function withoutPaths(users: readonly NamedUser[]): readonly string[] {
   const paths = users.filter(isPath).length;
   const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;

@@ -9,7 +9,7 @@ export function createMountPathResolver({ mounter }: { readonly mounter: Mounter
       return (await mounter.resolvePath(path, scope)) ?? path;
     } catch (thrown) {
       scope.signal.throwIfAborted();
-      // Of a place that does not answer nobody is told that nothing is mounted there.
+      // If the path can't be reached, fail; don't report "not mounted".
       if (stowageError(thrown).code === 'unavailable') throw thrown;
       return path;
     }

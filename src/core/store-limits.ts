@@ -3,13 +3,13 @@ import { type ReasonWith, StowageError } from './errors.ts';
 import type { StoreConfig, StoreName, StorePolicy, VolumeId } from './model.ts';
 import type { Records, VolumeTotals } from './ports.ts';
 
-/** Holds a store to what the administrator allows it, also while several requests are under way at once. */
+/** Enforces the administrator's limits of stores, also for concurrent requests. */
 export interface StoreLimits {
-  /** Throws 'exhausted' unless the volume may have that many bytes in all. Holds its place until disposed. */
+  /** Reserves a total size for the volume until disposed. Throws 'exhausted' if it exceeds a limit. */
   reserve(config: StoreConfig, id: VolumeId, bytes: bigint): Disposable;
 }
 
-/** What new volumes of a store may have: no more than its place has free, nor than the administrator allows. */
+/** The bytes available to new volumes: the free space, capped by the administrator's limits. */
 export function roomForVolumes(
   freeBytes: bigint,
   { maxBytes, maxVolumes }: Pick<StorePolicy, 'maxBytes' | 'maxVolumes'>,
@@ -29,7 +29,7 @@ interface Reservation {
 export function createStoreLimits(records: Records): StoreLimits {
   const places = new Map<StoreName, Set<Reservation>>();
 
-  /** What is asked for and not yet on record: once it is, the record counts it, and nothing is counted twice. */
+  /** Sums the reservations, minus what is already on record and counted there. */
   function pending(store: StoreName): { volumes: number; bytes: bigint } {
     let [volumes, bytes] = [0, 0n];
     for (const place of places.get(store) ?? []) {
