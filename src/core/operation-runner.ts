@@ -13,12 +13,12 @@ export interface RunningOperation {
   readonly ended: Promise<void>;
 }
 
-/** The reason of an abort by our own stop: such an operation is not over, the next start takes it up. */
+/** The abort reason at shutdown. The operation stays unfinished, and the next start resumes it. */
 export class ShuttingDown extends Error {
   override readonly name = 'ShuttingDown';
 }
 
-/** Another part of Stowage has recorded the end of the operation meanwhile. */
+/** Another part of Stowage has already recorded the end of the operation. */
 export class EndedOnRecord extends Error {
   override readonly name = 'EndedOnRecord';
 }
@@ -34,10 +34,10 @@ export interface OperationRunnerParts {
 export type OperationRunner = <T>(
   operation: Operation,
   scope: Scope,
-  /** Undefined: the work has deadlines of its own. */
+  /** Undefined: the work sets its own deadlines. */
   limitMs: number | undefined,
   work: (scope: Work) => Promise<Outcome<T>>,
-  /** Of one that is not on record yet, once it is. */
+  /** Given for a new operation: records it, then calls this. */
   begun?: () => void,
 ) => Promise<T>;
 
@@ -53,7 +53,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     let told = 0;
     return (progress) => {
       entry.progress = progress;
-      // Thousands of small steps must not push everything else out of the readers' ring.
+      // Limit progress events, so that they do not push other events out of the ring buffer.
       if (clock.now() - told < progressEveryMs) return;
       told = clock.now();
       publishOperation(events, 'progress', entry.operation, progress);
@@ -69,7 +69,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     return failure;
   }
 
-  /** Where others are under way, many may begin or end in this moment: then in one. */
+  /** While other operations run, several may begin or end at the same moment: commit them together. */
   const written = async (write: () => void): Promise<void> => {
     if (running.size > 1) await records.groupCommit(write);
     else write();
@@ -112,14 +112,14 @@ function createEnd(parts: OperationRunnerParts, written: (write: () => void) => 
     records.transaction(() => {
       record?.();
       records.operations.end(ended.id, ended.state, ended.endedAt, ended.error);
-      // Not at every end: a delete of one row per operation would double the writes.
+      // Prune rarely: deleting one row per operation would double the writes.
       if (++sincePrune < 100) return;
       sincePrune = 0;
       records.operations.prune(keptOperations);
     });
   }
 
-  /** The work is done and its end cannot be written down: it stays as running, its volume locked, until it can be. */
+  /** Retries until the end of the operation is recorded. Until then the operation counts as running, and its volume stays locked. */
   async function insist(signal: AbortSignal, attempt: () => Promise<void>): Promise<void> {
     for (let told = false; ; told = true) {
       try {
@@ -153,7 +153,7 @@ function failed(operation: Operation, failure: StowageError, endedAt: number): E
   return { ...operation, state, endedAt, error: errorOf(failure) };
 }
 
-/** What is kept of it on record. */
+/** The part of an error that operation records contain. */
 export const errorOf = ({ code, reason, message, action }: StowageError): NonNullable<Operation['error']> => ({
   code,
   reason,

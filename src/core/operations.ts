@@ -17,11 +17,11 @@ import {
 } from './operation-runner.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
 
-/** Who asks, and how to be told about it. */
+/** A caller's request. */
 export interface Call extends Scope {
   /** The same request id gives the same result. */
   readonly requestId: string;
-  /** Called once the work has its record, before it begins. */
+  /** Called after the operation is recorded, before its work begins. */
   readonly onOperation?: (operation: Operation) => void;
 }
 
@@ -44,12 +44,12 @@ export interface Work extends Scope {
   progress(progress: Progress): void;
 }
 
-/** What the work came to. */
+/** The result of an operation's work. */
 export interface Outcome<T> {
   readonly value: T;
-  /** Written in the same transaction that ends the operation; tried again when that fails. */
+  /** Writes the result, in the transaction that ends the operation. Retried if the transaction fails. */
   readonly record?: () => void;
-  /** Told to whoever listens, once it is on record. */
+  /** Publishes events, after the transaction. */
   readonly announce?: () => void;
 }
 
@@ -60,30 +60,30 @@ export interface OperationView {
 
 export interface Operations {
   /**
-   * Holds the keys, so that two operations on one volume follow each other. If the replay of an interrupted operation has one of them and
-   * cannot be finished, this throws 'busy' after some seconds.
+   * Locks the keys, so that operations on one volume run one after the other. Throws 'busy' after some seconds if the replay of an
+   * interrupted operation holds one of them and cannot finish.
    */
   lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
-  /** Writes the intent, does the work, records the end. Call it with the locks held and the request checked. */
+  /** Records the intent, does the work, records the end. Call it after checking the request, with the locks held. */
   run<T>(intent: OperationIntent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
-  /** Does the work of an intent that a crash left behind, and retries it while it is refused for the moment. */
+  /** Replays an operation that a crash interrupted, with retries for temporary failures. */
   readonly resume: Replays['resume'];
-  /** The store was opened: its operations that wait for a retry need not wait longer. */
+  /** The store was opened: retries its pending operations at once. */
   readonly wake: Replays['wake'];
   get(id: OperationId): OperationView | undefined;
   /** Newest first. */
   page(query: OperationQuery): Page<OperationView>;
-  /** False: it is not running. */
+  /** False: the operation is not running. */
   cancel(id: OperationId): boolean;
   readonly running: number;
-  /** Of those, the ones that concern such a store. */
+  /** The number of running operations on visible stores. */
   runningIn(visible: (store: string | undefined) => boolean): number;
-  /** Begins nothing new and waits for what runs; after `graceMs` the rest is interrupted and stays recorded for the next start. */
+  /** Rejects new operations and waits for running ones. After `graceMs` interrupts the rest, which stay recorded for the next start. */
   drain(graceMs: number): Promise<void>;
 }
 
 const defaultDeadlineMs = 120_000;
-/** What hears that it is interrupted has ended by then. */
+/** How long interrupted operations get to react to the abort. */
 const interruptedMs = 2_000;
 
 export function createOperations(parts: {
@@ -163,6 +163,6 @@ async function drain(
   const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
   await endsWithin(all(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
-  // A disk that does not answer hears no signal; what hangs on it is on record, and the next start takes it up.
+  // A system call on a hung disk cannot be aborted. Its operation is on record, and the next start resumes it.
   await endsWithin(all(), interruptedMs, clock);
 }

@@ -25,10 +25,10 @@ const mountDeadlineMs = 60_000;
 const inParallel = 8;
 const unending = new AbortController().signal;
 
-/** The steps between a staged volume and a target, each safe to repeat. Call them with the locks held. */
+/** Binds a staged volume to a target and undoes that. All methods are idempotent. Call them with the locks held. */
 export interface TargetBinding {
   bind(mount: Mount, volume: Volume, scope: Scope): Promise<void>;
-  /** Takes back what an interrupted `bind` may have done, and nothing else. */
+  /** Undoes whatever an interrupted `bind` did, and nothing else. */
   undo(mount: Mount, scope: Scope): Promise<void>;
   takeDown(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
 }
@@ -47,7 +47,7 @@ export function createTargetBinding(
       scope.log.warn('something else is mounted there now, and is left alone', { target: mount.target });
   }
 
-  /** With force, a device that is in use elsewhere stays attached. The next start, or the deletion of the volume, detaches it. */
+  /** With force, a device that is still in use stays attached. The next start, or deleting the volume, detaches it. */
   async function unstageOf(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void> {
     try {
       await staging.unstageIfIdle(mount, scope, how);
@@ -72,12 +72,12 @@ export function createTargetBinding(
     },
     takeDown: async (mount, scope, how) => {
       const isLast = records.mounts.of(mount.volumeId).every(({ target }) => target === mount.target);
-      // Before anything is taken away: what is refused can be repeated.
+      // Flush before unmounting anything, so that a failed call can be repeated.
       if (isLast && how?.force !== true) await staging.flush(mount.source, mount.volumeId, scope);
       await unmountOurs(mount, scope, how);
       if (mount.madeTarget) await mounter.removeTarget(mount.target, scope);
-      // Keep the record until what outlives the mount, such as a device, is gone: a repeated call finds the record and continues. The next
-      // start unmounts other volumes that stay staged.
+      // If something can outlive the mount, such as a device, keep the record until it is gone, so that a repeated call can continue. The next
+      // start unstages other volumes without a record.
       if (!clients.outlivesMount(mount.source)) records.mounts.remove(mount.target);
       try {
         await unstageOf(mount, scope, how);
@@ -89,7 +89,7 @@ export function createTargetBinding(
   };
 }
 
-/** `store/name`, or the id of a volume that is no longer on record. */
+/** `store/name`, or the id if the volume is no longer on record. */
 export function volumeTitle({ records }: Pick<MountParts, 'records'>, id: VolumeId): string {
   const volume = records.volumes.byId(id);
   return volume === undefined ? id : `${volume.store}/${volume.name}`;
@@ -109,14 +109,14 @@ export function createPublish(
   const { records, clients, catalogue, operations, clock, mounter, node } = parts;
   const regrouping = createGroupRemount(parts, staging, binding);
 
-  /** Asks the store only where the source can change while the volume is staged. */
+  /** Asks the store only if the source can change while the volume is staged. */
   async function sourceOf(volume: Volume, store: Store, scope: Scope): Promise<Source> {
     const [first] = records.mounts.of(volume.id);
     if (first === undefined || !clients.isFixedWhileStaged(first.source)) return await store.source(volume, scope);
     return (await staging.isStaged(volume.id, scope)) ? first.source : await store.source(volume, scope);
   }
 
-  /** As it is staged already. */
+  /** The source to share with existing mounts of the volume. */
   async function shared(volume: Volume, found: Source, scope: Scope): Promise<Source> {
     const mounts = clients.find(found)?.sharing !== undefined ? records.mounts.of(volume.id) : [];
     const [first] = mounts;
@@ -139,9 +139,9 @@ export function createPublish(
       await chownVolumeToGroup(store, volume, mount, how.group, work);
       await binding.bind(mount, volume, work);
     } catch (thrown) {
-      // The scope may be what ended; undoing must not be cut short by it.
+      // The caller's scope may have been aborted, so undo with a deadline of its own.
       using limit = clock.deadline(mountDeadlineMs, unending);
-      // It does not come any more: what is left to be said is without it.
+      // Remove the pending user first, so that the undo publishes the use record without it.
       coming[Symbol.dispose]();
       await binding
         .undo(mount, { ...work, signal: limit.signal })
@@ -151,10 +151,10 @@ export function createPublish(
   }
 
   const publish: Mounts['publish'] = async (ref, wanted, how, call) => {
-    // What is on record is asked for once, with its locks held: each time costs a shared store several calls.
+    // Resolve recorded volumes only once, below with the locks held: on a shared store each lookup takes several calls.
     const recorded = isVolumeId(ref) ? records.volumes.byId(ref) : undefined;
     const before = recorded ?? (await catalogue.resolve(ref, call));
-    // What nobody can mount is told first: the right to mount would not help.
+    // Report unmountable sources first: if mounting is impossible, permission to mount would not help.
     if (mounter.unable !== undefined)
       await parts.stores().use(before.store, async (store) => staging.refuse(await store.source(before, call)));
     requireMounting(mounter);
@@ -164,7 +164,7 @@ export function createPublish(
       using _ = await operations.lock([volumeKey(before.id), nameKey(before.store, before.name)], call.signal);
       using _mount = await operations.lock([stageKey(before.id), targetKey(target)], call.signal);
       const volume = await catalogue.resolve(before.id, call);
-      // Another host has renamed it: the locks are those of another name.
+      // Another host renamed the volume, so the locks are for the wrong name: start again.
       if (volume.name !== before.name || volume.store !== before.store) return undefined;
       const readOnly = how.readOnly || config.policy.readOnly;
       const [present] = await staging.withKernelState([records.mounts.at(target)].filter(isThere), call);
@@ -172,10 +172,10 @@ export function createPublish(
         requireSameMount(present, volume, readOnly);
         return present;
       }
-      // The record is stale: somebody unmounted the target, or an earlier unmount failed half-way.
+      // The record is stale: the target was unmounted by somebody else, or an earlier unmount failed half-way.
       using _present = present && setAside(parts, present, volume);
       if (how.singlePod === true) requireNoOtherPod(volume, records.mounts.of(volume.id));
-      // Looked at again, now that nobody else mounts or unmounts there: an unmount removes the folder it made.
+      // Inspect again with the lock held: a concurrent unmount may have removed the target that it created.
       const { existed } = await mounter.inspectTarget(target, volume.access, call);
       const user = how.user ?? { kind: 'path', name: target, node };
       const use = { readOnly, group: how.group };
@@ -183,7 +183,7 @@ export function createPublish(
       if (!readOnly) await store.usable?.(found, call);
       const again = await regrouping.unbindForGroup(volume, found, call);
       const source = await shared(volume, found, call);
-      // What we made is ours also after somebody unmounted it.
+      // A target that we created is still ours after somebody else unmounted it.
       const madeTarget = !existed || how.claimTarget === true || present?.madeTarget === true;
       const about = { volumeId: volume.id, source, target, readOnly, user };
       const mount: Mount = { ...about, since: clock.now(), madeTarget };
@@ -205,8 +205,8 @@ export function createPublish(
 }
 
 /**
- * Removes the record. If something can outlive the mount, such as a device that is still attached, disposing puts the record back unless
- * a new one took its place.
+ * Removes the record of a stale mount. If something can outlive the mount, such as an attached device, disposing restores the record unless a
+ * new one replaced it.
  */
 function setAside({ records, clients }: MountParts, present: LiveMount, volume: Volume): Disposable | undefined {
   const { mounted: _, ...mount } = present;
@@ -241,7 +241,7 @@ export function createUnpublish(parts: MountParts, binding: TargetBinding): Moun
   const { records, operations, mounter } = parts;
   const locate = createMountPathResolver(parts);
   const clear = createClearTarget(parts);
-  /** What is there, or comes to be there by whoever mounts it at the moment. */
+  /** The volume at the target, after waiting for a mount that is in progress. */
   async function volumeAt(target: string, call: Call): Promise<VolumeId | undefined> {
     using _ = await operations.lock([targetKey(target)], call.signal);
     return records.mounts.at(target)?.volumeId;
@@ -255,12 +255,12 @@ export function createUnpublish(parts: MountParts, binding: TargetBinding): Moun
     };
     const target = isRecorded(given) ? given : await locate(given, call);
     const volume = wanted ?? (await volumeAt(target, call));
-    // Before looking: a mount may be on its way there, and must not appear after we said that there is none.
+    // Lock before checking: a mount in progress must not appear after we reported that nothing is mounted.
     const stage = volume === undefined ? [] : [stageKey(volume)];
     using _ = await operations.lock([...stage, targetKey(target)], call.signal);
     const mount = records.mounts.at(target);
     if (mount === undefined) return how?.claimTarget === true ? await clear(target, call) : undefined;
-    // It came after there was none.
+    // Mounted after volumeAt found nothing.
     if (volume === undefined) return;
     if (mount.volumeId !== volume) throw otherVolumeMounted(given);
     if (how?.unheld !== true && how?.force !== true && parts.engineMounts().isHeld(volume, target))
@@ -285,7 +285,7 @@ export function createReplay(parts: MountParts, binding: TargetBinding): Mounts[
       await binding.undo(mount, work);
     } catch (thrown) {
       if (stowageError(thrown).code !== 'in-use') throw thrown;
-      // Somebody works in it already: then it was made, and stays.
+      // The mount is in use, so it had completed: keep it.
       records.mounts.put(mount);
     }
   }
@@ -295,8 +295,8 @@ export function createReplay(parts: MountParts, binding: TargetBinding): Mounts[
     try {
       await operations.resume(operation, scope, {
         keys: [stageKey(mount.volumeId), targetKey(mount.target)],
-        // A retry would keep the volume locked, and nobody could mount it meanwhile. The caller of an unmount repeats it, and what is left of
-        // a mount is cleaned up at the next start.
+        // Retries would keep the volume locked, so nobody could mount it. The caller repeats an unmount, and the next start cleans up the
+        // rest of a mount.
         once: true,
         work: async (work) => ({ value: await replayOne(operation.kind, mount, work) }),
       });

@@ -12,8 +12,8 @@ export function createReconcileMounts(parts: MountParts, staging: VolumeStaging)
   const { records, mounter, clients, log, clock } = parts;
 
   /**
-   * A device that is in use stays attached after its stage is gone. Keep the record then, so that a repeated unmount can detach the
-   * device: `reap` removes only the stage.
+   * A device that is in use stays attached after its staged mount is gone. Keep the record then, so that a repeated unmount can detach the
+   * device: `reap` removes only the staged mount.
    */
   async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
     if (!clients.outlivesMount(mount.source)) return true;
@@ -29,10 +29,10 @@ export function createReconcileMounts(parts: MountParts, staging: VolumeStaging)
   }
 
   return async (scope) => {
-    // A disk that does not answer must not hold up the start.
+    // A disk that does not answer must not delay the start.
     using limit = clock.deadline(unstageMs, scope.signal);
     for (const mount of await staging.withKernelState(records.mounts.list(), scope)) {
-      // Taken down to be made anew when a crash came: `repair` finishes that.
+      // A crash interrupted the repair of this mount; `repair` finishes it.
       if (mount.mounted || volumesUnderRepair(records).includes(mount.volumeId)) continue;
       log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
       if (mounter.unable === undefined && !(await isDetached(mount, { ...scope, signal: limit.signal }))) continue;

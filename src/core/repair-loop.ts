@@ -3,13 +3,13 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { Mounts } from './mounts.ts';
 
-/** Repairs when somebody doubts that all mounts are served, and goes on for as long as one could not be repaired. */
+/** Repairs dead mounts when triggered, and retries until all are repaired. */
 export interface RepairLoop extends Disposable {
-  /** At once, unless a repair has just been made: it may be what the doubt comes from, and is given its pause. */
+  /** Starts a repair at once, or after a pause if one has just run, since that repair may itself have caused the trigger. */
   trigger(): Promise<void>;
 }
 
-/** Whatever is in the way may be gone in a moment, or last for hours. */
+/** Exponential backoff: an obstacle may be gone in a moment, or last for hours. */
 const pause = { shortest: 1_000, longest: 30_000 } as const;
 
 export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): RepairLoop {
@@ -21,7 +21,7 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
   let ms: number = pause.shortest;
   let restsUntil = 0;
 
-  /** False: some mounts are dead still, or it is not known. */
+  /** False: some mounts are still dead, or their state is unknown. */
   async function repaired(): Promise<boolean> {
     try {
       return (await repair(own)).length === 0;
@@ -48,7 +48,7 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
   }
 
   function start(): Promise<void> {
-    // Who doubts while it begins doubts during it.
+    // Start asynchronously: a trigger that arrives during start-up then causes another pass.
     running = Promise.resolve().then(round);
     return running;
   }
@@ -59,7 +59,7 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
       isDoubted = true;
       if (running !== undefined) return await running;
       if (clock.elapsed() < restsUntil) return later();
-      // Nothing is left of earlier troubles.
+      // No retry is pending, so reset the backoff.
       if (next === undefined) ms = pause.shortest;
       await start();
     },

@@ -4,15 +4,15 @@ import { endsWithin } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Stores } from './stores.ts';
 
-/** Frees the space of deleted volumes behind their deletion, which is answered at once however large they were. */
+/** Frees the space of deleted volumes in the background, so that deleting a large volume returns at once. */
 export interface SpaceReclaimer {
   soon(store: string): void;
-  /** Goes on with what was stopped because its store was to be closed, and then was not. */
+  /** Resumes work that stopped because its store was about to close, and did not close. */
   resume(): void;
   stop(): Promise<void>;
 }
 
-// Long enough that a burst of deletions becomes one pass.
+// Long enough to handle a burst of deletions in one pass.
 const pauseMs = 250;
 const stopDeadlineMs = 5_000;
 
@@ -25,7 +25,7 @@ export function createSpaceReclaimer(parts: {
   const stopping = new AbortController();
   const wanted = new Set<string>();
   const stopped = new Set<string>();
-  /** Each store by itself: one whose disk hangs does not keep the others waiting. */
+  /** One worker per store, so that a hung disk does not delay other stores. */
   const running = new Map<string, Promise<void>>();
 
   async function pass(name: string): Promise<void> {
@@ -36,7 +36,7 @@ export function createSpaceReclaimer(parts: {
         await store.housekeeping?.reclaim?.({ signal: ending, log });
       });
     } catch (thrown) {
-      // It is taken up again at the next deletion and at the next start.
+      // The next deletion and the next start retry.
       if (ending.aborted) stopped.add(name);
       else log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
     }

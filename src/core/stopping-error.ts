@@ -1,6 +1,6 @@
 import { StowageError } from './errors.ts';
 
-/** What whoever asks for something is told at that moment, by every front end. */
+/** The answer of every front end to requests during shutdown. */
 export function stoppingError(): StowageError {
   return new StowageError('Stowage is stopping', {
     code: 'unavailable',

@@ -19,10 +19,10 @@ export function createStoreChanges(
   reading: StoreLookup,
 ): Pick<Stores, 'setDefault' | 'add' | 'remove'> {
   const { records, events } = parts;
-  /** Under way: the name is reserved, and whoever asks for the same gets the same. */
+  /** Adds in progress. The name is reserved, and a repeated request waits for the same result. */
   const adding = new Map<string, { readonly uri: string; readonly work: Promise<StoreView> }>();
 
-  /** Nobody else waits for a server that does not answer; what is looked up and noted is one step that nothing comes between. */
+  /** Opens the store without blocking others, then checks the name and records the store in one synchronous step. */
   async function addNew(config: StoreConfig, scope: Scope): Promise<StoreView> {
     const present = entries.all.get(config.name);
     if (present?.config.uri === config.uri && present.problem === undefined) return reading.view(present);
@@ -63,10 +63,10 @@ export function createStoreChanges(
       const { config } = entry;
       if (config.origin !== 'api') throw notRemovable(config);
       refuseWhileMounted(parts, config);
-      // It keeps its name while what is done on it ends; nobody who changes others waits for that.
+      // The store keeps its name until its calls end. Changes of other stores do not wait for that.
       await entries.shut(entry);
       const now = reading.entryOf(name);
-      // The file has the name by now.
+      // The configuration file claimed the name in the meantime.
       if (now !== entry) throw notRemovable(now.config);
       entries.drop(entry);
       parts.identities.forget(config.name);
@@ -80,7 +80,7 @@ export function createStoreChanges(
   };
 }
 
-/** What was interrupted on it can never be taken up again. */
+/** Ends the store's interrupted operations, which can never be replayed now. */
 function giveUp({ records, clock }: StoresParts, store: StoreName): void {
   const { code, reason, message, action } = storeRemoved(store);
   for (const operation of records.operations.unfinished()) {

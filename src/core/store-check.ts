@@ -8,7 +8,7 @@ import { noAnswerStep, slowCheckStep, storeNotOnNetwork, storeUnavailable } from
 import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
-/** A disk or server that is alive answers a check within this. */
+/** A healthy disk or server answers a check within this time. */
 export const checkDeadlineMs = 15_000;
 
 const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
@@ -18,7 +18,7 @@ const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
   freeBytes: undefined,
 });
 
-/** A disk that hangs is what people ask about with a check, so it must not hang with it. */
+/** People check stores whose disk hangs, so the check itself must not hang. */
 async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
   if (await endsWithin(check, checkDeadlineMs, clock)) return await check;
   const seconds = Math.round(checkDeadlineMs / 1000);
@@ -31,7 +31,7 @@ export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scop
     clock,
   );
 
-/** The way to a store that is not open, for kinds that can tell. */
+/** Probes a store that is not open. Undefined: its kind has no probe, or the probe failed. */
 export async function probeClosed(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
@@ -43,7 +43,7 @@ export async function probeClosed(
   return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
 }
 
-/** From where somebody else's traffic would start. */
+/** Probes the store from another place, such as the network of a container. */
 export async function probeFrom(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
@@ -56,7 +56,7 @@ export async function probeFrom(
   return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
 }
 
-/** Whatever way to it was found: why it is not open. */
+/** The steps of the probe, followed by the reason why the store is not open. */
 export function notOpened(
   probed: StoreCheck | undefined,
   config: StoreConfig,

@@ -8,24 +8,24 @@ import { storeBusy, storeClosing, storeOpening } from './store-errors.ts';
 import { refusePolicy } from './store-facets.ts';
 import { schemeOf } from './store-uri.ts';
 
-/** Brings a freshly opened store and our records of it together, before anybody may use it. */
+/** Recovers a newly opened store before anybody may use it. */
 export type RecoverStore = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
 
 export interface StoreEntry {
   config: StoreConfig;
   store: Store | undefined;
   problem: StowageError | undefined;
-  /** Under way, also when nobody waits for it any more. */
+  /** The attempt to open it that is in progress, even if nobody waits for it any more. */
   opening: Promise<void> | undefined;
-  /** Under way: whoever else wants it shut waits for the same. */
+  /** The close that is in progress. Concurrent callers share it. */
   shutting: Promise<void> | undefined;
   users: number;
-  /** Of these, such as end by themselves when the store is to be closed. */
+  /** How many of the users stop by themselves when the store is about to close. */
   background: number;
   idle: PromiseWithResolvers<void> | undefined;
-  /** Ends what is done in the background, so that the store can be closed. */
+  /** Aborts background work, so that the store can close. */
   closing: AbortController;
-  /** A change that waits until it can be made. */
+  /** A configuration change that is not possible yet. */
   pending: { readonly config: StoreConfig | undefined; readonly why: string } | undefined;
 }
 
@@ -34,38 +34,38 @@ export interface StoreEntryParts {
   readonly clock: Clock;
   readonly log: Log;
   readonly context: StoreContext;
-  /** What the store at that place called itself when it was last open. */
+  /** The identity of the store at this location when it was last open. */
   readonly identityOf: (config: StoreConfig) => string | undefined;
   readonly recover: RecoverStore;
 }
 
-/** The configured stores, open or with the reason why not. One that was shut is never opened again: another takes its place. */
+/** The configured stores, open or with a problem. An entry that was shut is never reopened; a new entry replaces it. */
 export interface StoreEntries {
   readonly all: Map<string, StoreEntry>;
-  /** Those that are to become one of them once they are open. */
+  /** Entries that are being opened and are not yet in `all`. */
   readonly unlisted: ReadonlyMap<string, StoreEntry>;
-  /** Opens it, or notes the problem. Open already: nothing. One that takes longer goes on being opened behind it. */
+  /** Opens the store or records the problem. Does nothing if it is open. If it takes longer than `patienceMs`, opening continues in the background. */
   open(entry: StoreEntry, scope: Scope, patienceMs?: number): Promise<void>;
-  /** Lists it and opens it. Whatever else has its name, or is to have it, is dropped. */
+  /** Adds an entry and opens it. Drops any other entry with the same name. */
   addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
-  /** Opens it without listing it. */
+  /** Opens a store without adding it to `all`. */
   openUnlisted(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
-  /** Lists what was prepared. Throws when it was dropped meanwhile. */
+  /** Adds an entry from `openUnlisted` to `all`. Throws if it was dropped in the meantime. */
   add(entry: StoreEntry): void;
-  /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
+  /** Waits until the store is unused, then closes it. Throws 'busy' if that takes too long; the store then stays open. */
   shut(entry: StoreEntry): Promise<void>;
-  /** It is no longer one of them; what is under way to open it ends, and touches nothing any more. */
+  /** Removes the entry and aborts an attempt to open it. */
   drop(entry: StoreEntry): void;
-  /** In the place of one that was shut; `worked`: it was open. False: the new options do not work, so it has the old ones. */
+  /** Replaces an entry that was shut. `worked`: it was open before. False: the new options do not work, so it keeps the old ones. */
   replace(entry: StoreEntry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
 }
 
 /**
- * A disk or server that needs longer keeps nobody from starting, or from using the other stores. Less than a second in all:
- * container engines wait for whoever answers at their sockets, and whoever uses this one store waits for it (`use`).
+ * How long the start waits for a store. A slow disk or server must not delay the start or other stores. Less than a second: container
+ * engines wait for the plugin socket meanwhile. Requests that need this store wait longer (`use`).
  */
 const openPatienceMs = 500;
-/** Where somebody asked for this one store. */
+/** How long a request that explicitly opens one store waits for it. */
 export const askedPatienceMs = 60_000;
 const openDeadlineMs = 30_000;
 const drainDeadlineMs = 30_000;
@@ -75,7 +75,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
   const { clock, log } = parts;
   const all = new Map<string, StoreEntry>();
   const coming = new Map<string, StoreEntry>();
-  /** Openings of entries that are none any more, on disks that do not answer. Nobody begins another one beside them. */
+  /** Attempts to open dropped entries, on disks that do not answer. No other attempt starts for the same name meanwhile. */
   const abandoned = new Map<string, Promise<void>>();
 
   async function attempt(entry: StoreEntry, scope: Scope): Promise<void> {
@@ -140,7 +140,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     entry.problem = storeClosing(entry.config.name);
     entry.closing.abort(entry.problem);
     if (await isIdle(entry, clock)) {
-      // A disk that does not answer may keep even this; nobody else shall wait for it.
+      // Closing can hang on a disk that does not answer, so do not wait forever.
       if (!(await endsWithin(store.close(), closeDeadlineMs, clock)))
         log.warn('store is still being closed', { store: entry.config.name });
       return;
@@ -172,7 +172,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
       const brought = await bring(config, scope, askedPatienceMs);
       const { problem } = brought;
       if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
-      // Removed by hand meanwhile.
+      // Removed through the API in the meantime.
       if (all.get(config.name) !== brought) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
@@ -214,7 +214,7 @@ async function openTaken(parts: StoreEntryParts, config: StoreConfig, scope: Sco
   using limit = parts.clock.deadline(openDeadlineMs, scope.signal);
   const store = await kind.open(config, config.policy, context, { ...scope, signal: limit.signal });
   try {
-    // It may have been given up while it was opened; then another one has its name, and its records.
+    // The entry may have been dropped while it was opening; then its name and records belong to another store.
     scope.signal.throwIfAborted();
     refusePolicy(store, config.policy);
     await parts.recover(store, config, scope);

@@ -3,7 +3,7 @@ import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
 
-/** Names no others: who asks may not be allowed to know them. */
+/** Does not list other stores, since the caller may not be allowed to see them. */
 export function unknownStore(name: string): StowageError {
   return new StowageError(`there is no store ${quoted(name)}`, {
     code: 'not-found',
@@ -13,8 +13,8 @@ export function unknownStore(name: string): StowageError {
 }
 
 /**
- * A volume that is not found was on a store that is not configured any more. Nobody asks such a store, so every volume of it would look
- * deleted. `action`: how to configure the store again, where the caller's users do that.
+ * For a volume that is not found because its store is not configured any more. Such a store cannot be asked, so all its volumes would look
+ * deleted. `action`: how users of the caller configure the store again.
  */
 export function storeGone(store: string, action: string): StowageError {
   return new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
@@ -24,7 +24,7 @@ export function storeGone(store: string, action: string): StowageError {
   });
 }
 
-/** Of an operation that waits for its store. */
+/** For an operation that waits for its store. */
 export function storeNotConfigured(name: string): StowageError {
   return new StowageError(`store ${quoted(name)} is not configured`, {
     code: 'unavailable',
@@ -35,15 +35,15 @@ export function storeNotConfigured(name: string): StowageError {
 
 const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-export-withheld', 'nfs-host-unknown'];
 
-/** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
+/** For a configured store a missing directory or server may be temporary; for a store that is being added it is a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
   const { reason, message, cause } = problem;
   const code = mistakes.includes(reason) ? 'invalid' : problem.code;
-  // There is no such store yet that could be checked.
+  // The store does not exist yet, so it cannot be checked.
   return relayed(message, { code, reason, action: withoutCheck(problem.action), cause });
 }
 
-/** For who has just checked the store, or cannot. */
+/** Removes the advice to check the store, for callers who just did or cannot. */
 export const withoutCheck = (action: string): string =>
   action.replace(/(?:[;.] [Tt]hen|, or look with)?: stowage store check \S+$/, '.');
 
@@ -71,7 +71,7 @@ export function storeBusy(name: string, users: number): StowageError {
   });
 }
 
-/** Of a store that is open. `refusal`: it answers, and denies access. */
+/** For an open store. `refusal`: it answers but denies access. */
 export function notAnswering(name: string, refusal: StowageError | undefined): StowageError {
   if (refusal !== undefined) {
     const what = refusalToUsers(refusal, `store '${name}'`);
@@ -97,7 +97,7 @@ export interface Unsearched {
   readonly refusal: StowageError | undefined;
 }
 
-/** Why a search over these stores is incomplete, and what to do if access is denied. For users, too. */
+/** Why a search over these stores is incomplete, and what to do if access is denied. Safe to show to users. */
 export function unsearched(stores: readonly Unsearched[]): {
   readonly down: string;
   readonly action: string | undefined;
@@ -117,7 +117,7 @@ export function unsearched(stores: readonly Unsearched[]): {
   };
 }
 
-/** The step of a check that is about a disk or server which does not answer at all. */
+/** The failed step of a check if the disk or server does not answer at all. */
 export function noAnswerStep(seconds: number): { step: string; ok: false; detail: string; action: string } {
   return {
     step: 'answer',
@@ -127,7 +127,7 @@ export function noAnswerStep(seconds: number): { step: string; ok: false; detail
   };
 }
 
-/** The same of a check from somewhere else: the container engine, or the search for the network, may be what is slow. */
+/** Like `noAnswerStep` for a check from another place: the container engine, or finding the network, may be slow instead. */
 export function slowCheckStep(from: string, seconds: number): ReturnType<typeof noAnswerStep> {
   return {
     step: 'answer',
@@ -179,7 +179,7 @@ export function storeMounted(config: StoreConfig, mounted: readonly string[]): S
   });
 }
 
-/** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
+/** Always `unavailable`, whatever the problem is: Stowage reopens the store by itself, so callers may retry. */
 export function storeUnavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
   const isDenied = problem !== undefined && isAccessDenied(problem);
   return relayed(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {

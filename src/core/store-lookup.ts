@@ -7,7 +7,7 @@ import type { Stores, StoresParts, UsableStoreView } from './stores.ts';
 
 const usePatienceMs = 5_000;
 
-/** The stores as they are, for whoever changes nothing about them. */
+/** Read access to the configured stores. */
 export interface StoreLookup {
   entryOf(name: string): StoreEntry;
   view(entry: StoreEntry): UsableStoreView;
@@ -40,7 +40,7 @@ export function createStoreLookup(
 
   function view({ config, store, problem, pending }: StoreEntry): UsableStoreView {
     const isDefault = config.name === defaultName();
-    // A config names a kind that is there: parseStoreConfig refuses any other.
+    // The kind exists: parseStoreConfig rejects unknown kinds.
     const kind = kinds.get(schemeOf(config.uri));
     const { placement = 'node' } = kind ?? {};
     const clientName = kind?.clientName(config) ?? '';
@@ -54,7 +54,7 @@ export function createStoreLookup(
     list: () => [...all.values()].map(view),
     use: async (name, work) => {
       const entry = known(name);
-      // Just after the start; a disk that hangs takes longer than anybody should wait.
+      // The store may still be opening just after the start. Wait a bounded time, since its disk may hang.
       if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
       const { store } = entry;
       if (store === undefined) throw storeUnavailable(entry.config, entry.problem);

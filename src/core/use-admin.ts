@@ -9,13 +9,13 @@ import { storeReadOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
-/** Which hosts use a volume, as they say on its store; and what a person does about one that will never take it back. */
+/** Shows the use records of a volume, and lets a person break the record of a host that is gone. */
 export interface UseAdmin {
-  /** Undefined: the store has no such records, since no other host can use what is on it. */
+  /** Undefined: the store keeps no use records, since other hosts cannot use its volumes. */
   of(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
   /**
-   * Breaks the record of a host that is gone, as user and as writer; 'not-found' when it has none. Nothing is asked of
-   * that host: one that lives goes on writing, and says so again with its next renewal.
+   * Breaks the use record and the writer lease of a host; 'not-found' if it has none. Does not contact the host: if it is
+   * alive, it continues writing and recreates the record at its next renewal.
    */
   release(ref: string, host: string, call: Call): Promise<void>;
   readonly steps: Readonly<Record<string, Step>>;

@@ -21,7 +21,7 @@ export function checkRevision(volume: Volume, expected: number | undefined): voi
   });
 }
 
-/** Beyond this nothing that exists is meant, and arithmetic on allowances stays far from 2^63. */
+/** Larger than any real volume, and small enough that sums of sizes stay far below 2^63. */
 const mostBytes = 1n << 60n;
 
 export function checkSize(bytes: bigint): void {

@@ -8,39 +8,39 @@ export interface VolumeStagingParts {
   readonly records: Records;
   readonly mounter: Mounter;
   readonly clients: Clients;
-  /** Staged mounts live at `<folder>/<volume id>`. */
+  /** Volumes are staged at `<folder>/<volume id>`. */
   readonly mountsFolder: string;
 }
 
-/** The one mount per volume and node that its targets are bound from. */
+/** Manages staged mounts: one per volume and node, from which all its targets are bind-mounted. */
 export interface VolumeStaging {
   path(id: VolumeId): string;
-  /** Throws for what could not be staged even by a process that may mount. */
+  /** Throws for a source that not even a privileged process could stage. */
   refuse(source: Source): void;
   stage(source: Source, id: VolumeId, scope: Scope, how?: StageOptions): Promise<void>;
   unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void>;
-  /** Only when no other target is on record. Call it with the stage's lock held. */
+  /** Unstages if no other target is on record. Call it with the stage's lock held. */
   unstageIfIdle(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
-  /** Before the last target goes: what was acknowledged is on the store, or it throws. */
+  /** Writes acknowledged data to the store, or throws. Call it before the last target is unmounted. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  /** After the store enlarged the volume. */
+  /** Grows the file system after the store enlarged the volume. */
   grow(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  /** Whether a mount of the volume is still served that this mount namespace does not show. False where that can't be known. */
+  /** True if a mount of the volume in another mount namespace is still served. False if the client can't tell. */
   isServedElsewhere(source: Source, id: VolumeId, scope: Scope): Promise<boolean>;
-  /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
+  /** The volumes whose staged mount is dead: in the mount table, but no process serves it. Throws if the client cannot tell. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
-  /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
+  /** Mounts whose target still shows an earlier staged mount, or nothing although the volume is being repaired. */
   staleTargets(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
-  /** Every path of this node where the source, or a part of it, is mounted. None where nobody can mount. */
+  /** Every path on this node where the source, or a part of it, is mounted. Undefined: unknown source kind. Empty if this process cannot mount. */
   mountsOf(source: Source, id: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
-  /** What our records say, beside what the kernel says. */
+  /** The recorded mounts, with their state in the kernel's mount table. */
   withKernelState(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
 }
 
 const repairingKey = 'mounts.repairing';
 
-/** Volumes whose mounts are being made anew: a crash in the middle must not make their targets look unmounted by somebody. */
+/** Volumes whose repair has begun. After a crash in the middle, their targets must not look as if somebody unmounted them. */
 export function volumesUnderRepair({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
   return JSON.parse(settings.get(repairingKey) ?? '[]');
 }
@@ -55,12 +55,12 @@ export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId,
 const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
   table.findLast((point) => point.at === path);
 
-/** What the mount table calls a mount of ours that is a file system of its own; the end tells one from the next. */
+/** The source field of our file systems in the mount table. `end` distinguishes successive mounts. */
 export const ownSource = (id: VolumeId, end = ''): string => `stowage:${id}.${end}`;
 
 /**
- * The target shows what the stage shows, or what a stage of it showed that is gone. Anything else there was mounted by
- * others, and is theirs.
+ * True if the target shows the volume's current staged mount or an earlier one. Anything else at the target was mounted by
+ * somebody else.
  */
 export function isOurMount(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
   const staged = pointAt(table, stage);
@@ -79,7 +79,7 @@ export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
     await clients.find(source)?.unstage(source, targetOf(id), scope, how);
   }
 
-  /** Which stages of these mounts are dead. All mounts are of this client. */
+  /** The volumes with dead staged mounts. All mounts must belong to this client. */
   async function deadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
     const staged = new Map(mounts.map(({ volumeId: id, source }) => [path(id), { id, source }]));
     const asked = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));

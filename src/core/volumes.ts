@@ -48,40 +48,40 @@ export interface NewVolume {
   readonly store: string | undefined;
   readonly name: string;
   readonly bytes: bigint | undefined;
-  /** Held to its size, which must be given then. */
+  /** Enforce the size. Requires `bytes`, or a default size of the store. */
   readonly enforce?: boolean | undefined;
   readonly access: Access | undefined;
   readonly labels: Labels;
-  /** What Stowage itself notes of it: the labels of core/labels.ts that nobody else can set. */
+  /** Labels with reserved keys, which only Stowage can set (core/labels.ts). */
   readonly ownLabels?: Labels | undefined;
 }
 
-/** Said together: a moment later a store of that name may be another one. */
+/** A volume together with the identity of its store, since the store's name may refer to another store a moment later. */
 export interface CreatedVolume {
   readonly volume: Volume;
-  /** What the store that has it calls itself. */
+  /** The identity of the volume's store. */
   readonly storeIdentity: string | undefined;
 }
 
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
-  /** The same, for who has to know which place it is on. */
+  /** Like `create`, for callers that need the identity of the store. */
   createWithStoreIdentity(want: NewVolume, call: Call): Promise<CreatedVolume>;
   /**
-   * Asks its store for it once more, as it is by now: a power cut, or a kill, may have left a record without data. Undefined: it is
-   * there no more.
+   * Repeats the create with the volume's current properties, since a power cut or a kill may have left a record without data. Undefined:
+   * the volume no longer exists.
    */
   complete(volume: Volume, call: Call): Promise<CreatedVolume | undefined>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
-  /** The same for a count that nobody waits for: it ends when the store is to be closed. */
+  /** Like `usage` in the background: stops when the store is about to close. */
   usageInBackground(volume: Volume, scope: Scope): Promise<Usage | undefined>;
-  /** The file system of a volume that has one of its own, as its store says. Undefined: it has none. */
+  /** The volume's own file system, according to its store. Undefined: it has none. */
   filesystemOf(volume: Volume, scope: Scope): Promise<string | undefined>;
-  /** Where it is staged on this node, its file system grows to the size of the volume. */
+  /** Grows the file system to the size of the volume, if it is staged on this node. */
   growStaged(volume: Volume, scope: Scope): Promise<void>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
-  /** Switched on, it is held to its size from then on; it cannot be switched off. */
+  /** Enforces the volume's size from now on. Cannot be switched off. */
   enforce(ref: string, on: boolean, expected: number | undefined, call: Call): Promise<Volume>;
   rename(ref: string, name: string, expected: number | undefined, call: Call): Promise<Volume>;
   label(
@@ -89,7 +89,7 @@ export interface Volumes {
     change: Readonly<Record<string, string | null>>,
     expected: number | undefined,
     call: Call,
-    /** What Stowage itself notes of it, as in NewVolume. */
+    /** As in NewVolume. */
     ownLabels?: Labels,
   ): Promise<Volume>;
   readonly steps: Readonly<Record<string, Step>>;
@@ -126,7 +126,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       change(ref, expected, call, async (volume, store) => {
         checkSize(bytes);
         if (volume.bytes !== undefined && bytes < volume.bytes) throw cannotShrink(volume, bytes);
-        // A staged volume whose store was enlarged may have a file system that still has to grow.
+        // A staged volume may have the new size on the store and a file system that still has to grow.
         const isGrown = async (): Promise<boolean> =>
           store.expand === undefined || !(await mounts.staged(volume.id, call));
         if (volume.bytes === bytes && (await isGrown())) return undefined;
@@ -181,10 +181,10 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWi
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
-        // The store completes what a power cut left as a record without data.
+        // Repeat the create: a power cut may have left a record without data.
         return created(await store.create(same(present, { bytes, enforce, access, labels, requestId }), call));
       }
-      // Renamed by somebody before the request was repeated: made once is made.
+      // The volume was renamed before the request was repeated: do not create a second one.
       const renamed = records.volumes.byRequest(store.name, requestId);
       if (renamed !== undefined) return created(renamed);
       const createdAt = clock.now();
@@ -202,10 +202,10 @@ function createComplete({ stores, catalogue, operations }: VolumeParts): Volumes
   return async ({ id, store: place, name }, call) =>
     await stores.use(place, async (store) => {
       using _ = await operations.lock([volumeKey(id), nameKey(place, name)], call.signal);
-      // Another host may have changed it since, and a store refuses what differs from its own record.
+      // Read the current properties: another host may have changed them, and the store rejects a create that differs from its record.
       const volume = await unlessUnknown(catalogue.resolve(id, call));
       if (volume === undefined) return undefined;
-      // Renamed meanwhile: made once is made.
+      // If it was renamed in the meantime, it exists, so there is nothing to complete.
       const isThere = volume.store === place && volume.name === name;
       return { volume: isThere ? await store.create(volume, call) : volume, storeIdentity: store.identity };
     });
@@ -220,11 +220,11 @@ async function unlessUnknown(looking: Promise<Volume>): Promise<Volume | undefin
   }
 }
 
-/** What a change comes to. Undefined: it is so already. */
+/** The operation that a change needs. */
 interface PlannedChange {
   readonly kind: keyof VolumeSteps;
   readonly params: Record<string, unknown>;
-  /** It asks the store for that many in all. */
+  /** The volume's total size after the change, to reserve. */
   readonly bytes?: bigint;
 }
 
@@ -243,7 +243,7 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
     return await stores.use(before.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       const names = newName === undefined ? [before.name] : [before.name, newName];
-      // By id too: who waited here may find the volume renamed, and then holds a name that is no longer its own.
+      // Lock the id too: if the volume was renamed while this waited, the locked name is no longer the volume's.
       const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);

@@ -2,7 +2,7 @@ import type { ContainerRecords } from '#core/containers.ts';
 import type { Database } from './database.ts';
 import { toEngineName, toHold, toReference } from './rows.ts';
 
-/** What container engines know: names, mounts they asked for, containers that name volumes. */
+/** Records about container engines: names, requested mounts, containers that reference volumes. */
 export function createContainerRecords(db: Database): ContainerRecords {
   return { engineNames: createEngineNames(db), engineMounts: createHolds(db), references: createReferences(db) };
 }

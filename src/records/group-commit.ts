@@ -7,20 +7,20 @@ interface PendingWrite {
   readonly reject: (cause: unknown) => void;
 }
 
-/** One commit for what many want written at the same time; when it fails, none of it is. */
+/** Commits concurrent writes in one transaction. If the commit fails, all of them fail. */
 export function createGroupCommit(
   transaction: Database['transaction'],
   isInTransaction: () => boolean,
 ): Records['groupCommit'] {
   let waiting: PendingWrite[] = [];
 
-  /** What became of each is told after the commit. */
+  /** Runs one write. Returns the function to call after the commit. */
   function tell({ work, resolve, reject }: PendingWrite): () => void {
     try {
       transaction(work);
       return resolve;
     } catch (cause) {
-      // A full disk can make SQLite roll everything back by itself: what came after would be a transaction of its own.
+      // A full disk can make SQLite roll back everything by itself; further writes would then run in transactions of their own.
       if (!isInTransaction()) throw cause;
       return () => reject(cause);
     }
