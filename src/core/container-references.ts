@@ -83,7 +83,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     const within = { ...scope, signal: limit.signal };
     for (const container of seen) {
       for (const { plugin, name } of container.volumes) {
-        const ids = plugin === undefined ? askedFor(name) : await meant(plugin, name, within);
+        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, within);
         scope.signal.throwIfAborted();
         if (ids.length === 0) missing.push({ container, name });
         for (const volumeId of ids) found.push({ ...of(engine, container), volumeId });
@@ -94,7 +94,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     return found;
   }
 
-  async function meant(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
+  async function resolveIds(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
     const known = records.engineNames.get(plugin, name);
     if (known !== undefined) return [known];
     if (scope.signal.aborted) return [];
@@ -108,20 +108,20 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
    * Volumes of a plugin that may be Stowage under another name. Our records suffice, without asking stores: they have every name that an
    * engine used.
    */
-  const askedFor = (name: string): readonly VolumeId[] =>
+  const recordedIds = (name: string): readonly VolumeId[] =>
     pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
 
   const found = new Map<EngineKind, number>();
-  const looks = new Map<ContainerEngine, () => Promise<void>>();
+  const refreshes = new Map<ContainerEngine, () => Promise<void>>();
 
   /** Refreshes of one engine run one after the other, so an older list never replaces a newer one. Waiting callers share the next run. */
-  const look: ContainerReferences['refresh'] = async (engine, scope) => {
-    const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
-    looks.set(engine, next);
+  const refresh: ContainerReferences['refresh'] = async (engine, scope) => {
+    const next = refreshes.get(engine) ?? coalesced(() => refreshNow(engine, { signal: unending, log }));
+    refreshes.set(engine, next);
     await patiently(next(), scope.signal, clock);
   };
 
-  async function lookNow(engine: ContainerEngine, scope: Scope): Promise<void> {
+  async function refreshNow(engine: ContainerEngine, scope: Scope): Promise<void> {
     using limit = clock.deadline(askMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
     const now = await resolved(engine, await engine.containers(within), within);
@@ -131,11 +131,11 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     if (different.length > 0) parts.changed(different, engine);
   }
 
-  const lookEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
+  const refreshEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
     Promise.all(
       engines.map(async (engine) => {
         try {
-          await look(engine, scope);
+          await refresh(engine, scope);
           return { engine, why: undefined };
         } catch (thrown) {
           scope.signal.throwIfAborted();
@@ -147,9 +147,9 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     );
 
   return {
-    refresh: look,
+    refresh,
     refreshAll: async (scope) =>
-      (await lookEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
+      (await refreshEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
     known: (volume) => records.references.of(volume),
     isLive: (volume) =>
       records.references
@@ -157,21 +157,21 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
         .some(({ engine, container, running }) => live.get(engine)?.has(container) ?? running),
     foundAt: (kind) => found.get(kind),
     of: async (volume, scope) => {
-      const silent = (await lookEach(scope)).flatMap(({ engine: { kind }, why }) =>
+      const silent = (await refreshEach(scope)).flatMap(({ engine: { kind }, why }) =>
         why === undefined ? [] : [{ kind, why }],
       );
       const isSilent = (kind: EngineKind): boolean => silent.some((one) => one.kind === kind);
       const id = typeof volume === 'string' ? volume : volume.id;
       // An unresolved name may belong to this volume.
-      const called: readonly string[] =
+      const namesOfVolume: readonly string[] =
         typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
-      const perhaps = engines.flatMap((engine) =>
+      const possible = engines.flatMap((engine) =>
         (unresolved.get(engine.name) ?? [])
-          .filter(({ name }) => called.includes(name))
+          .filter(({ name }) => namesOfVolume.includes(name))
           .map(({ container }) => ({ ...of(engine, container), volumeId: id })),
       );
       return {
-        references: [...records.references.of(id), ...perhaps],
+        references: [...records.references.of(id), ...possible],
         answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !isSilent(kind))),
         silent,
       };
@@ -179,7 +179,9 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     follow: (scope) => {
       for (const engine of engines)
         following.use(
-          engine.follow(createLooking(engine, look, scope, log), () => found.set(engine.kind, clock.elapsed())),
+          engine.follow(createCoalescedRefresh(engine, refresh, scope, log), () =>
+            found.set(engine.kind, clock.elapsed()),
+          ),
         );
     },
     [Symbol.asyncDispose]: () => following.disposeAsync(),
@@ -187,7 +189,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
 }
 
 /** A call during a run waits for the next run, which starts after the call and so sees everything that was true at the time of the call. */
-function inTurn(work: () => Promise<void>): () => Promise<void> {
+function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
   let next: Promise<void> | undefined;
   const begin = (): Promise<void> => {
@@ -217,36 +219,39 @@ const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContai
 });
 
 /** Coalesces events: one refresh at a time, and another one after it if events arrived meanwhile. */
-function createLooking(
+function createCoalescedRefresh(
   engine: ContainerEngine,
-  look: ContainerReferences['refresh'],
+  refresh: ContainerReferences['refresh'],
   scope: Scope,
   log: Log,
 ): () => void {
-  let isLooking = false;
+  let isRunning = false;
   let isDue = false;
   const run = async (): Promise<void> => {
-    isLooking = true;
+    isRunning = true;
     while (isDue && !scope.signal.aborted) {
       isDue = false;
-      await look(engine, scope).catch((thrown: unknown) => {
+      await refresh(engine, scope).catch((thrown: unknown) => {
         // The next event, or the periodic refresh, retries.
         log.info('a container engine did not answer', { engine: engine.name, why: stowageError(thrown).message });
       });
     }
-    isLooking = false;
+    isRunning = false;
   };
   return () => {
     isDue = true;
-    if (!isLooking) void run();
+    if (!isRunning) void run();
   };
 }
 
 function differing(before: readonly Reference[], now: readonly Reference[]): readonly VolumeId[] {
   const keyOf = ({ container, name, volumeId, running }: Reference): string =>
     JSON.stringify([container, name, volumeId, running]);
-  const [old, fresh] = [new Map(before.map((one) => [keyOf(one), one])), new Map(now.map((one) => [keyOf(one), one]))];
-  const gone = [...old].filter(([key]) => !fresh.has(key));
-  const come = [...fresh].filter(([key]) => !old.has(key));
-  return [...new Set([...gone, ...come].map(([, { volumeId }]) => volumeId))];
+  const [oldByKey, newByKey] = [
+    new Map(before.map((one) => [keyOf(one), one])),
+    new Map(now.map((one) => [keyOf(one), one])),
+  ];
+  const gone = [...oldByKey].filter(([key]) => !newByKey.has(key));
+  const added = [...newByKey].filter(([key]) => !oldByKey.has(key));
+  return [...new Set([...gone, ...added].map(([, { volumeId }]) => volumeId))];
 }

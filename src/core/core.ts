@@ -73,9 +73,9 @@ export interface WholeCore extends Core {
 const day = 86_400_000;
 const maintenanceEveryMs = 30_000;
 /** Longer than any deadline inside the tasks. A task that reaches it lacks a deadline of its own. */
-const passMs = 600_000;
+const taskDeadlineMs = 600_000;
 
-const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
+const task = (name: string, run: MaintenanceTask['run'], deadlineMs = taskDeadlineMs): MaintenanceTask => ({
   name,
   run,
   deadlineMs,
@@ -110,16 +110,16 @@ export function createCore(parts: CoreParts): WholeCore {
   const operations = createOperations({ records, events, clock, log });
   // The only dependency cycle: recovering a store uses stores.
   const late: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
-  const laterStores = (): Stores => {
+  const storesLater = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
-  const laterReferences = (): ContainerReferences => {
+  const referencesLater = (): ContainerReferences => {
     if (late.references === undefined) throw new Error('containers are asked for before they can be');
     return late.references;
   };
-  const liveness = createStoreLiveness({ clock, stores: laterStores });
-  const catalogue = createCatalogue({ records, liveness, stores: laterStores, instance });
+  const liveness = createStoreLiveness({ clock, stores: storesLater });
+  const catalogue = createCatalogue({ records, liveness, stores: storesLater, instance });
   const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const engineMounts: EngineMounts = createEngineMounts({
     records,
@@ -130,38 +130,45 @@ export function createCore(parts: CoreParts): WholeCore {
     node,
     folder: parts.publishedFolder,
     mounts: () => mounts,
-    references: laterReferences,
+    references: referencesLater,
     stageOf,
-    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: laterStores, clock }),
+    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: storesLater, clock }),
   });
   const mounts: Mounts = createMounts({
     ...parts,
     clients,
-    stores: laterStores,
+    stores: storesLater,
     catalogue,
     operations,
     events,
     engineMounts: () => engineMounts,
-    references: laterReferences,
+    references: referencesLater,
   });
   const steps: Record<string, Step> = {};
   const identities = createStoreIdentities({ records, clock });
-  const recover = createStoreRecovery({
+  const recoverFromRecords = createStoreRecovery({
     records,
     operations,
     catalogue,
     steps,
     log,
     identities,
-    stores: laterStores,
+    stores: storesLater,
     boot: parts.boot,
   });
-  const takeUp: RecoverStore = async (store, config, scope) => {
-    await recover(store, config, scope);
+  const recoverStore: RecoverStore = async (store, config, scope) => {
+    await recoverFromRecords(store, config, scope);
     late.reclaim?.soon(store.name);
   };
   const context = { instance, node, marks: parts.marks };
-  const stores = createStores({ ...parts, events, identities, context, recover: takeUp, mountedOn: mounts.mountedOn });
+  const stores = createStores({
+    ...parts,
+    events,
+    identities,
+    context,
+    recover: recoverStore,
+    mountedOn: mounts.mountedOn,
+  });
   const reclaim = createSpaceReclaimer({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
   const pluginNames = createPluginNames({ records, stores, catalogue });
@@ -198,7 +205,7 @@ export function createCore(parts: CoreParts): WholeCore {
     mounts,
     clients,
     stageOf,
-    stores: laterStores,
+    stores: storesLater,
     liveness,
     clock,
   });

@@ -66,7 +66,7 @@ const startingMs = 60_000;
 const fillingMs = 600_000;
 
 /** Per volume. A server that does not answer takes about 20 s. */
-const settleMs = 60_000;
+const perVolumeMs = 60_000;
 const inParallel = 4;
 
 /** Docker's event for the end of a container comes before its list shows it, and no further event follows. */
@@ -82,12 +82,12 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   /** Volumes for which the warning about an unlisted container was logged. */
   const unlisted = new Set<VolumeId>();
   const closing = new AbortController();
-  const lookAfter = createFairPass<VolumeId>(clock, { inParallel, itemMs: settleMs });
+  const fairPass = createFairPass<VolumeId>(clock, { inParallel, itemMs: perVolumeMs });
   /** When each mount was requested. Mounts of an earlier process are not in it. */
   const since = new Map<string, number>();
 
   /** Call it with the lock held. False: still mounted. */
-  async function takeAway(id: VolumeId, call: Call): Promise<boolean> {
+  async function tryUnpublish(id: VolumeId, call: Call): Promise<boolean> {
     if (pathOf(id) === undefined) return true;
     try {
       await parts.mounts().unpublish(targetOf(id), id, call, { force: false, unheld: true });
@@ -105,7 +105,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     for (const { plugin } of records.engineMounts.of(id))
       log.info('a mount that no container uses is dropped', { volume: id, plugin, why });
     // Keep the record while the volume cannot be unmounted; the next pass retries.
-    if (!(await takeAway(id, { ...scope, requestId: `holds:${id}` }))) return;
+    if (!(await tryUnpublish(id, { ...scope, requestId: `holds:${id}` }))) return;
     records.engineMounts.clear(id);
     idle.delete(id);
   }
@@ -116,11 +116,11 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     return at !== undefined && at >= (parts.references().foundAt(engineKindOf(hold)) ?? Number.POSITIVE_INFINITY);
   }
 
-  const areKnown = (holds: readonly EngineMount[], { answered }: ReferenceReport): boolean =>
+  const enginesAnswered = (holds: readonly EngineMount[], { answered }: ReferenceReport): boolean =>
     holds.every((hold) => answered.has(engineKindOf(hold)));
 
   /** True if this mount namespace has bind mounts of the volume that we did not make. */
-  async function boundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
+  async function isBoundElsewhere(id: VolumeId, scope: Scope): Promise<boolean> {
     const mount = records.mounts.at(targetOf(id));
     if (mount === undefined) return false;
     const ours = new Set([parts.stageOf(id), ...records.mounts.of(id).map(({ target }) => target)]);
@@ -129,35 +129,35 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     return seen === undefined || seen.some((at) => !ours.has(at));
   }
 
-  async function settleOne(id: VolumeId, scope: Scope): Promise<void> {
+  async function dropIfUnused(id: VolumeId, scope: Scope): Promise<void> {
     const volume = records.volumes.byId(id);
     // Ask before taking the lock: Podman does not answer while it waits for a mount, and the mount waits for the lock.
-    const referring = await parts.references().of(volume ?? id, scope);
+    const report = await parts.references().of(volume ?? id, scope);
     using _ = await operations.lock([engineMountKey(id)], scope.signal);
     const holds = records.engineMounts.of(id);
     if (pathOf(id) === undefined) return await drop(id, 'it is not mounted', scope);
     if (holds.length === 0) return await releaseOne(id, scope);
     // Podman remembers what it has mounted and does not request it again.
     if (holds.some((hold) => engineKindOf(hold) === 'podman')) return;
-    if (!areKnown(holds, referring) || referring.references.some(({ running }) => running)) {
+    if (!enginesAnswered(holds, report) || report.references.some(({ running }) => running)) {
       idle.delete(id);
       return;
     }
     // Another host destroyed the volume: Docker does not unmount a volume that it cannot get, and cannot be filling it.
-    if (volume === undefined && referring.references.length === 0)
+    if (volume === undefined && report.references.length === 0)
       return await drop(id, 'it is gone, and no container names it', scope);
     const now = clock.elapsed();
-    const begun = idle.get(id) ?? now;
-    idle.set(id, begun);
-    if (referring.references.length === 0 && now - begun >= startingMs) warnUnlisted(id, holds);
-    const patience = holds.some(isCertain) ? fillingMs : startingMs;
-    if (now - Math.max(begun, asked.get(id) ?? begun) < patience) return;
-    if (await boundElsewhere(id, scope)) return;
+    const idleSince = idle.get(id) ?? now;
+    idle.set(id, idleSince);
+    if (report.references.length === 0 && now - idleSince >= startingMs) warnUnlisted(id, holds);
+    const waitMs = holds.some(isCertain) ? fillingMs : startingMs;
+    if (now - Math.max(idleSince, asked.get(id) ?? idleSince) < waitMs) return;
+    if (await isBoundElsewhere(id, scope)) return;
     await drop(id, 'none of its containers runs', scope);
   }
 
-  async function settleOrComplain(id: VolumeId, scope: Scope): Promise<void> {
-    // A shortcut for the usual case, a running container. `settleOne` decides the rest with fresh data and the lock held.
+  async function reconcileOne(id: VolumeId, scope: Scope): Promise<void> {
+    // A shortcut for the usual case, a running container. `dropIfUnused` decides the rest with fresh data and the lock held.
     const runs = parts
       .references()
       .known(id)
@@ -167,7 +167,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       return;
     }
     try {
-      await settleOne(id, scope);
+      await dropIfUnused(id, scope);
     } catch (thrown) {
       const why = stowageError(thrown).message;
       if (!closing.signal.aborted) log.warn('a mount for containers could not be looked after', { volume: id, why });
@@ -180,7 +180,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
   }
 
   /** Runs in the background. When a refresh shows that the container ended, `changed` unmounts the volume. */
-  async function lookUntilEnded(id: VolumeId): Promise<void> {
+  async function refreshUntilEnded(id: VolumeId): Promise<void> {
     const { signal } = closing;
     try {
       for (const ms of endingMs) {
@@ -213,8 +213,8 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       asked.set(volume.id, clock.elapsed());
       idle.delete(volume.id);
       // Left over from a container that just ended, possibly because the mount died.
-      const isLeft = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
-      if (isLeft && (await parts.mounts().isDead(volume.id, call))) await takeAway(volume.id, call);
+      const isLeftover = pathOf(volume.id) !== undefined && records.engineMounts.of(volume.id).length === 0;
+      if (isLeftover && (await parts.mounts().isDead(volume.id, call))) await tryUnpublish(volume.id, call);
       // Record it before mounting: after a crash, the start-up unmounts engine targets without a record.
       const hold = { volumeId: volume.id, plugin, id, since: clock.now() };
       const before = records.engineMounts.of(volume.id).some((one) => keyOf(one) === keyOf(hold));
@@ -238,19 +238,19 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       if (records.engineMounts.of(id).length > 0) return;
       // Docker unmounts before its list shows the end of the container. And if counts went wrong, another container may still run: it
       // must not lose its mount.
-      if (parts.references().isLive(id)) void lookUntilEnded(id);
-      else await takeAway(id, call);
+      if (parts.references().isLive(id)) void refreshUntilEnded(id);
+      else await tryUnpublish(id, call);
     },
     changed: async (ids, scope) => {
       const isOver = (id: VolumeId): boolean =>
         records.engineMounts.of(id).length === 0 && !parts.references().isLive(id);
       const over = ids.filter((id) => pathOf(id) !== undefined && isOver(id));
       await eachBounded(over, inParallel, async (id) => {
-        using limit = clock.deadline(settleMs, scope.signal);
+        using limit = clock.deadline(perVolumeMs, scope.signal);
         const own = { ...scope, signal: limit.signal };
         try {
           using _ = await operations.lock([engineMountKey(id)], own.signal);
-          if (isOver(id)) await takeAway(id, { ...own, requestId: `holds:${id}` });
+          if (isOver(id)) await tryUnpublish(id, { ...own, requestId: `holds:${id}` });
         } catch (thrown) {
           log.info('a volume stays mounted for now', { volume: id, why: stowageError(thrown).message });
         }
@@ -259,13 +259,13 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
     dropStale: async (volume, scope) => {
       if (records.engineMounts.of(volume.id).length === 0 && pathOf(volume.id) === undefined) return;
       const before = records.engineMounts.of(volume.id);
-      // Ask before taking the lock, as in settleOne.
-      const referring = await parts.references().of(volume, scope);
+      // Ask before taking the lock, as in dropIfUnused.
+      const report = await parts.references().of(volume, scope);
       using _ = await operations.lock([engineMountKey(volume.id)], scope.signal);
       const holds = records.engineMounts.of(volume.id);
       if (!isDeepStrictEqual(holds, before)) return;
       // If the count is certain, the engine may be filling the volume for a container that it does not list yet.
-      if (referring.references.length === 0 && areKnown(holds, referring) && !holds.some(isCertain))
+      if (report.references.length === 0 && enginesAnswered(holds, report) && !holds.some(isCertain))
         await drop(volume.id, 'no container names it', scope);
     },
     close: async (scope) => {
@@ -282,7 +282,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       for (const key of since.keys()) if (!keys.has(key)) since.delete(key);
       // Even if nothing is mounted, to learn which volumes stopped containers reference.
       await parts.references().refreshAll(scope);
-      await lookAfter(all, scope, settleOrComplain);
+      await fairPass(all, scope, reconcileOne);
     },
   };
 }

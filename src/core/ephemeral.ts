@@ -68,7 +68,7 @@ const settingKey = 'ephemeral.volumes';
 /** The longest that an unpublish waits for the store to destroy the volume. */
 const destroyMs = 3_000;
 /** Per volume. */
-const settleMs = 60_000;
+const destroyDeadlineMs = 60_000;
 /** One at a time on each store, so that a store that does not answer gets a single call. */
 const inParallel = 1;
 /** If a failure takes longer than this, skip the store's other volumes in this pass. */
@@ -83,7 +83,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const { records, stores, volumes, deletions, mounts, operations, clock, log } = parts;
   const listed = (): readonly EphemeralRecord[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
   const list = (key: string): EphemeralRecord | undefined => listed().find((one) => one.key === key);
-  const note = (one: EphemeralRecord): void => set([...listed().filter(({ key }) => key !== one.key), one]);
+  const save = (one: EphemeralRecord): void => set([...listed().filter(({ key }) => key !== one.key), one]);
   const forget = (key: string): void => set(listed().filter((one) => one.key !== key));
   const set = (all: readonly EphemeralRecord[]): void => records.settings.set(settingKey, JSON.stringify(all));
   /** Since when each volume has had no mount, by this process's clock. */
@@ -97,7 +97,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const keyOf = (key: string): string => `ephemeral ${key}`;
 
   /** If the answer to the create was lost, the store has the volume and our records do not. Throws if the store does not answer. */
-  async function madeUnheard({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
+  async function findUnrecorded({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
     const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
     if (made?.requestId !== requestId(key)) return undefined;
     records.volumes.put(made);
@@ -118,7 +118,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   async function destroy(one: EphemeralRecord, scope: Scope): Promise<void> {
     using _ = await operations.lock([keyOf(one.key)], scope.signal);
     if (list(one.key)?.over !== true) return;
-    const volume = volumeOf(one) ?? (await madeUnheard(one, scope));
+    const volume = volumeOf(one) ?? (await findUnrecorded(one, scope));
     if (volume === undefined && !isAbsentForGood(one.key)) return;
     try {
       if (volume !== undefined)
@@ -142,7 +142,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   }
 
   /** False: it failed and is retried later. */
-  async function destroyOrComplain(one: EphemeralRecord, scope: Scope): Promise<boolean> {
+  async function tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean> {
     try {
       await destroy(one, scope);
       return true;
@@ -157,8 +157,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
   /** One pass per store, so that a store that does not answer does not delay the others. */
   const passes = new Map<StoreName, FairPass<string>>();
 
-  async function settleOn(store: StoreName, due: readonly EphemeralRecord[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: settleMs });
+  async function reconcileStore(store: StoreName, due: readonly EphemeralRecord[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: destroyDeadlineMs });
     passes.set(store, pass);
     const byKey = new Map(due.map((one) => [one.key, one]));
     const silent = new Error(`store ${store} is silent`);
@@ -166,7 +166,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       const one = byKey.get(key);
       if (one === undefined) return;
       const began = clock.elapsed();
-      const isDone = await destroyOrComplain(one, own);
+      const isDone = await tryDestroy(one, own);
       // Do not wait for a store that does not answer once per volume. The next pass begins with the remaining volumes.
       if (!isDone && clock.elapsed() - began > quickMs) throw silent;
     });
@@ -183,7 +183,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     );
   }
 
-  function lookFor(one: EphemeralRecord): void {
+  function checkUnclaimed(one: EphemeralRecord): void {
     if (one.over || isMounted(one)) {
       unclaimed.delete(one.key);
       return;
@@ -192,7 +192,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     unclaimed.set(one.key, since);
     if (clock.elapsed() - since < unclaimedMs) return;
     unclaimed.delete(one.key);
-    note({ ...one, over: true });
+    save({ ...one, over: true });
   }
 
   return {
@@ -210,7 +210,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       if (known === undefined) refuseInline(stores.view(store));
       else if (!isSame(before?.asked ?? asked, asked)) throw requestDiffers(known);
       absent.delete(key);
-      note({ key, store, target, over: false, asked });
+      save({ key, store, target, over: false, asked });
       // A repeated request gets the existing volume as it is, even if the store's defaults have changed.
       const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, want, call));
       await mounts.publish(volume.id, target, how, call);
@@ -218,22 +218,22 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     unpublish: async (key, target, call) => {
       const one = list(key);
       if (one === undefined) return false;
-      note({ ...one, over: true });
+      save({ ...one, over: true });
       // Force it: the data is destroyed next, and flushing it first could make the pod wait for a server that does not answer.
       await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true, claimTarget: true });
       // The destruction continues in the background after `destroyMs`.
-      await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
+      await endsWithin(tryDestroy(one, { signal: unending, log }), destroyMs, clock);
       return true;
     },
     reconcile: async (scope) => {
-      for (const one of listed()) lookFor(one);
+      for (const one of listed()) checkUnclaimed(one);
       // Volumes of removed stores stay on the list: the store may be added again.
       const asked = new Set(stores.list().map(({ config }) => config.name));
       const due = listed().filter(({ over, store }) => over && asked.has(store));
       await Promise.all(
         Array.from(
           Map.groupBy(due, ({ store }) => store),
-          ([store, those]) => settleOn(store, those, scope),
+          ([store, records]) => reconcileStore(store, records, scope),
         ),
       );
     },

@@ -71,8 +71,8 @@ export function heldByContainers(target: string): StowageError {
 
 export function volumeInUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
   const { store, name } = volume;
-  const shown = shortened(users.map((user) => `${called(user)} on ${user.node}`));
-  const told = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
+  const shown = shortened(users.map((user) => `${titleOf(user)} on ${user.node}`));
+  const shownToUsers = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
     reason: 'volume-in-use',
@@ -82,7 +82,7 @@ export function volumeInUse(volume: Volume, verb: string, users: readonly User[]
         ? 'Try again in a moment: what is being made is listed then. Who it is for: docker ps -a --filter volume=NAME. What an engine forgot in a crash is dropped by itself after ten minutes.'
         : 'Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME',
     toUsers: {
-      message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${told}`,
+      message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${shownToUsers}`,
       ...(users.some(isPath) ? { action: askForUnmount } : {}),
     },
   });
@@ -126,14 +126,14 @@ export function stillServed({ id, store, name }: Volume, verb: string): StowageE
 /** Based on the use records on the store; the hosts may not even be running. */
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
   const { store, name } = volume;
-  const hosts = (who: (users: readonly NamedUser[]) => readonly string[]): string =>
+  const hosts = (describe: (users: readonly NamedUser[]) => readonly string[]): string =>
     shortened(
       uses.map(({ node, host, users, stale, renewedAt }) => {
         const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
-        return `host ${node} (${[host, ...who(users).slice(0, most)].join(', ')}${silent})`;
+        return `host ${node} (${[host, ...describe(users).slice(0, mostShown)].join(', ')}${silent})`;
       }),
     );
-  const shown = hosts((users) => users.map(called));
+  const shown = hosts((users) => users.map(titleOf));
   const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
@@ -148,25 +148,25 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
   const named = (names: readonly string[]): string => (names.length === 0 ? node : `${node} (${shortened(names)})`);
   // Omit kubelets: they stage the volume for the pods that are listed.
   const others = users.filter(({ kind }) => kind !== 'kubelet');
-  const [who, shown] = [named(others.map(called)), named(withoutPaths(others))];
-  return new StowageError(`volume '${store}/${name}' is written by host ${who}, and only one may`, {
+  const [writer, writerForUsers] = [named(others.map(titleOf)), named(withoutPaths(others))];
+  return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one may`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',
     action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
-    toUsers: { message: `volume '${store}/${name}' is written by host ${shown}, and only one may` },
+    toUsers: { message: `volume '${store}/${name}' is written by host ${writerForUsers}, and only one may` },
   });
 }
 
 type NamedUser = Pick<User, 'kind' | 'name'>;
 
 /** The most users in one message. */
-const most = 5;
+const mostShown = 5;
 
 const shortened = (all: readonly string[]): string =>
-  `${all.slice(0, most).join(', ')}${all.length > most ? ` and ${all.length - most} more` : ''}`;
+  `${all.slice(0, mostShown).join(', ')}${all.length > mostShown ? ` and ${all.length - mostShown} more` : ''}`;
 
 /** An engine's user name is a plugin name, not a container: a user who removed "container stowage" would remove Stowage itself. */
-const called = ({ kind, name }: NamedUser): string =>
+const titleOf = ({ kind, name }: NamedUser): string =>
   isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
 const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 
@@ -174,5 +174,5 @@ const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 function withoutPaths(users: readonly NamedUser[]): readonly string[] {
   const paths = users.filter(isPath).length;
   const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;
-  return [...users.filter((user) => !isPath(user)).map(called), ...(paths === 0 ? [] : [mounts])];
+  return [...users.filter((user) => !isPath(user)).map(titleOf), ...(paths === 0 ? [] : [mounts])];
 }

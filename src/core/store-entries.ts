@@ -74,14 +74,14 @@ const closeDeadlineMs = 5_000;
 export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
   const { clock, log } = parts;
   const all = new Map<string, StoreEntry>();
-  const coming = new Map<string, StoreEntry>();
+  const unlisted = new Map<string, StoreEntry>();
   /** Attempts to open dropped entries, on disks that do not answer. No other attempt starts for the same name meanwhile. */
   const abandoned = new Map<string, Promise<void>>();
 
   async function attempt(entry: StoreEntry, scope: Scope): Promise<void> {
     const { config, closing: dropped } = entry;
     try {
-      const store = await openTaken(parts, config, {
+      const store = await openRecovered(parts, config, {
         ...scope,
         signal: AbortSignal.any([scope.signal, dropped.signal]),
       });
@@ -109,9 +109,9 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
     if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= storeOpening(entry.config.name);
   }
 
-  async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry> {
+  async function addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry> {
     const entry = newEntry(config);
-    for (const before of [all.get(config.name), coming.get(config.name)]) if (before !== undefined) drop(before);
+    for (const before of [all.get(config.name), unlisted.get(config.name)]) if (before !== undefined) drop(before);
     all.set(config.name, entry);
     await open(entry, scope, patienceMs);
     return entry;
@@ -119,7 +119,7 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
 
   function drop(entry: StoreEntry): void {
     const { name } = entry.config;
-    for (const map of [all, coming]) if (map.get(name) === entry) map.delete(name);
+    for (const map of [all, unlisted]) if (map.get(name) === entry) map.delete(name);
     entry.closing.abort(storeClosing(name));
     if (entry.opening === undefined) return;
     const left = entry.opening.finally(() => abandoned.delete(name));
@@ -152,31 +152,31 @@ export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
 
   return {
     all,
-    unlisted: coming,
+    unlisted,
     open,
-    addAndOpen: bring,
+    addAndOpen,
     shut,
     drop,
     openUnlisted: async (config, scope, patienceMs) => {
       const entry = newEntry(config);
-      coming.set(config.name, entry);
+      unlisted.set(config.name, entry);
       await open(entry, scope, patienceMs);
       return entry;
     },
     add: (entry) => {
       const { name } = entry.config;
-      if (!coming.delete(name) || entry.closing.signal.aborted) throw storeClosing(name);
+      if (!unlisted.delete(name) || entry.closing.signal.aborted) throw storeClosing(name);
       all.set(name, entry);
     },
     replace: async (entry, config, worked, scope) => {
-      const brought = await bring(config, scope, askedPatienceMs);
-      const { problem } = brought;
+      const added = await addAndOpen(config, scope, askedPatienceMs);
+      const { problem } = added;
       if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
       // Removed through the API in the meantime.
-      if (all.get(config.name) !== brought) return true;
+      if (all.get(config.name) !== added) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
-      await bring(entry.config, scope);
+      await addAndOpen(entry.config, scope);
       return false;
     },
   };
@@ -206,7 +206,7 @@ async function isIdle(entry: StoreEntry, clock: Clock): Promise<boolean> {
   return entry.users === 0;
 }
 
-async function openTaken(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
+async function openRecovered(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
   const scheme = schemeOf(config.uri);
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);

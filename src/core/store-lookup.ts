@@ -23,7 +23,7 @@ export function createStoreLookup(
 ): StoreLookup {
   let preferred: string | undefined;
 
-  function known(name: string): StoreEntry {
+  function entryOf(name: string): StoreEntry {
     const entry = all.get(name);
     if (entry === undefined) throw unknownStore(name);
     return entry;
@@ -48,12 +48,12 @@ export function createStoreLookup(
   }
 
   return {
-    entryOf: known,
+    entryOf,
     view,
     defaultName,
     list: () => [...all.values()].map(view),
     use: async (name, work) => {
-      const entry = known(name);
+      const entry = entryOf(name);
       // The store may still be opening just after the start. Wait a bounded time, since its disk may hang.
       if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
       const { store } = entry;

@@ -47,7 +47,7 @@ interface PublishedUse {
 
 /** The key is historical: the list used to contain only records that were not published yet. */
 const settingKey = 'uses.unsaid';
-const nobody = JSON.stringify([]);
+const noUsers = JSON.stringify([]);
 /** The longest that an unmount waits for the store. */
 const settleMs = 3_000;
 const renewMs = 20_000;
@@ -66,17 +66,17 @@ export function createUsePublisher({
   const { settings, mounts, references } = records;
   const listed = createList(settings);
   /** The users, as JSON, that this process last published successfully, per volume. */
-  const said = new Map<VolumeId, string>();
+  const published = new Map<VolumeId, string>();
   /**
    * Adds the volume to the persistent list. Call it before publishing: after a crash or power cut, the list leads to records that nothing
    * uses any more. Writing the list waits for the disk, so entries stay until `renew`, however often the volume is mounted.
    */
   const remember = ({ id, name, store }: PublishedUse): void => {
-    said.delete(id);
+    published.delete(id);
     if (!listed.all().has(id)) listed.set([...listed.all().values(), { id, name, store }]);
   };
   const forget = (ids: ReadonlySet<VolumeId>): void => {
-    for (const id of ids) said.delete(id);
+    for (const id of ids) published.delete(id);
     const left = [...listed.all().values()].filter(({ id }) => !ids.has(id));
     if (left.length < listed.all().size) listed.set(left);
   };
@@ -89,26 +89,26 @@ export function createUsePublisher({
   /** Serializes updates per volume: an update that timed out may still be in progress and must not overtake a later one. */
   const turns = createKeyedLock();
 
-  const coming = new Map<VolumeId, Set<User>>();
+  const expected = new Map<VolumeId, Set<User>>();
   /** The current users. Call it only while holding the volume's turn. */
   const usersOf = (id: VolumeId): readonly User[] => {
-    const mounted = [...mounts.of(id), ...Array.from(coming.get(id) ?? [], (user) => ({ user }))];
+    const mounted = [...mounts.of(id), ...Array.from(expected.get(id) ?? [], (user) => ({ user }))];
     return usersOnRecord(mounted, references.of(id), node);
   };
 
-  const wordsFor = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
+  const usersAsJson = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
 
   /** `again`: publish even if unchanged, since others may have removed the record. */
-  async function say(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
+  async function publishUse(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
     const users = usersOf(ref.id);
-    const words = wordsFor(users);
+    const usersJson = usersAsJson(users);
     // Engines report every change of a container, and most of them do not change the users.
-    if (!again && said.get(ref.id) === words) return;
+    if (!again && published.get(ref.id) === usersJson) return;
     remember({ id: ref.id, name: ref.name, store: store.name });
     if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
     else await store.uses?.remove(ref.id, instance, scope);
-    said.set(ref.id, words);
+    published.set(ref.id, usersJson);
   }
 
   const isConfigured = (name: StoreName): boolean =>
@@ -124,13 +124,13 @@ export function createUsePublisher({
       .some(({ placement, config }) => isShared(placement) && config.name === store);
   };
 
-  async function sayTo(what: PublishedUse, scope: Scope, again: boolean): Promise<void> {
-    await stores().use(what.store, (store) => say(what, store, scope, again));
+  async function publishTo(use: PublishedUse, scope: Scope, again: boolean): Promise<void> {
+    await stores().use(use.store, (store) => publishUse(use, store, scope, again));
   }
 
-  function complain(what: PublishedUse, thrown: unknown): void {
+  function logFailure(use: PublishedUse, thrown: unknown): void {
     const why = stowageError(thrown).message;
-    log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
+    log.info('a store could not be told who uses its volume; it is told later', { volume: use.id, why });
   }
 
   /** One pass per store, so that a store that does not answer does not delay the others. */
@@ -143,18 +143,18 @@ export function createUsePublisher({
     using limit = clock.deadline(renewMs, scope.signal);
     await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, own) => {
       const one = byId.get(id);
-      if (one !== undefined) await sayTo(one, own, true).catch((thrown: unknown) => complain(one, thrown));
+      if (one !== undefined) await publishTo(one, own, true).catch((thrown: unknown) => logFailure(one, thrown));
     });
   }
 
   return {
     expectUser: (id, by) => {
-      const all = coming.get(id) ?? new Set();
-      coming.set(id, all.add(by));
+      const all = expected.get(id) ?? new Set();
+      expected.set(id, all.add(by));
       return {
         [Symbol.dispose]: () => {
           all.delete(by);
-          if (all.size === 0) coming.delete(id);
+          if (all.size === 0) expected.delete(id);
         },
       };
     },
@@ -166,29 +166,29 @@ export function createUsePublisher({
         await store.uses.takeWriter(volume, instance, scope);
       }
       // Publish even if unchanged, since others may have removed the record.
-      await say(volume, store, scope, true);
+      await publishUse(volume, store, scope, true);
     },
     update: async (id, scope) => {
       const volume = records.volumes.byId(id);
-      const what = volume ?? listed.all().get(id);
-      if (what === undefined) return;
+      const use = volume ?? listed.all().get(id);
+      if (use === undefined) return;
       // An older version may have published a record without adding it to the list.
-      if (!listed.all().has(id)) remember(what);
+      if (!listed.all().has(id)) remember(use);
       // The update continues in the background after `settleMs`; calls to a server have their own deadlines.
-      const saying = sayTo(what, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
-        complain(what, thrown),
+      const updating = publishTo(use, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
+        logFailure(use, thrown),
       );
-      await endsWithin(saying, settleMs, clock);
+      await endsWithin(updating, settleMs, clock);
     },
     end: async (ref, store, scope) => {
       if (store.uses === undefined || !listed.all().has(ref.id)) return;
-      await say(ref, store, scope, false);
+      await publishUse(ref, store, scope, false);
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => !clients.isNodeLocal(source));
       const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
-      const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;
+      const isOver = (id: VolumeId): boolean => published.get(id) === noUsers && usersOf(id).length === 0;
       forget(new Set([...listed.all().keys()].filter(isOver)));
       const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
       const isGone = ({ store }: PublishedUse): boolean => !isConfigured(store);
@@ -213,7 +213,7 @@ function createList(settings: Records['settings']): PublishedUseList {
   let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
   return {
     all: () => {
-      const text = settings.get(settingKey) ?? nobody;
+      const text = settings.get(settingKey) ?? noUsers;
       if (last?.text !== text)
         last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
       return last.all;

@@ -99,11 +99,11 @@ export function createVolumes(parts: VolumeParts): Volumes {
   const { records, stores, catalogue, mounts } = parts;
   const steps = createVolumeSteps(parts);
   const change = createChange(parts, steps);
-  const createKnown = createCreate(parts, steps);
+  const createWithStoreIdentity = createCreate(parts, steps);
 
   return {
-    create: async (want, call) => (await createKnown(want, call)).volume,
-    createWithStoreIdentity: createKnown,
+    create: async (want, call) => (await createWithStoreIdentity(want, call)).volume,
+    createWithStoreIdentity,
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
@@ -142,7 +142,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       }),
     rename: async (ref, to, expected, call) => {
       const name = volumeName(to);
-      const about = async (volume: Volume, store: Store): Promise<PlannedChange | undefined> => {
+      const plan = async (volume: Volume, store: Store): Promise<PlannedChange | undefined> => {
         if (name === volume.name) return undefined;
         facetOf(store, 'rename');
         await mounts.refuseInUse(volume, store, 'renamed', call);
@@ -151,7 +151,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
         await mounts.finishUnmounts(volume.id, call);
         return { kind: 'volume.rename', params: { to: name } };
       };
-      return await change(ref, expected, call, about, name);
+      return await change(ref, expected, call, plan, name);
     },
     label: (ref, labels, expected, call, ownLabels) =>
       change(ref, expected, call, async (volume) => ({
@@ -174,7 +174,7 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWi
       if (config.policy.readOnly) throw storeReadOnly(store.name);
       const access = want.access ?? 'filesystem';
       if (!store.access.includes(access)) throw accessUnsupported(store, access);
-      const bytes = sized(store, config, want.bytes);
+      const bytes = sizeFor(store, config, want.bytes);
       const enforce = want.enforce ?? false;
       if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
@@ -182,14 +182,16 @@ function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWi
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
         // Repeat the create: a power cut may have left a record without data.
-        return created(await store.create(same(present, { bytes, enforce, access, labels, requestId }), call));
+        return created(
+          await store.create(requireSameRequest(present, { bytes, enforce, access, labels, requestId }), call),
+        );
       }
       // The volume was renamed before the request was repeated: do not create a second one.
       const renamed = records.volumes.byRequest(store.name, requestId);
       if (renamed !== undefined) return created(renamed);
       const createdAt = clock.now();
-      const about = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
-      const spec: VolumeSpec = { id: newVolumeId(), ...about };
+      const properties = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
+      const spec: VolumeSpec = { id: newVolumeId(), ...properties };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
@@ -232,13 +234,13 @@ type Change = (
   ref: string,
   expected: number | undefined,
   call: Call,
-  about: (volume: Volume, store: Store) => Promise<PlannedChange | undefined>,
+  plan: (volume: Volume, store: Store) => Promise<PlannedChange | undefined>,
   newName?: string,
 ) => Promise<Volume>;
 
 function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   const { stores, catalogue, operations, limits } = parts;
-  return async (ref, expected, call, about, newName) => {
+  return async (ref, expected, call, plan, newName) => {
     const before = await catalogue.resolve(ref, call);
     return await stores.use(before.store, async (store, config) => {
       if (config.policy.readOnly) throw storeReadOnly(store.name);
@@ -248,17 +250,17 @@ function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
-      const todo = await about(volume, store);
-      if (todo === undefined) return volume;
-      using _place = todo.bytes === undefined ? undefined : limits.reserve(config, volume.id, todo.bytes);
-      const params = { id: volume.id, name: volume.name, ...todo.params };
-      const intent = { kind: todo.kind, store: store.name, subject: `${store.name}/${volume.name}`, params };
-      return await operations.run(intent, call, (work) => steps[todo.kind](store, config, params, work));
+      const planned = await plan(volume, store);
+      if (planned === undefined) return volume;
+      using _place = planned.bytes === undefined ? undefined : limits.reserve(config, volume.id, planned.bytes);
+      const params = { id: volume.id, name: volume.name, ...planned.params };
+      const intent = { kind: planned.kind, store: store.name, subject: `${store.name}/${volume.name}`, params };
+      return await operations.run(intent, call, (work) => steps[planned.kind](store, config, params, work));
     });
   };
 }
 
-function sized(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
+function sizeFor(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
   const size = bytes ?? config.policy.defaultSize;
   if (size === undefined && store.enforcement?.always === true) throw sizeRequired(store.name);
   if (size !== undefined) checkSize(size);
@@ -270,7 +272,10 @@ function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string):
   if (bytes === undefined) throw enforcedWithoutSize(what);
 }
 
-function same(present: Volume, want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>): Volume {
+function requireSameRequest(
+  present: Volume,
+  want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>,
+): Volume {
   if (present.requestId !== want.requestId) throw volumeExists(present);
   const equal =
     present.bytes === want.bytes &&
