@@ -10,7 +10,7 @@ const problem = (code: StowageError['code'], reason: string): StowageError =>
 const how = 'in the log of Stowage on this host.';
 
 describe('a store that could not be opened', () => {
-  test('because its server refused it is a permission problem to users, and they are told whom to ask', () => {
+  test('because its server denied access is reported to users as a permission problem, with whom to ask', () => {
     const error = storeUnavailable(config, problem('denied', 'nfs-export-denied'));
     expect(redactForUser(error, how)).toEqual({
       // It is opened again by itself, so requests may be repeated.
@@ -27,7 +27,7 @@ describe('a store that could not be opened', () => {
     expect(message).toBe("store 'silver' cannot be used: 10.10.2.4 does not let this host mount /export");
   });
 
-  test('because its server ends every connection of this host is one most likely', () => {
+  test('because its server closes every connection of this host is reported as most likely a permission problem', () => {
     const error = storeUnavailable(config, problem('unavailable', 'nfs-hangs-up'));
     expect(redactForUser(error, how)).toMatchObject({
       message:
@@ -36,14 +36,14 @@ describe('a store that could not be opened', () => {
     });
   });
 
-  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not', (reason) => {
+  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not reported as a permission problem', (reason) => {
     expect(redactForUser(storeUnavailable(config, problem('unavailable', reason)), how)).toMatchObject({
       message: 'the server of the store does not answer: a network or server failure, not missing permissions',
       action: expect.stringMatching(/^Try again in a while/),
     });
   });
 
-  test('because its server does not list the export is one most likely', () => {
+  test('because its server does not list the export is reported as most likely a permission problem', () => {
     expect(redactForUser(storeUnavailable(config, problem('unavailable', 'nfs-export-withheld')), how).message).toBe(
       "the server of store 'silver' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem",
     );

@@ -9,12 +9,12 @@ const trouble = (reason: string) => ({
   action: 'kill 7',
 });
 
-test('a message for everybody is told to users in full', () => {
+test('users read a message for everybody in full', () => {
   expect(redactForUser(trouble('store-busy'), how)).toEqual(trouble('store-busy'));
 });
 
 test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
-  'of an error with the reason "%s" users read only what its code says',
+  'users read only the short text of the code for an error with the reason "%s"',
   (reason) => {
     expect(redactForUser(trouble(reason), how)).toEqual({
       code: 'busy',
@@ -25,7 +25,7 @@ test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
   },
 );
 
-test('users read a text of its own where that of the code would blame the wrong part', () => {
+test('users read the short text of the reason if the text of the code would blame the wrong component', () => {
   const { message } = redactForUser({ ...trouble('agent-lost'), code: 'unavailable' }, how);
   expect(message).toBe('the connection to the agent of the node was lost before it answered');
 });

@@ -13,7 +13,7 @@ const dead = (_item: string, { signal }: { readonly signal: AbortSignal }): Prom
   return promise;
 };
 
-test('a pass that was cut off by dead items is continued by the next one', async () => {
+test('the next pass continues where dead items cut off the previous one', async () => {
   const clock = createFakeClock();
   const pass = createFairPass<string>(clock, { inParallel: 1, itemMs: 20_000 });
   const begun: string[] = [];
@@ -57,7 +57,7 @@ test('an item that ignores its signal costs its deadline once, and is skipped un
   });
 });
 
-test('not more items than the limit are worked on at once, and the first failure ends the pass', async () => {
+test('works on at most the limit of items at once, and ends at the first failure', async () => {
   const pass = createFairPass<string>(createFakeClock(), { inParallel: 2, itemMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));

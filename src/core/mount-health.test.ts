@@ -86,7 +86,7 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
   return Object.fromEntries(all.map(({ target, health }) => [target, [health.state, health.detail]]));
 }
 
-test('what is well, and what is not, each by what is wrong with it', async () => {
+test('reports the state and the problem of each mount', async () => {
   mounted('/well');
   mounted('/of-no-store', { store: 'gone' });
   dead.add(mounted('/dead', { store: 'quiet' }));
@@ -130,7 +130,7 @@ test("a failing data path says nothing about mounts of the system's client on th
   });
 });
 
-test('of one volume, nobody else is asked about', async () => {
+test('checks only the requested volume', async () => {
   mounted('/other');
   const id = mounted('/one');
   dead.add(id);
@@ -138,7 +138,7 @@ test('of one volume, nobody else is asked about', async () => {
   expect(asked).toEqual([id]);
 });
 
-test('that a mount was made anew is remembered for its user, and not for the next one at that place', () => {
+test('remembers a repair for the user of the mount, but not for the next user of the target', () => {
   mounted('/a', { since: 10 });
   mounted('/b', { since: 10 });
   noteRepaired(records, { target: '/a' }, 20);
