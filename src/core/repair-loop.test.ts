@@ -23,7 +23,7 @@ function mounts() {
   return { all, repairing, pass };
 }
 
-test('what could not be repaired is tried again, ever more rarely, until it is', async () => {
+test('retries a failed repair with increasing pauses until it succeeds', async () => {
   const { all, repairing, pass } = mounts();
   await repairing.trigger();
   await pass(10);
@@ -35,7 +35,7 @@ test('what could not be repaired is tried again, ever more rarely, until it is',
   expect(all.at.slice(8)).toEqual([121]);
 });
 
-test('whoever doubts later does not wait for the next try; at the end there is none', async () => {
+test('a later trigger does not wait for the next retry, and disposing cancels the retry', async () => {
   const { all, repairing, pass } = mounts();
   await repairing.trigger();
   await pass(9);
@@ -51,7 +51,7 @@ test('whoever doubts later does not wait for the next try; at the end there is n
 test.each([
   ['and fails', true],
   ['and seems done', false],
-])('a repair that is itself what makes somebody doubt has its pause, %s', async (_, dead) => {
+])('pauses after a repair that itself causes a trigger, %s', async (_, dead) => {
   const { all, repairing, pass } = mounts();
   all.dead = dead;
   all.meanwhile = () => void repairing.trigger();

@@ -17,14 +17,14 @@ function opened() {
   return { records, logBytes: () => (existsSync(log) ? statSync(log).size : 0) };
 }
 
-describe('what is written together', () => {
-  test('is there when it is said to be', async () => {
+describe('a group commit', () => {
+  test('is durable when its promise resolves', async () => {
     const { records } = opened();
     await records.groupCommit(() => records.answers.put('a', answer));
     expect(records.answers.get('a')).toMatchObject({ status: 200 });
   });
 
-  test('is one commit, however many want it in a turn', async () => {
+  test('is a single commit for all writes of one turn of the event loop', async () => {
     const { records, logBytes } = opened();
     const before = logBytes();
     await Promise.all(
@@ -36,7 +36,7 @@ describe('what is written together', () => {
     expect(records.answers.get('a49')).toBeDefined();
   });
 
-  test('is done or not each by itself', async () => {
+  test('lets each write succeed or fail by itself', async () => {
     const { records } = opened();
     const why = new Error('not this one');
     const [first, second, third] = await Promise.allSettled([
@@ -55,7 +55,7 @@ describe('what is written together', () => {
     expect(['a', 'b', 'c'].map((key) => records.answers.get(key) !== undefined)).toEqual([true, false, true]);
   });
 
-  test('comes in the order in which it was asked for, and what is asked for meanwhile comes after it', async () => {
+  test('keeps the order of writes, and writes later requests afterwards', async () => {
     const { records } = opened();
     const seen: number[] = [];
     const later = Promise.withResolvers<void>();
@@ -68,7 +68,7 @@ describe('what is written together', () => {
     expect(seen).toEqual([1, 2, 3]);
   });
 
-  test('is not there at all, for none of them, when it was rolled back in the middle', async () => {
+  test('fails all writes if it was rolled back in the middle', async () => {
     const full = new Error('disk full');
     let isOpen = false;
     const done: string[] = [];
