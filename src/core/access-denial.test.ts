@@ -36,12 +36,15 @@ describe('a store that could not be opened', () => {
     });
   });
 
-  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not reported as a permission problem', (reason) => {
-    expect(redactForUser(storeUnavailable(config, problem('unavailable', reason)), how)).toMatchObject({
-      message: 'the server of the store does not answer: a network or server failure, not missing permissions',
-      action: expect.stringMatching(/^Try again in a while/),
-    });
-  });
+  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])(
+    'because of %s is not reported as a permission problem',
+    (reason) => {
+      expect(redactForUser(storeUnavailable(config, problem('unavailable', reason)), how)).toMatchObject({
+        message: 'the server of the store does not answer: a network or server failure, not missing permissions',
+        action: expect.stringMatching(/^Try again in a while/),
+      });
+    },
+  );
 
   test('because its server does not list the export is reported as most likely a permission problem', () => {
     expect(redactForUser(storeUnavailable(config, problem('unavailable', 'nfs-export-withheld')), how).message).toBe(

@@ -26,7 +26,7 @@ test('an operation on a volume locks the volume and its names', () => {
   ]);
 });
 
-test('an operation on a volume in the trash does not lock the volume's old name', () => {
+test('an operation on a volume in the trash does not lock the old name of the volume', () => {
   expect(keysOf('trash.purge', { id, name: 'a', expired: true })).toEqual([`volume ${id}`]);
   expect(keysOf('volume.restore', { id, name: 'a', to: 'b' })).toEqual([`volume ${id}`, 'name silver/b']);
 });

@@ -48,7 +48,7 @@ test('renews use records on time while a hundred dead mounts are repaired, 20 s 
   expect(repair.at).toEqual([30, 2_040]);
 });
 
-test("core renews use records on time while the repair of mounts does not end", async () => {
+test('core renews use records on time while the repair of mounts does not end', async () => {
   await using server = await startCore();
   const { core } = server;
   const clock = createFakeClock();

@@ -99,7 +99,7 @@ describe('mounts', () => {
     });
   });
 
-  test("removes a target that Stowage created, even after somebody else unmounted it; keeps an existing directory", async () => {
+  test('removes a target that Stowage created, even after somebody else unmounted it; keeps an existing directory', async () => {
     await create('a');
     await mkdir(at('theirs'));
     onTestFinished(() => rm(at('theirs'), { recursive: true }));

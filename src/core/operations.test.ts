@@ -78,7 +78,7 @@ describe('cancel', () => {
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
-  test("an aborted caller that waits for a lock never starts its operation", async () => {
+  test('an aborted caller that waits for a lock never starts its operation', async () => {
     const gate = kind.close('create');
     const mine = new AbortController();
     const first = create('a');

@@ -95,7 +95,7 @@ describe('the names of volumes in engines', () => {
     expect(await listed()).toEqual(['a']);
   });
 
-  test('of the other plugin's scope are rejected with the driver to use', async () => {
+  test('in the scope of the other plugin are rejected with the driver to use', async () => {
     await make('local', 'a');
     await expect(resolve('a', 'stowage')).rejects.toMatchObject({
       reason: 'plugin-other-scope',

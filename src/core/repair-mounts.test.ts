@@ -212,7 +212,7 @@ test('a mount of unknown state counts as not repaired, and does not block the re
   expect(await repair()).toEqual([]);
 });
 
-test('a remount keeps the mount's options even if the store's options have changed', async () => {
+test('a remount keeps the options of the mount even if those of the store have changed', async () => {
   const id = await volumeAt(at('a'));
   const way = { client: 'built-in', addresses: ['10.0.0.1'], port: 2049, root: 'AAAA', softMs: undefined, uid: 0 };
   const known = { ...source, way } as unknown as Source;
