@@ -67,7 +67,7 @@ export function createCatalogueRefresh({ records, stores, instance }: CatalogueP
       const { code, message, action } = failure;
       if (scope.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
       if (failed.get(name)?.message !== message)
-        scope.log.warn('a record is left out', { store: store.name, volume: name, why: message, action });
+        scope.log.warn('an unreadable record is skipped', { store: store.name, volume: name, why: message, action });
       failed.set(name, failure);
       return 'unreadable';
     }

@@ -170,7 +170,7 @@ export function createEngineMounts(parts: EngineMountsParts): EngineMounts {
       await dropIfUnused(id, scope);
     } catch (thrown) {
       const why = stowageError(thrown).message;
-      if (!closing.signal.aborted) log.warn('a mount for containers could not be looked after', { volume: id, why });
+      if (!closing.signal.aborted) log.warn('a mount for containers could not be reconciled', { volume: id, why });
     }
   }
 

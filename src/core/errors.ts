@@ -200,11 +200,10 @@ export function stowageError(thrown: unknown): StowageError {
   }
   if (thrown instanceof StillRunning) {
     const { code, message } = stowageError(thrown.cause);
-    return relayed(`${message}; what was begun goes on`, {
+    return relayed(`${message}; the operation continues in the background`, {
       code,
       reason: 'still-running',
-      action:
-        'See what becomes of it: stowage operations. What holds it up may be a disk or server: stowage store check',
+      action: 'See its progress: stowage operations. It may be waiting for a disk or server: stowage store check',
       cause: thrown,
     });
   }

@@ -49,7 +49,7 @@ export function createGroupRemount(
         } catch (thrown) {
           // The mount is shared as it is; the new file ownership becomes visible a little later.
           const why = stowageError(thrown).message;
-          scope.log.info('a volume stays mounted for the group of before', { target: mount.target, why });
+          scope.log.info('a volume stays mounted for its previous group', { target: mount.target, why });
         }
       }
       return taken;
@@ -66,7 +66,7 @@ export function createGroupRemount(
           if (mount.madeTarget) await mounter.removeTarget(mount.target, scope).catch(() => undefined);
           // The pod has its own mount, and the kubelet accepts that its mount is already gone.
           const why = stowageError(thrown).message;
-          scope.log.warn('what a kubelet staged is not there any more', { target: mount.target, why });
+          scope.log.warn('a mount that a kubelet staged is gone', { target: mount.target, why });
         }
       }
     },

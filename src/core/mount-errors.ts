@@ -33,7 +33,7 @@ export function requireNoOtherPod(volume: Volume, mounts: readonly Mount[]): voi
   const other = mounts.find(({ user }) => user.kind === 'pod');
   if (other === undefined) return;
   throw new StowageError(
-    `volume '${volume.store}/${volume.name}' is used by pod ${other.user.name}, and only one may`,
+    `volume '${volume.store}/${volume.name}' is used by pod ${other.user.name}, and its access mode allows a single pod`,
     {
       code: 'in-use',
       reason: 'volume-used-by-pod',
@@ -62,10 +62,10 @@ export function unmountUnfinished(target: string): StowageError {
 
 /** For an unmount of a target that an engine has mounted for its containers. */
 export function heldByContainers(target: string): StowageError {
-  return new StowageError(`${quoted(target)} is where containers have their volume from`, {
+  return new StowageError(`containers use the mount at ${quoted(target)}`, {
     code: 'in-use',
     reason: 'mount-held',
-    action: 'Stop the containers that use it; it is unmounted with the last one. Forced, they get errors: --force',
+    action: 'Stop the containers that use it; it is unmounted with the last one. With --force they get errors.',
   });
 }
 
@@ -103,7 +103,7 @@ export function engineNotAnswering(volume: Volume, verb: string, silent: readonl
   return new StowageError(`${what}: whether containers of ${kinds} use it is not known: ${why}`, {
     code: 'unavailable',
     reason: 'volume-use-unknown',
-    action: `Have it answer again: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
+    action: `Start it: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
     toUsers: {
       message: `${what}: ${kinds} does not answer, and containers there may use it`,
       action: 'Try again when it does. If it is not to be there any more, ask the administrator.',
@@ -118,7 +118,7 @@ export function stillServed({ id, store, name }: Volume, verb: string): StowageE
     {
       code: 'in-use',
       reason: 'volume-served-on',
-      action: `End who has it. Processes that see it: grep -l stowage:${id} /proc/[0-9]*/mountinfo`,
+      action: `Stop the process that uses it. Processes that see the mount: grep -l stowage:${id} /proc/[0-9]*/mountinfo`,
     },
   );
 }
@@ -149,11 +149,13 @@ export function writtenElsewhere(store: string, name: string, { host, node, user
   // Omit kubelets: they stage the volume for the pods that are listed.
   const others = users.filter(({ kind }) => kind !== 'kubelet');
   const [writer, writerForUsers] = [named(others.map(titleOf)), named(withoutPaths(others))];
-  return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one may`, {
+  return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one host may write to it`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',
     action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
-    toUsers: { message: `volume '${store}/${name}' is written by host ${writerForUsers}, and only one may` },
+    toUsers: {
+      message: `volume '${store}/${name}' is written by host ${writerForUsers}, and only one host may write to it`,
+    },
   });
 }
 

@@ -105,7 +105,7 @@ test('reports the state and the problem of each mount', async () => {
   expect(await look()).toEqual({
     '/well': ['ok', undefined],
     '/of-no-store': ['ok', undefined],
-    '/dead': ['dead', 'nothing serves the mount at the moment; it is being made anew'],
+    '/dead': ['dead', 'no process serves the mount; it is being remounted'],
     '/mute': ['client-failing', 'the client that serves the mount does not answer'],
     '/failing': ['client-failing', 'it dies again and again'],
     '/quiet': ['store-silent', "the server of store 'quiet' does not answer"],
@@ -114,7 +114,7 @@ test('reports the state and the problem of each mount', async () => {
       'store-silent',
       "store 'closed' is not open: the server of the store does not answer: a network or server failure, not missing permissions",
     ],
-    '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
+    '/taken': ['unmounted', 'the volume is not mounted at its target any more: somebody unmounted it'],
   });
 });
 
@@ -134,7 +134,7 @@ test('checks only the requested volume', async () => {
   mounted('/other');
   const id = mounted('/one');
   dead.add(id);
-  expect(await look(id)).toEqual({ '/one': ['dead', 'nothing serves the mount at the moment; it is being made anew'] });
+  expect(await look(id)).toEqual({ '/one': ['dead', 'no process serves the mount; it is being remounted'] });
   expect(asked).toEqual([id]);
 });
 

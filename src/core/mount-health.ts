@@ -50,8 +50,8 @@ const lookMs = 5_000;
 const atOnce = 8;
 
 const words = {
-  unmounted: 'the volume is not mounted at its place any more: somebody unmounted it there',
-  dead: 'nothing serves the mount at the moment; it is being made anew',
+  unmounted: 'the volume is not mounted at its target any more: somebody unmounted it',
+  dead: 'no process serves the mount; it is being remounted',
   mute: 'the client that serves the mount does not answer',
 } as const;
 

@@ -216,7 +216,7 @@ async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<S
     scope.signal.throwIfAborted();
     const { code, message: why } = stowageError(thrown);
     if (code !== 'not-found')
-      scope.log.warn('whether the image of a volume is attached could not be seen', { volume: volume.id, why });
+      scope.log.warn('it is unknown whether the image of a volume is attached', { volume: volume.id, why });
     return undefined;
   });
 }

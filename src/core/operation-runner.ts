@@ -171,7 +171,7 @@ export function publishOperation(
 }
 
 function interrupted(cause?: unknown): StowageError {
-  return new StowageError('Stowage is stopping; the operation goes on at its next start', {
+  return new StowageError('Stowage is stopping; the operation continues at the next start', {
     code: 'unavailable',
     reason: 'stopping',
     action: 'Repeat the request when Stowage runs again; repeating is safe.',
@@ -180,7 +180,7 @@ function interrupted(cause?: unknown): StowageError {
 }
 
 export function refusedWhileStopping(): StowageError {
-  return new StowageError('Stowage is stopping and begins nothing new', {
+  return new StowageError('Stowage is stopping and starts no new operations', {
     code: 'unavailable',
     reason: 'stopping',
     action: 'Repeat the request when Stowage runs again.',

@@ -109,7 +109,7 @@ describe('drain', () => {
     await expect(create('a')).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
-      message: 'Stowage is stopping and begins nothing new',
+      message: 'Stowage is stopping and starts no new operations',
     });
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(0);
   });
@@ -135,7 +135,7 @@ describe('drain', () => {
     const refused = expect(made).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
-      message: 'Stowage is stopping; the operation goes on at its next start',
+      message: 'Stowage is stopping; the operation continues at the next start',
     });
     clock.advance(10_000);
     await drained;

@@ -231,7 +231,7 @@ const intended = (kind: 'volume.mount' | 'volume.unmount', parts: MountParts, mo
 });
 
 function leftBehind(log: Log, mount: Mount, cause: unknown): void {
-  log.warn('a failed mount is cleared away at the next start', {
+  log.warn('a failed mount is cleaned up at the next start', {
     target: mount.target,
     why: stowageError(cause).message,
   });

@@ -43,6 +43,6 @@ export function createReconcileMounts(parts: MountParts, staging: VolumeStaging)
     if (mounter.unable !== undefined) return;
     const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
     const gone = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of gone) log.info('let go of a leftover', { what });
+    for (const what of gone) log.info('released a leftover mount or device', { what });
   };
 }

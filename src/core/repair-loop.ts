@@ -26,7 +26,7 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
     try {
       return (await repair(own)).length === 0;
     } catch (thrown) {
-      if (!own.signal.aborted) own.log.warn('mounts were not looked at', { why: stowageError(thrown).message });
+      if (!own.signal.aborted) own.log.warn('mounts could not be checked', { why: stowageError(thrown).message });
       return false;
     }
   }

@@ -35,7 +35,7 @@ export function createRepairMounts(parts: MountParts, staging: VolumeStaging): M
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
       return clients.replace(known, await unlessAborted(asked, limit.signal));
     } catch (thrown) {
-      log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
+      log.info('a dead mount is repaired with its recorded source', { volume: id, why: stowageError(thrown).message });
       return known;
     }
   }
@@ -58,7 +58,7 @@ export function createRepairMounts(parts: MountParts, staging: VolumeStaging): M
     const stray = new Set(await staging.staleTargets(mounts, scope));
     for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain(mount, scope);
     note(id, false);
-    log.warn('a dead mount was mounted anew', {
+    log.warn('a dead mount was remounted', {
       volume: volumeTitle(parts, id),
       targets: [...stray].map((one) => one.target),
     });

@@ -156,13 +156,13 @@ export function storeBeingAdded(name: string): StowageError {
 
 export function notRemovable(config: StoreConfig): StowageError {
   if (config.origin === 'cluster')
-    return new StowageError(`store '${config.name}' is given as a Store object of Kubernetes`, {
+    return new StowageError(`store '${config.name}' is defined by a Store object in Kubernetes`, {
       code: 'denied',
       reason: 'store-from-cluster',
       action: `Delete the object: kubectl delete store ${config.name}`,
     });
   const inFile = config.origin === 'file';
-  return new StowageError(`store '${config.name}' is ${inFile ? 'given in stowage.yaml' : 'built in'}`, {
+  return new StowageError(`store '${config.name}' is ${inFile ? 'defined in stowage.yaml' : 'built in'}`, {
     code: 'denied',
     reason: 'store-from-file',
     action: inFile

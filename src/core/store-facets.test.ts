@@ -118,7 +118,7 @@ describe('a store with the required members only', () => {
     const unsupported = {
       code: 'unsupported',
       reason: 'enforcement-unsupported',
-      message: "store 'plain' cannot hold a volume to its size",
+      message: "store 'plain' cannot enforce the size of a volume",
     };
     await expect(server.core.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
     await expect(server.core.volumes.enforce(id, true, undefined, aCall())).rejects.toMatchObject(unsupported);

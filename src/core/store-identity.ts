@@ -19,7 +19,7 @@ export interface StoreIdentities {
 const elsewhere: Operation['error'] = {
   code: 'conflict',
   reason: 'store-moved',
-  message: 'the store lies somewhere else now, so what was interrupted in its old place is not done in the new one',
+  message: 'the store has another location now, so the interrupted operation was not continued',
   action: 'Repeat the request if it is still wanted.',
 };
 

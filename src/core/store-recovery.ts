@@ -62,7 +62,7 @@ export function createStoreRecovery(parts: {
   /** Returns when the operation ended, or when it failed temporarily and is retried in the background. */
   async function replay(operation: Operation, scope: Scope, firstWork?: Replay['firstWork']): Promise<void> {
     const { id, kind, subject } = operation;
-    log.info('taking up an interrupted operation', { operation: id, kind, subject });
+    log.info('replaying an interrupted operation', { operation: id, kind, subject });
     const deadlineMs = longDeadlineMs[kind];
     try {
       await operations.resume(operation, scope, {

@@ -130,7 +130,7 @@ export function createUsePublisher({
 
   function logFailure(use: PublishedUse, thrown: unknown): void {
     const why = stowageError(thrown).message;
-    log.info('a store could not be told who uses its volume; it is told later', { volume: use.id, why });
+    log.info('a use record could not be updated; it is retried later', { volume: use.id, why });
   }
 
   /** One pass per store, so that a store that does not answer does not delay the others. */

@@ -34,7 +34,7 @@ export function checkSize(bytes: bigint): void {
 }
 
 export function sizeRequired(store: StoreName): StowageError {
-  return new StowageError(`store '${store}' needs to know how large the volume shall be`, {
+  return new StowageError(`store '${store}' needs the size of the volume`, {
     code: 'invalid',
     reason: 'size-required',
     action: 'Give a size: --size 1G (to Docker: -o size=1G). The administrator can set defaultSize on the store.',
@@ -42,7 +42,7 @@ export function sizeRequired(store: StoreName): StowageError {
 }
 
 export function cannotEnforce(store: StoreName): StowageError {
-  return new StowageError(`store '${store}' cannot hold a volume to its size`, {
+  return new StowageError(`store '${store}' cannot enforce the size of a volume`, {
     code: 'unsupported',
     reason: 'enforcement-unsupported',
     action: 'Use an NFS store without client=host, or a local store with layout=image; or leave out enforce.',
@@ -50,15 +50,18 @@ export function cannotEnforce(store: StoreName): StowageError {
 }
 
 export function enforcementPermanent(volume: Volume): StowageError {
-  return new StowageError(`volume '${volume.store}/${volume.name}' is held to its size, and stays so`, {
-    code: 'unsupported',
-    reason: 'enforcement-permanent',
-    action: `Give it a larger size: stowage volume expand ${volume.store}/${volume.name} SIZE; or copy the data to a new volume.`,
-  });
+  return new StowageError(
+    `the size of volume '${volume.store}/${volume.name}' is enforced; enforcement cannot be switched off`,
+    {
+      code: 'unsupported',
+      reason: 'enforcement-permanent',
+      action: `Give it a larger size: stowage volume expand ${volume.store}/${volume.name} SIZE; or copy the data to a new volume.`,
+    },
+  );
 }
 
 export function enforcedWithoutSize(what: string): StowageError {
-  return new StowageError(`${what} has no size that it could be held to`, {
+  return new StowageError(`${what} has no size to enforce`, {
     code: 'invalid',
     reason: 'enforcement-without-size',
     action:
@@ -119,7 +122,7 @@ export function noDefaultStore(): StowageError {
 }
 
 export function volumeNotEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
-  return new StowageError(`volume '${volume.store}/${volume.name}' is not certain to be empty`, {
+  return new StowageError(`volume '${volume.store}/${volume.name}' may not be empty`, {
     code: 'conflict',
     reason: 'volume-not-empty',
     action: `See what is in it. If it is not needed any more: stowage volume delete ${volume.store}/${volume.name}`,

@@ -187,7 +187,9 @@ describe.skipIf(needs('mount'))('a volume', () => {
     for (let i = 0; i < 2; i++) await publish('pod', { volumeCapability, volumeContext });
     await expect(publish('other', { volumeCapability })).rejects.toMatchObject({
       code: 9,
-      message: expect.stringContaining("volume 'local/pvc-1' is used by pod team-a/web-0, and only one may"),
+      message: expect.stringContaining(
+        "volume 'local/pvc-1' is used by pod team-a/web-0, and its access mode allows a single pod",
+      ),
     });
     expect(existsSync(at('other'))).toBe(false);
     await unpublish('pod');
