@@ -267,7 +267,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     });
     const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
     expect(volumeHealth?.healthStatuses).toMatchObject([
-      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it there') },
+      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it') },
     ]);
   });
 
