@@ -53,7 +53,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup
     await asGroup(1001, 2000, 'mkdir d; echo one > d/file', pods.at('pod'));
     await serving(stowage);
     killKeepers(folder);
-    await expect.poll(() => stowage.output(), patience).toContain('a dead mount was mounted anew');
+    await expect.poll(() => stowage.output(), patience).toContain('a dead mount was remounted');
     await expect.poll(() => pods.groupsIn('pod', 2000).catch(String), patience).toBe(allOf(2000));
     expect(await pods.groupsIn('stage/volume', 2000)).toBe(allOf(2000));
   }, 120_000);

@@ -89,7 +89,9 @@ describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('two nodes with one N
     writeFileSync(join(one.path('stage/volume'), 'file'), 'text');
     await expect(stage(other, volumeId, single)).rejects.toMatchObject({
       code: 9,
-      message: expect.stringMatching(/^volume 'tested\/pvc-1' is written by host .*, and only one may\./),
+      message: expect.stringMatching(
+        /^volume 'tested\/pvc-1' is written by host .*, and only one host may write to it\./,
+      ),
     });
     await unstage(one, volumeId);
     await stage(other, volumeId, single);

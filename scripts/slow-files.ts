@@ -52,7 +52,7 @@ export const slowFiles: Readonly<Record<string, number>> = {
   'src/controllers/node-provisioner.test.ts': 7,
   'src/controllers/provisioning.test.ts': 8,
   'src/core/ephemeral.test.ts': 5,
-  'src/core/recovery.test.ts': 5,
+  'src/core/store-recovery.test.ts': 5,
   'src/datapath/data-loss-reporting.test.ts': 10,
   'src/datapath/applications.test.ts': 29,
   'src/datapath/chaos.test.ts': 59,

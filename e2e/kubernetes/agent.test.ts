@@ -71,7 +71,7 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await expect
         .poll(() => pods.eventsOf('elsewhere'), wait)
         .toMatch(
-          /volume 'files\/single' is written by host node-1 \(pod default\/\w+(, pod default\/\w+)?\), and only one may\. Stop using it there first\./,
+          /volume 'files\/single' is written by host node-1 \(pod default\/\w+(, pod default\/\w+)?\), and only one host may write to it\. Stop using it there first\./,
         );
       await pods.end('first', 'beside');
       await pods.ready('elsewhere');
@@ -93,7 +93,9 @@ describe.skipIf(needs(...components))('Stowage on the nodes of a cluster', () =>
       await pods.pod({ name: 'second', node: 1, volume: 'alone', more });
       await expect
         .poll(() => pods.eventsOf('second'), wait)
-        .toContain("volume 'files/alone' is written by host node-1 (pod default/only), and only one may");
+        .toContain(
+          "volume 'files/alone' is written by host node-1 (pod default/only), and only one host may write to it",
+        );
       await pods.pod({ name: 'third', node: 0, volume: 'alone', more: { nodeName: ground.cluster.nodes[0]?.name } });
       await expect.poll(() => pods.eventsOf('third'), wait).toMatch(/already in use|in use by/);
       await pods.end('second', 'third', 'only');

@@ -146,7 +146,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       folder: keepersFolder(folders.socket),
       find: networks.find,
       placing: { engines: clients, instance: instanceOf(records), wanted: settings.keeperPlace },
-      doubted: () => void late.repairLoop?.look(),
+      doubted: () => void late.repairLoop?.trigger(),
       gaveUp: ({ keeper, ...what }) => core.events.publish('keeper.ended', keeper, undefined, what),
     }),
   );
@@ -215,7 +215,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // A test that moves its own clock runs the tasks itself.
   const tasks = settings.clock === undefined ? maintenanceOf(core, keepers, networks) : [];
   const maintenance = startMaintenance(tasks, clock, scope);
-  const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
+  const held = { clock, isHeld: () => records.engineMounts.list().length > 0, isEnding: () => keepers.areEnding() };
   const released = (): Promise<void> => engineReleased(held, settings.signal);
   undo.move();
   return {

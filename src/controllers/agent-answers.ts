@@ -1,7 +1,7 @@
 import { StowageError } from '#core/errors.ts';
-import { roomForVolumes } from '#core/limits.ts';
 import type { Access, Labels, StoreName, Volume } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
+import { roomForVolumes } from '#core/store-limits.ts';
 
 /** What is used of the answers of an agent's REST API. An agent speaks for its own node, and what it says is looked at all the same. */
 export type AgentVolume = Pick<Volume, 'id' | 'name' | 'store' | 'bytes' | 'access' | 'labels' | 'createdAt'>;

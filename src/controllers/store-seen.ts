@@ -1,5 +1,5 @@
+import { isAccessDenied } from '#core/access-denial.ts';
 import type { StowageError } from '#core/errors.ts';
-import { isAccessDenied } from '#core/refusals.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { Controller } from './machinery/controller.ts';
 import type { NodeStores } from './node-stores.ts';

@@ -1,12 +1,12 @@
 import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { bytesOf, quantityOf } from '#base/quantity.ts';
+import { isAccessDenied } from '#core/access-denial.ts';
 import type { Core } from '#core/core.ts';
 import type { StowageError } from '#core/errors.ts';
 import type { CheckStep, StoreConfig } from '#core/model.ts';
 import { opensInController, placementOf } from '#core/placement.ts';
 import type { StoreKind } from '#core/ports.ts';
-import { isAccessDenied } from '#core/refusals.ts';
 import { schemeOf } from '#core/store-uri.ts';
 import type { Condition } from '#wire/kube/types.ts';
 import type { MountsSeen, StoreHealth } from './health-stores.ts';

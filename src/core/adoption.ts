@@ -1,12 +1,12 @@
 import type { Scope } from '#base/log.ts';
 import { errorCodes, stowageError } from './errors.ts';
-import { adoptKey, nameKey } from './keys.ts';
+import { adoptKey, nameKey } from './lock-keys.ts';
 import type { Orphan, Volume, VolumeName, VolumeSpec } from './model.ts';
 import { isVolumeName, newVolumeId } from './names.ts';
 import type { Call, Work } from './operations.ts';
 import type { Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
-import { readOnly } from './volume-errors.ts';
+import { storeReadOnly } from './volume-errors.ts';
 import type { Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
@@ -21,26 +21,26 @@ interface Adopted {
   readonly how: 'record' | 'data';
 }
 
-export interface HowToAdopt {
-  /** Only say what would be taken in. */
+export interface AdoptOptions {
+  /** Only report what would be adopted. */
   readonly dryRun: boolean;
-  /** Also what has no record. */
+  /** Also adopt data that has no record. */
   readonly data: boolean;
-  /** Undefined: all. */
+  /** Undefined: adopt all volumes. */
   readonly names?: readonly string[] | undefined;
 }
 
 export interface Adoptions {
-  /** Rebuilds the catalogue from what the store records, and takes in existing data as volumes, without copying. */
-  adopt(store: string, how: HowToAdopt, call: Call): Promise<Adoption>;
+  /** Rebuilds the catalogue from the store's records, and turns existing data into volumes without copying it. */
+  adopt(store: string, how: AdoptOptions, call: Call): Promise<Adoption>;
   orphans(store: string, scope: Scope): Promise<readonly Orphan[]>;
   readonly steps: Readonly<Record<string, Step>>;
 }
 
-interface Selection {
+interface AdoptSelection {
   readonly dryRun: boolean;
   readonly wanted: (name: string) => boolean;
-  /** Asked for one by one. */
+  /** The caller listed the names. */
   readonly isByName: boolean;
 }
 
@@ -57,7 +57,7 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
     const dryRun = params['dryRun'] === true;
     const names = params['names'] as readonly string[] | undefined;
     const isByName = names !== undefined;
-    const how: Selection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
+    const how: AdoptSelection = { dryRun, isByName, wanted: (name) => !isByName || names.includes(name) };
     const recorded = await takeRecorded(store, how, work);
     const data = params['data'] === true ? await takeData(store, how, work) : { adopted: [], skipped: [] };
     const adopted = [...recorded.adopted, ...data.adopted];
@@ -69,10 +69,10 @@ export function createAdoptions(parts: VolumeParts): Adoptions {
 
   return {
     adopt: async (name, how, call) => {
-      // To rebuild the catalogue from what lies there is to say that it is the store.
+      // Rebuilding the catalogue from this directory confirms that it is the store.
       if (!how.dryRun) await stores.accept(name, call);
       return await stores.use(name, async (store, config) => {
-        if (config.policy.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw storeReadOnly(store.name);
         facetOf(store, 'adoption');
         using _ = await operations.lock([adoptKey(store.name)], call.signal);
         const params = { ...how };
@@ -93,7 +93,9 @@ function createKeep({ records, events }: VolumeParts): (volume: Volume) => void 
   };
 }
 
-function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, scope: Scope) => Promise<Adoption> {
+function createTakeRecorded(
+  parts: VolumeParts,
+): (store: Store, how: AdoptSelection, scope: Scope) => Promise<Adoption> {
   const { records, stores, operations, instance } = parts;
   const keep = createKeep(parts);
 
@@ -102,7 +104,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     return known?.name === volume.name && known.store === volume.store && volume.instance === instance;
   }
 
-  /** A copied store has the ids of the original, whose volumes must not move to it. */
+  /** A copy of a store has the same volume ids as the original. The volumes must stay with the original. */
   function homeElsewhere(volume: Volume): string | undefined {
     const known = records.volumes.byId(volume.id);
     if (known === undefined || known.store === volume.store) return undefined;
@@ -110,7 +112,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     return isStore ? `${known.store}/${known.name}` : undefined;
   }
 
-  /** A volume that is being made or deleted at this moment is its own operation's business: that is waited for. */
+  /** Locks the name, so a create or delete that is in progress finishes first. */
   async function take(store: Store, seen: Volume, scope: Scope): Promise<Volume | undefined> {
     using _ = await operations.lock([nameKey(store.name, seen.name)], scope.signal);
     const volume = (await store.get(seen.name, scope))?.volume;
@@ -126,7 +128,7 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
     const skipped: Adoption['skipped'][number][] = [];
     for await (const seen of store.list(scope)) {
       if (isKnown(seen) || !wanted(seen.name)) continue;
-      // Of a shared store they are seen anyway; which of them belong to a host that is gone, only a person knows.
+      // Volumes of a shared store are visible without adoption. Only a person knows which of them belong to a host that is gone.
       if (store.changedByOthers !== undefined && !isByName) continue;
       const home = homeElsewhere(seen);
       if (home !== undefined) {
@@ -145,10 +147,10 @@ function createTakeRecorded(parts: VolumeParts): (store: Store, how: Selection, 
   };
 }
 
-/** An interrupted operation on that volume cannot be finished yet. It must not keep the other volumes out. */
+/** An interrupted operation on this volume cannot finish yet. It must not block the adoption of other volumes. */
 const isPending = (thrown: unknown): boolean => stowageError(thrown).reason === 'operation-pending';
 
-function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work: Work) => Promise<Adoption> {
+function createTakeData(parts: VolumeParts): (store: Store, how: AdoptSelection, work: Work) => Promise<Adoption> {
   const { operations, clock, instance } = parts;
   const keep = createKeep(parts);
 
@@ -184,7 +186,7 @@ function createTakeData(parts: VolumeParts): (store: Store, how: Selection, work
         const volume = dryRun ? undefined : await take(store, name, work);
         adopted.push({ name, id: volume?.id, how: 'data' });
       } catch (thrown) {
-        // One directory that changed meanwhile must not keep the others out; a store that does not answer does.
+        // A directory that changed in the meantime is skipped; a store that does not answer fails the adoption.
         const { code, message } = stowageError(thrown);
         const isFatal = code === 'internal' || errorCodes[code].retry;
         if (work.signal.aborted || (isFatal && !isPending(thrown))) throw thrown;

@@ -1,7 +1,7 @@
 import { expect, onTestFinished, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { createMemoryRecords } from '#testing/fakes/records.ts';
-import { createRefresh } from './catalogue-refresh.ts';
+import { createCatalogueRefresh } from './catalogue-refresh.ts';
 import { relayed } from './errors.ts';
 import type { StoreName, Volume, VolumeName } from './model.ts';
 import { newVolumeId } from './names.ts';
@@ -25,7 +25,7 @@ const named = (name: string): Volume => ({
   revision: 1,
 });
 
-test('a store that lists no names: a record that it cannot read any more is kept, one that is gone is not', async () => {
+test('a refresh of a store without a list of names keeps records that cannot be read and drops those that are gone', async () => {
   using kept = createMemoryRecords();
   const records = kept.open();
   onTestFinished(() => records.close());
@@ -42,7 +42,7 @@ test('a store that lists no names: a record that it cannot read any more is kept
     },
   };
   const stores = { list: () => [{ config: { name: silver }, store }] } as unknown as Stores;
-  const refresh = createRefresh({ records, stores: () => stores, liveness: undefined as never, instance });
+  const refresh = createCatalogueRefresh({ records, stores: () => stores, liveness: undefined as never, instance });
   for (let n = 0; n < 2; n++) {
     await refresh.all(store as Store, aCall());
     expect(records.volumes.names(silver).map(({ name }) => name)).toEqual(['damaged', 'fine']);

@@ -17,24 +17,24 @@ export interface CatalogueParts {
   readonly instance: string;
 }
 
-export interface Refresh {
+export interface CatalogueRefresh {
   all: Catalogue['refresh'];
-  /** What the store says of one name. */
+  /** Updates the record of one name from the store. */
   one(store: Store, name: VolumeName, scope: Scope): Promise<void>;
-  /** Names of which it is known that they are there, and no more: any volume can be behind them. As they were last read. */
+  /** The names whose records could not be read at the last attempt, with the error. Each of them can be any volume. */
   unreadable(store: Store): ReadonlyMap<VolumeName, StowageError>;
-  /** Reads them again. */
+  /** Retries the unreadable records. */
   readAgain(store: Store, scope: Scope): Promise<void>;
 }
 
-export function createRefresh({ records, stores, instance }: CatalogueParts): Refresh {
-  /** Two stores can show the same directory, one of them read-only: the volume stays where it is on record. */
+export function createCatalogueRefresh({ records, stores, instance }: CatalogueParts): CatalogueRefresh {
+  /** Two stores can share a directory, one of them read-only. The volume stays with the store that it is recorded for. */
   const isElsewhere = (volume: Volume): boolean => {
     const known = records.volumes.byId(volume.id)?.store;
     return known !== undefined && known !== volume.store && isConfigured(stores(), known);
   };
 
-  /** Another host may have given the name to another volume. */
+  /** Replaces the record under the name: another host may have given the name to another volume. */
   function take(store: Store, found: Volume): void {
     const known = records.volumes.byName(store.name, found.name);
     records.transaction(() => {
@@ -47,7 +47,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     if (!isElsewhere(found) && (store.changedByOthers !== undefined || found.instance === instance)) take(store, found);
   }
 
-  /** Of each store: what kept records of it from being read, when that was last tried. */
+  /** Per store: the records that could not be read at the last attempt, with the error. */
   const failures = new WeakMap<Store, Map<VolumeName, StowageError>>();
   const failuresOf = (store: Store): Map<VolumeName, StowageError> => {
     const known = failures.get(store) ?? new Map<VolumeName, StowageError>();
@@ -55,7 +55,7 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     return known;
   };
 
-  /** One record that cannot be read is an orphan, which is reported as such; it must not hide all the others. */
+  /** An unreadable record is reported as an orphan. It must not fail the whole listing. */
   async function read(store: Store, name: VolumeName, scope: Scope): Promise<Volume | 'unreadable' | undefined> {
     const failed = failuresOf(store);
     try {
@@ -67,16 +67,16 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
       const { code, message, action } = failure;
       if (scope.signal.aborted || code === 'internal' || errorCodes[code].retry) throw thrown;
       if (failed.get(name)?.message !== message)
-        scope.log.warn('a record is left out', { store: store.name, volume: name, why: message, action });
+        scope.log.warn('an unreadable record is skipped', { store: store.name, volume: name, why: message, action });
       failed.set(name, failure);
       return 'unreadable';
     }
   }
 
-  /** What was read of each volume that others can change, by store. Empty after a start: then all of it is read. */
+  /** Per store that others can change: the change mark of each volume at the last refresh. Empty after a restart, so everything is read. */
   const marks = new WeakMap<Store, ReadonlyMap<VolumeName, string>>();
 
-  /** Those that are there, each with whether our record of it is as good as the store's. */
+  /** The names on the store; true: unchanged since the last refresh, so our record is up to date. */
   async function present(store: Store, scope: Scope): Promise<ReadonlyMap<VolumeName, boolean>> {
     const before = marks.get(store);
     const now = await store.changedByOthers?.marks?.(scope);
@@ -85,11 +85,11 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     return new Map(Array.from(now, ([name, mark]) => [name, before?.get(name) === mark]));
   }
 
-  /** Whether names of records that cannot be read are listed too. */
+  /** Listings of this store include the names of unreadable records. */
   const listsUnreadable = (store: Store): boolean =>
     store.names !== undefined || store.changedByOthers?.marks !== undefined;
 
-  /** Of the names on record that were not listed, those that are gone. */
+  /** The recorded names that the store no longer has. `unlisted`: recorded names that the listing did not return. */
   async function gone(store: Store, unlisted: ReadonlyMap<string, VolumeId>, scope: Scope) {
     if (listsUnreadable(store)) return unlisted;
     const found = new Map<string, VolumeId>();
@@ -99,31 +99,31 @@ export function createRefresh({ records, stores, instance }: CatalogueParts): Re
     return found;
   }
 
-  const all: Refresh['all'] = async (store, scope, thorough = false) => {
+  const all: CatalogueRefresh['all'] = async (store, scope, thorough = false) => {
     const recorded = new Map(records.volumes.names(store.name).map((row) => [row.name as string, row.id]));
     const there = await present(store, scope);
     const failed = failuresOf(store);
     if (listsUnreadable(store)) for (const name of failed.keys()) if (!there.has(name)) failed.delete(name);
     try {
       await eachBounded(there, readsAtOnce, async ([name, isSame]) => {
-        // Rights come back without a trace on the record: what could not be read is read again.
+        // Restored permissions do not change the mark, so always retry unreadable records.
         if (recorded.delete(name) && isSame && !thorough && !failed.has(name)) return;
         const found = await read(store, name, scope);
         scope.signal.throwIfAborted();
-        // What is on record of one that cannot be read stays: it is there.
+        // Keep our record of an unreadable volume: the volume still exists.
         if (found !== undefined && found !== 'unreadable') takeOurs(store, found);
       });
     } catch (cause) {
-      // What was not read must be read next time.
+      // Read everything at the next refresh, since this one did not finish.
       marks.delete(store);
       throw cause;
     }
     const removed = await gone(store, recorded, scope);
     scope.signal.throwIfAborted();
-    // The store answered, so that is the truth.
+    // The store answered, so its listing is authoritative.
     records.transaction(() => {
       for (const [name, id] of removed) {
-        // Under another name now: then it was renamed, and is on record already.
+        // If the record has another name by now, the volume was renamed and is already up to date.
         if (records.volumes.byId(id)?.name === name) records.volumes.remove(id);
       }
     });

@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { type CatalogueParts, createRefresh, type Refresh } from './catalogue-refresh.ts';
+import { type CatalogueParts, type CatalogueRefresh, createCatalogueRefresh } from './catalogue-refresh.ts';
 import { StowageError } from './errors.ts';
 import type { StoreName, Volume, VolumeId, VolumeName } from './model.ts';
 import { isVolumeId, partsOfQualified, quoted, storeName, volumeName } from './names.ts';
@@ -7,41 +7,41 @@ import type { Store, VolumeQuery, VolumeTotals } from './ports.ts';
 import { type Unsearched, unsearched } from './store-errors.ts';
 import { unknownVolume } from './volume-errors.ts';
 
-/** Which volumes there are: our records of them, refreshed from stores that others can change. */
+/** The volumes of all stores: our records, refreshed from stores that other hosts can change. */
 export interface Catalogue {
   /**
-   * By id, `store..name`, or a bare name: in the default store, else the only one of that name. Only in the stores that
-   * are `visible`: what is in others is answered for as if it did not exist.
+   * Finds a volume by its id, by `store..name`, or by a bare name: the volume in the default store, otherwise the only volume
+   * with that name. Searches only `visible` stores; volumes of other stores are reported as not found.
    */
   resolve(ref: string, scope: Scope, visible?: (store: string) => boolean): Promise<Volume>;
   page(
     query: Omit<VolumeQuery, 'stores'> & { readonly stores: readonly string[] | undefined },
     scope: Scope,
   ): Promise<VolumePage>;
-  /** The record of a volume, by its id or as `store..name`. No store is asked. The record outlives the configuration of its store. */
+  /** Our record of a volume, by id or `store..name`, without asking the store. The record outlives the configuration of its store. */
   recorded(handle: string): Volume | undefined;
-  /** A page of the records, ordered by store and name. No store is asked. */
+  /** A page of our records, ordered by store and name, without asking stores. */
   recordedPage(query: VolumeQuery): readonly Volume[];
-  /** The record of the volume that a request made on one of these stores, whatever its name is now. No store is asked. */
+  /** The record of the volume that a request created on one of these stores, even if it was renamed since. Asks no store. */
   madeBy(requestId: string, stores: readonly StoreName[]): Volume | undefined;
-  /** Of the volumes on record. The store is not asked. */
+  /** Counts our records, without asking the store. */
   totals(store: StoreName): VolumeTotals;
   /**
-   * Makes our records of a store equal to what the store itself says, for what is this instance's or shared. Thorough:
-   * what is on record is compared too, since a power cut can have taken back the newest of our records.
+   * Updates our records of a store from the store itself, for volumes that this instance made or that are shared. Thorough: also
+   * re-reads volumes that are already recorded, since a power cut may have lost our newest records.
    */
   refresh(store: Store, scope: Scope, thorough?: boolean): Promise<void>;
 }
 
 export interface VolumePage {
   readonly volumes: readonly Volume[];
-  /** The stores whose volumes are here as they were last seen. */
+  /** The stores that did not answer; their volumes come from our records and may be out of date. */
   readonly unanswered: readonly StoreName[];
 }
 
 export function createCatalogue(parts: CatalogueParts): Catalogue {
   const { records } = parts;
-  const refresh = createRefresh(parts);
+  const refresh = createCatalogueRefresh(parts);
   const look = createLookup(parts, refresh);
 
   return {
@@ -57,7 +57,7 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
       const all = parts.stores().list();
       const stores = query.stores ?? all.map((view) => view.config.name);
       const names = stores.map((name) => parts.stores().view(name).config.name);
-      // What a store held when it last answered is better than no list at all.
+      // A possibly stale list is better than none.
       const unanswered = await (query.after === undefined ? look.refreshAll(names, scope) : parts.liveness.late(names));
       return { volumes: records.volumes.page({ ...query, stores: names }), unanswered };
     },
@@ -79,29 +79,29 @@ export function createCatalogue(parts: CatalogueParts): Catalogue {
   };
 }
 
-type Visible = (store: string) => boolean;
+type IsVisibleStore = (store: string) => boolean;
 
-interface Lookup {
-  byId(id: VolumeId, visible: Visible, scope: Scope): Promise<Volume>;
+interface VolumeLookup {
+  byId(id: VolumeId, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
   inStore(store: string, name: string, scope: Scope): Promise<Volume>;
-  bare(name: string, visible: Visible, scope: Scope): Promise<Volume>;
-  /** Stores that others can change are asked; what only we change is in our records already. Gives those that did not answer. */
+  bare(name: string, visible: IsVisibleStore, scope: Scope): Promise<Volume>;
+  /** Refreshes stores that other hosts can change; our records of the others are up to date. Returns the stores that did not answer. */
   refreshAll(names: readonly StoreName[], scope: Scope): Promise<readonly StoreName[]>;
 }
 
-function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): Lookup {
-  const refreshAll: Lookup['refreshAll'] = async (wanted, scope) => {
+function createLookup({ records, ...parts }: CatalogueParts, refresh: CatalogueRefresh): VolumeLookup {
+  const refreshAll: VolumeLookup['refreshAll'] = async (wanted, scope) => {
     const asked = await Promise.all(
       wanted.map((name) => parts.liveness.list(name, scope, (open) => refresh.all(open, scope))),
     );
     return wanted.filter((_name, index) => !asked[index]);
   };
 
-  /** The same for one name: a store may have very many. */
+  /** Like `refreshAll` for a single name, since a store can have very many. */
   const refreshOne = async (store: StoreName, name: VolumeName, scope: Scope): Promise<readonly StoreName[]> =>
     (await parts.liveness.look(store, scope, (open) => refresh.one(open, name, scope))) ? [] : [store];
 
-  /** By store: what kept records from being read, of any name or of this one. */
+  /** The unreadable records of these stores, of all names or only of `wanted`. */
   async function unreadable(
     stores: readonly StoreName[],
     scope: Scope,
@@ -110,7 +110,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     const all: Unreadable[] = [];
     for (const store of stores) {
       const open = parts.stores().view(store).store;
-      // What only we change was read when it was opened; the others just now.
+      // Stores that only we change were last read when they were opened, so retry; the others were refreshed just now.
       if (open !== undefined && open.changedByOthers === undefined && refresh.unreadable(open).size > 0)
         await parts.stores().use(store, (now) => refresh.readAgain(now, scope));
       for (const [name, failure] of open === undefined ? [] : refresh.unreadable(open))
@@ -119,7 +119,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     return all;
   }
 
-  const names = (visible: Visible): StoreName[] =>
+  const names = (visible: IsVisibleStore): StoreName[] =>
     parts
       .stores()
       .list()
@@ -140,7 +140,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
         return volume !== undefined && visible(volume.store) ? volume : undefined;
       };
       const cached = recorded();
-      // Another host may have renamed or deleted it.
+      // Another host may have renamed or deleted the volume.
       if (cached !== undefined && parts.stores().view(cached.store).store?.changedByOthers !== undefined)
         await refreshOne(cached.store, cached.name, scope);
       const still = recorded();
@@ -150,7 +150,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
       const [unread] = await unreadable(searched, scope);
       const found = recorded();
       if (found !== undefined) return found;
-      // A store that is down must never make a volume look gone, nor a record that nobody can read.
+      // Neither a store that is down nor an unreadable record may make a volume look deleted.
       if (down.length > 0) throw notSure(id, down.map(asUnsearched));
       throw unread === undefined ? unknownVolume(id) : notRead(id, unread);
     },
@@ -167,14 +167,14 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
     bare: async (name, visible, scope) => {
       const wanted = volumeName(name);
       const searched = names(visible);
-      // What is in the default store is meant, whatever is in the others: they need not even answer.
+      // The default store takes precedence, so the other stores need not even answer.
       const usual = searched.find((store) => store === parts.stores().defaultName);
       if (usual !== undefined) await refreshOne(usual, wanted, scope);
       const meant = usual === undefined ? undefined : records.volumes.byName(usual, wanted);
       if (meant !== undefined) return meant;
       const down = (await Promise.all(searched.map((store) => refreshOne(store, wanted, scope)))).flat();
       const [unread] = await unreadable(searched, scope, wanted);
-      // Our records may still know volumes of a store that is no longer configured.
+      // Our records may still contain volumes of stores that are no longer configured.
       const found = records.volumes.named(wanted).filter((volume) => searched.includes(volume.store));
       const [first] = found;
       if (first !== undefined && found.length === 1) return first;
@@ -185,7 +185,7 @@ function createLookup({ records, ...parts }: CatalogueParts, refresh: Refresh): 
   };
 }
 
-/** A record that is there. */
+/** A record that exists on its store and cannot be read. */
 interface Unreadable {
   readonly store: StoreName;
   readonly name: VolumeName;

@@ -7,7 +7,7 @@ import { aCall, inTime } from '#testing/calls.ts';
 import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { type CoreOptions, startCore, type TestCore } from '#testing/start-core.ts';
 
-// Stores that are added and changed, while one of them takes its time to be opened.
+// Stores are added and changed while one of them is slow to open.
 
 let folder: string;
 let kind: GatedKind;
@@ -29,7 +29,7 @@ const add = (server: TestCore, name: string, at = name) =>
   server.core.stores.add(name, `local://${folder}/${at}`, aCall());
 const names = ({ core }: TestCore): readonly string[] => core.stores.list().map(({ config }) => config.name);
 
-test('one that is being added keeps nobody from adding, removing and checking others', async () => {
+test('a store that is being added does not block adding, removing and checking other stores', async () => {
   const server = await started();
   const gate = kind.close('open', { deaf: true, store: 'a' });
   const slow = add(server, 'a');
@@ -54,13 +54,13 @@ test('one that is being added keeps nobody from adding, removing and checking ot
   expect(names(server)).toEqual(['local', 'a']);
 });
 
-test('a name whose adding failed is free again', async () => {
+test('the name of a store that could not be added is free again', async () => {
   const server = await started();
   await expect(add(server, 'a', 'nowhere')).rejects.toMatchObject({ reason: 'store-root-missing' });
   expect((await add(server, 'a')).problem).toBeUndefined();
 });
 
-test('one that was being added when the server ended is not there at the next start', async () => {
+test('a store that was being added at shutdown does not exist at the next start', async () => {
   const server = await started();
   const gate = kind.close('open', { deaf: true, store: 'a' });
   const refused = expect(add(server, 'a')).rejects.toMatchObject({ code: 'unavailable' });
@@ -70,11 +70,11 @@ test('one that was being added when the server ended is not there at the next st
   await Promise.all([stopping, refused]);
   const next = await started({ after: server });
   expect(names(next)).toEqual(['local']);
-  // And nobody holds it.
+  // And no process holds its lock.
   expect((await add(next, 'a')).problem).toBeUndefined();
 });
 
-test('the file has the last word on a name that is being added', async () => {
+test('the configuration file takes precedence over a store with the same name that is being added', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
   const server = await started({ config });
@@ -92,7 +92,7 @@ test('the file has the last word on a name that is being added', async () => {
   await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
 });
 
-test('those that a reload changes are opened at once, not one after the other', async () => {
+test('a reload opens changed stores in parallel', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n  two: local://${folder}/b\n`);
   const server = await started({ config });
@@ -108,7 +108,7 @@ test('those that a reload changes are opened at once, not one after the other', 
   ]);
 });
 
-test('a reload can give the directory of one to another', async () => {
+test('a reload can move a directory from one store to another', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n  two: local://${folder}/b\n`);
   const server = await started({ config });
@@ -136,7 +136,7 @@ async function draining(server: TestCore) {
   return { gate, labelled, removing };
 }
 
-test('one that is being removed keeps its name, and nobody from adding, checking and reloading others', async () => {
+test('a store that is being removed keeps its name and does not block adding, checking and reloading other stores', async () => {
   const server = await started();
   const { gate, labelled, removing } = await draining(server);
   await add(server, 'b');
@@ -155,7 +155,7 @@ test('one that is being removed keeps its name, and nobody from adding, checking
   expect((await add(server, 'a')).problem).toBeUndefined();
 });
 
-test('the file has the last word on a name that is being removed', async () => {
+test('the configuration file takes precedence over a store with the same name that is being removed', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/b\n`);
   const server = await started({ config });
@@ -171,7 +171,7 @@ test('the file has the last word on a name that is being removed', async () => {
   await vi.waitFor(() => expect(server.core.stores.view('a')).toMatchObject(wanted), inTime);
 });
 
-test('one that is checked and cannot be opened keeps nobody from adding others', async () => {
+test('a check of a store that cannot be opened does not block adding other stores', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
   const server = await started({ config });
@@ -184,7 +184,7 @@ test('one that is checked and cannot be opened keeps nobody from adding others',
   expect(await check).toMatchObject({ ok: true });
 });
 
-test('a reload that waits for a server keeps nobody from adding and removing others, and the removed do not return', async () => {
+test('a reload that waits for a server does not block adding and removing stores, and removed stores do not return', async () => {
   const config = join(folder, 'stowage.yaml');
   await writeFile(config, `stores:\n  one: local://${folder}/a\n`);
   const server = await started({ config });

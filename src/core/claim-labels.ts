@@ -1,12 +1,12 @@
 import { ownLabel } from './labels.ts';
 
-/** Labels that Stowage itself puts on a volume that it makes for a claim of Kubernetes. */
+/** Labels that Stowage sets on a volume that it creates for a PersistentVolumeClaim. */
 export const claimLabels = {
   namespace: ownLabel('claim-namespace'),
   name: ownLabel('claim-name'),
   uid: ownLabel('claim-uid'),
-  /** The instance of the cluster. */
+  /** The instance id of the cluster. */
   cluster: ownLabel('cluster'),
-  /** By the CSI Controller service, which does not know the UID of a claim. */
+  /** Set by the CSI Controller service, which does not know the claim's UID. */
   persistentVolume: ownLabel('persistent-volume'),
 } as const;

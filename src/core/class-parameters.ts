@@ -1,6 +1,6 @@
 import type { StowageError } from './errors.ts';
 
-/** What a StorageClass says of its volumes, or a pod of the volume that lives with it. Undefined: nothing. */
+/** Parameters of a StorageClass, or of an inline volume in a pod. Undefined: not set. */
 export interface VolumeParameters {
   readonly store: string | undefined;
   readonly enforce: boolean | undefined;
@@ -11,17 +11,17 @@ export interface VolumeParameters {
 export type ParameterName = keyof VolumeParameters;
 
 export const classParameters: readonly ParameterName[] = ['store', 'enforce', 'nameTemplate'];
-/** The name of such a volume follows from its pod. */
+/** Inline volumes have no `nameTemplate`: their names follow from the pod. */
 export const podParameters: readonly ParameterName[] = ['store', 'enforce', 'size'];
 
-/** Each caller has its own words for the same fault. */
+/** Each caller words these errors itself. */
 export interface ParameterFaults {
   readonly unknown: (key: string) => StowageError;
   /** The value of `enforce` is neither `true` nor `false`. */
   readonly notBoolean: (value: string) => StowageError;
 }
 
-/** Throws for every other parameter: to ignore one would be to ignore a wish. */
+/** Throws for parameters that are not allowed, instead of silently ignoring them. */
 export function readParameters(
   given: Iterable<readonly [key: string, value: string]>,
   allowed: readonly ParameterName[],

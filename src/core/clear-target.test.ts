@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
-import { createClear } from './clear-target.ts';
+import { createClearTarget } from './clear-target.ts';
 import { StowageError } from './errors.ts';
 import type { Access } from './model.ts';
 import type { Mounter } from './ports.ts';
@@ -12,9 +12,9 @@ beforeEach(() => {
 
 const refusal = () => new StowageError('no', { code: 'conflict', reason: 'target-kind', action: 'None.' });
 
-/** With what is there, if anything is. */
+/** `there`: the kind of target that exists, if any. */
 const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
-  createClear({
+  createClearTarget({
     mounter: {
       list: async () => [],
       inspectTarget: async (target: string, access: Access) => {
@@ -27,13 +27,13 @@ const clearBy = (there: Access | undefined, more: Partial<Mounter> = {}) =>
     } as unknown as Mounter,
   });
 
-test('an empty folder or file is taken away', async () => {
+test('removes an empty directory or file', async () => {
   await clearBy('filesystem')('/t', aCall());
   await clearBy('block')('/t', aCall());
   expect(asked).toEqual(['inspect filesystem', 'remove /t', 'inspect filesystem', 'inspect block', 'remove /t']);
 });
 
-test('what is not there, or may not be mounted at, is left alone', async () => {
+test('leaves alone targets that do not exist or are not valid mount targets', async () => {
   await clearBy(undefined)('/t', aCall());
   const refused = async (): Promise<never> => {
     throw refusal();
@@ -46,13 +46,13 @@ test('what is not there, or may not be mounted at, is left alone', async () => {
   expect(asked.filter((one) => one.startsWith('remove'))).toEqual([]);
 });
 
-test('what is mounted there is not looked at: whoever serves it may be gone', async () => {
+test('does not access a mounted target, since the mount may be dead', async () => {
   const list = async () => [{ at: '/t' }] as unknown as Awaited<ReturnType<Mounter['list']>>;
   await clearBy('filesystem', { list })('/t', aCall());
   expect(asked).toEqual([]);
 });
 
-test('whoever has stopped waiting is told so', async () => {
+test('an aborted call throws the abort reason and removes nothing', async () => {
   const signal = AbortSignal.abort(new Error('enough'));
   await expect(clearBy('filesystem')('/t', { ...aCall(), signal })).rejects.toThrow('enough');
   expect(asked).not.toContain('remove /t');

@@ -2,17 +2,17 @@ import type { Scope } from '#base/log.ts';
 import type { Mounter } from './ports.ts';
 
 /**
- * Takes away an empty folder or file at which one may mount and nothing is mounted. Anything else stays, and is no error. Call it
- * with the target's lock held.
+ * Removes the target if it is an empty directory or file that is a valid mount target with nothing mounted on it. Leaves anything else
+ * alone, without an error. Call it with the target's lock held.
  */
-export function createClear({
+export function createClearTarget({
   mounter,
 }: {
   readonly mounter: Mounter;
 }): (target: string, scope: Scope) => Promise<void> {
   return async (target, scope) => {
     if (mounter.unable !== undefined) return;
-    // To look at what is mounted there is to ask whoever serves it, who may be gone.
+    // Never touch a mounted target: if the process or server behind the mount is gone, the call would hang.
     if ((await mounter.list(scope)).some(({ at }) => at === target)) return;
     for (const access of ['filesystem', 'block'] as const) {
       const found = await mounter.inspectTarget(target, access, scope).catch(() => undefined);

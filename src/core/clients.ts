@@ -2,38 +2,38 @@ import type { Log } from '#base/log.ts';
 import type { Source, SourceKind, Volume } from './model.ts';
 import type { Client, MountUse } from './ports.ts';
 
-/** One client per kind of source. A kind without a client does not compile where this table is written. */
+/** One client per source kind. A missing kind is a compile error. */
 export type ClientTable = { readonly [K in SourceKind]: Client<K> };
 
-/** The only place that chooses a client by the kind of a source. Pass the same source to `find` and to the verb of the client. */
+/** The only place that selects a client by source kind. Pass the same source to `find` and to the client's method. */
 export interface Clients {
-  /** Undefined: a kind that only a newer Stowage knows. A record may have one after a downgrade. */
+  /** Undefined: this version does not know the kind. Records can have such kinds after a downgrade. */
   find(source: Source): Client | undefined;
   ofKind(kind: SourceKind): Client;
   /** False for an unknown kind. */
   isNodeLocal(source: Source): boolean;
-  /** False for an unknown kind: this version cannot unstage it, so core removes its record together with its target. */
+  /** False for an unknown kind: this version cannot unstage it, so core removes the record together with the target. */
   outlivesMount(source: Source): boolean;
   /** False for an unknown kind. */
   isFixedWhileStaged(source: Source): boolean;
-  /** The source for one more mount of a volume that is staged. `wanted` itself if the client does not share, or the kinds differ. */
+  /** The source for another mount of a staged volume. Returns `wanted` if the client does not share mounts or the kinds differ. */
   join(volume: Pick<Volume, 'store' | 'name'>, wanted: Source, staged: Source, log: Log): Source;
-  /** The source that replaces a dead mount. `staged` itself if the client does not share, or the kinds differ. */
+  /** The source for remounting a dead mount. Returns `staged` if the client does not share mounts or the kinds differ. */
   replace(staged: Source, now: Source): Source;
-  /** Undefined: none, or the client does not mount for groups. */
+  /** The group that the volume is mounted for. Undefined: none, or the client does not support groups. */
   groupOf(source: Source): number | undefined;
   withMountOptions(source: Source, use: MountUse): Source;
   /** Undefined: the volume has no file system of its own. */
   filesystemOf(source: Source): string | undefined;
   isSingleUser(source: Source): boolean;
-  /** Groups mounts by client, for verbs that take many. Leaves out mounts of unknown kinds. */
+  /** Groups mounts by client, for methods that take several. Omits mounts of unknown kinds. */
   byClient<T extends { readonly source: Source }>(all: readonly T[]): readonly (readonly [Client, readonly T[]])[];
 }
 
 export function createClients(table: ClientTable): Clients {
-  // TypeScript cannot connect a source with its entry of the table, and a stored source may have a kind that is not in it.
+  // TypeScript cannot relate a source to its table entry, and a stored source may have an unknown kind.
   const find = (source: Source): Client | undefined => table[source.kind] as Client | undefined;
-  /** Undefined as well if the two sources are of different kinds. */
+  /** Undefined if the kinds differ or the client does not share mounts. */
   const sharingOf = (one: Source, other: Source): Client['sharing'] =>
     one.kind === other.kind ? find(one)?.sharing : undefined;
   return {

@@ -15,7 +15,7 @@ import { startCore } from '#testing/start-core.ts';
 import { createContainerReferences } from './container-references.ts';
 import type { SeenUse, VolumeId } from './model.ts';
 
-test('what containers name is said on the store, whether they run or not, and taken back with the last', async () => {
+test('publishes running and stopped containers as users on the store, and removes the record with the last container', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-references-'));
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const kinds = [createLocalStoreKind(), createNfsStoreKind(systemClock(), connectToDisk(folder))];
@@ -43,7 +43,7 @@ test('what containers name is said on the store, whether they run or not, and ta
   await core.deletions.delete(volume.id, undefined, aCall());
 });
 
-test('a plugin of ours that an engine knows by another name has its containers counted', async () => {
+test('counts containers that use Stowage under another plugin name', async () => {
   const docker = createFakeEngine();
   await using server = await startCore({ engines: [docker] });
   const { core } = server;
@@ -68,7 +68,7 @@ test('a plugin of ours that an engine knows by another name has its containers c
   for (const { id } of [asked, unasked]) await core.deletions.delete(id, undefined, aCall());
 });
 
-test('names that a silent store would have to be asked for do not make the engine look silent', async () => {
+test('a store that does not answer does not make the engine appear unresponsive', async () => {
   const records = openRecords(':memory:');
   onTestFinished(() => records.close());
   const docker = createFakeEngine();

@@ -16,31 +16,34 @@ import type { PluginNames } from './plugin-names.ts';
 import type { Records } from './ports.ts';
 
 /**
- * Which containers of this node name a volume, running or stopped. The engines are asked; what they last said is on record, for
- * when they do not answer, and for the stores, which are told who uses what.
+ * The containers of this node that reference a volume, running or stopped, as listed by the container engines. The last list of each
+ * engine is recorded: it is used while the engine does not answer, and published on stores as use records.
  */
 export interface ContainerReferences extends AsyncDisposable {
-  /** Asked now. Of a volume that is gone, its id is all there is. */
-  of(volume: Volume | VolumeId, scope: Scope): Promise<Referring>;
-  /** As they were last seen. */
+  /** Asks the engines now. Pass the id if the volume no longer exists. */
+  of(volume: Volume | VolumeId, scope: Scope): Promise<ReferenceReport>;
+  /** The references of the last refresh. */
   known(volume: VolumeId): readonly Reference[];
-  /** When its engine was last looked at, a container had it mounted. */
+  /** A container had the volume mounted at the engine's last refresh. */
   isLive(volume: VolumeId): boolean;
-  /** Looks at the engine, and tells of every volume whose containers are not the same as before. */
-  look(engine: ContainerEngine, scope: Scope): Promise<void>;
-  /** When an engine of that kind was last found, by this process's clock: what it forgot it forgot before. Undefined: never. */
+  /** Lists the engine's containers and calls `changed` with the volumes whose containers changed. */
+  refresh(engine: ContainerEngine, scope: Scope): Promise<void>;
+  /**
+   * When this process last connected to an engine of this kind, by its own clock. Anything that the engine lost in a crash it lost before
+   * that. Undefined: never connected.
+   */
   foundAt(kind: EngineKind): number | undefined;
-  /** At all of them; gives those that answered. */
-  lookAll(scope: Scope): Promise<readonly ContainerEngine[]>;
-  /** From now on, and whenever containers change. */
+  /** Refreshes all engines and returns those that answered. */
+  refreshAll(scope: Scope): Promise<readonly ContainerEngine[]>;
+  /** Refreshes each engine now and whenever its containers change. */
   follow(scope: Scope): void;
 }
 
-export interface Referring {
+export interface ReferenceReport {
   readonly references: readonly Reference[];
-  /** The kinds of engines that answered, each of them. What others say of these is as it was. */
+  /** The engine kinds of which every engine answered. References of the other engines are from an earlier refresh. */
   readonly answered: ReadonlySet<EngineKind>;
-  /** Those that are followed, and gave no answer that can be used. */
+  /** The configured engines that gave no usable answer. */
   readonly silent: readonly SilentEngine[];
 }
 
@@ -55,32 +58,32 @@ export interface ContainerReferencesParts {
   readonly names: Pick<PluginNames, 'resolve'>;
   readonly clock: Clock;
   readonly log: Log;
-  /** The containers that name it, or whether they run, are not those that did. */
+  /** Called with volumes whose set of containers, or their running state, changed. */
   readonly changed: (volumes: readonly VolumeId[], engine: ContainerEngine) => void;
 }
 
 const askMs = 5_000;
 const unending = new AbortController().signal;
-/** A store that is silent must not make the engine look so. */
+/** A store that does not answer must not make the engine appear unresponsive. */
 const resolveMs = 1_000;
 
 export function createContainerReferences(parts: ContainerReferencesParts): ContainerReferences {
   const { records, engines, names, clock, log } = parts;
   const following = new AsyncDisposableStack();
-  /** By engine, the containers that have their volumes mounted. */
+  /** Per engine name: the ids of containers that have their volumes mounted. */
   const live = new Map<string, ReadonlySet<string>>();
-  /** Named by containers, and nothing is known by that name yet: as engine and name, with who names it. */
+  /** Per engine name: volume names that could not be resolved, with the container that references each. */
   const unresolved = new Map<string, readonly { readonly container: SeenContainer; readonly name: string }[]>();
 
   async function resolved(engine: ContainerEngine, seen: readonly SeenContainer[], scope: Scope): Promise<Reference[]> {
     const found: Reference[] = [];
     const missing: { container: SeenContainer; name: string }[] = [];
-    // For all of them together.
+    // One deadline for all names together.
     using limit = clock.deadline(resolveMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
     for (const container of seen) {
       for (const { plugin, name } of container.volumes) {
-        const ids = plugin === undefined ? askedFor(name) : await meant(plugin, name, within);
+        const ids = plugin === undefined ? recordedIds(name) : await resolveIds(plugin, name, within);
         scope.signal.throwIfAborted();
         if (ids.length === 0) missing.push({ container, name });
         for (const volumeId of ids) found.push({ ...of(engine, container), volumeId });
@@ -91,7 +94,7 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     return found;
   }
 
-  async function meant(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
+  async function resolveIds(plugin: PluginName, name: string, scope: Scope): Promise<readonly VolumeId[]> {
     const known = records.engineNames.get(plugin, name);
     if (known !== undefined) return [known];
     if (scope.signal.aborted) return [];
@@ -101,21 +104,24 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     );
   }
 
-  /** Of a plugin that may be ours under another name, no store is asked: what it was asked for by an engine is on record. */
-  const askedFor = (name: string): readonly VolumeId[] =>
+  /**
+   * Volumes of a plugin that may be Stowage under another name. Our records suffice, without asking stores: they have every name that an
+   * engine used.
+   */
+  const recordedIds = (name: string): readonly VolumeId[] =>
     pluginNames.flatMap((plugin) => records.engineNames.get(plugin, name) ?? []);
 
   const found = new Map<EngineKind, number>();
-  const looks = new Map<ContainerEngine, () => Promise<void>>();
+  const refreshes = new Map<ContainerEngine, () => Promise<void>>();
 
-  /** Of two lists the older must not replace the younger: one after the other, and who waits for the next shares it. */
-  const look: ContainerReferences['look'] = async (engine, scope) => {
-    const next = looks.get(engine) ?? inTurn(() => lookNow(engine, { signal: unending, log }));
-    looks.set(engine, next);
+  /** Refreshes of one engine run one after the other, so an older list never replaces a newer one. Waiting callers share the next run. */
+  const refresh: ContainerReferences['refresh'] = async (engine, scope) => {
+    const next = refreshes.get(engine) ?? coalesced(() => refreshNow(engine, { signal: unending, log }));
+    refreshes.set(engine, next);
     await patiently(next(), scope.signal, clock);
   };
 
-  async function lookNow(engine: ContainerEngine, scope: Scope): Promise<void> {
+  async function refreshNow(engine: ContainerEngine, scope: Scope): Promise<void> {
     using limit = clock.deadline(askMs, scope.signal);
     const within = { ...scope, signal: limit.signal };
     const now = await resolved(engine, await engine.containers(within), within);
@@ -125,11 +131,11 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     if (different.length > 0) parts.changed(different, engine);
   }
 
-  const lookEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
+  const refreshEach = (scope: Scope): Promise<readonly { engine: ContainerEngine; why: string | undefined }[]> =>
     Promise.all(
       engines.map(async (engine) => {
         try {
-          await look(engine, scope);
+          await refresh(engine, scope);
           return { engine, why: undefined };
         } catch (thrown) {
           scope.signal.throwIfAborted();
@@ -141,8 +147,9 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     );
 
   return {
-    look,
-    lookAll: async (scope) => (await lookEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
+    refresh,
+    refreshAll: async (scope) =>
+      (await refreshEach(scope)).flatMap(({ engine, why }) => (why === undefined ? [engine] : [])),
     known: (volume) => records.references.of(volume),
     isLive: (volume) =>
       records.references
@@ -150,21 +157,21 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
         .some(({ engine, container, running }) => live.get(engine)?.has(container) ?? running),
     foundAt: (kind) => found.get(kind),
     of: async (volume, scope) => {
-      const silent = (await lookEach(scope)).flatMap(({ engine: { kind }, why }) =>
+      const silent = (await refreshEach(scope)).flatMap(({ engine: { kind }, why }) =>
         why === undefined ? [] : [{ kind, why }],
       );
       const isSilent = (kind: EngineKind): boolean => silent.some((one) => one.kind === kind);
       const id = typeof volume === 'string' ? volume : volume.id;
-      // A name that could not be looked up may well be this volume's.
-      const called: readonly string[] =
+      // An unresolved name may belong to this volume.
+      const namesOfVolume: readonly string[] =
         typeof volume === 'string' ? [] : [volume.name, qualified(volume.store, volume.name)];
-      const perhaps = engines.flatMap((engine) =>
+      const possible = engines.flatMap((engine) =>
         (unresolved.get(engine.name) ?? [])
-          .filter(({ name }) => called.includes(name))
+          .filter(({ name }) => namesOfVolume.includes(name))
           .map(({ container }) => ({ ...of(engine, container), volumeId: id })),
       );
       return {
-        references: [...records.references.of(id), ...perhaps],
+        references: [...records.references.of(id), ...possible],
         answered: new Set(engines.map(({ kind }) => kind).filter((kind) => !isSilent(kind))),
         silent,
       };
@@ -172,15 +179,17 @@ export function createContainerReferences(parts: ContainerReferencesParts): Cont
     follow: (scope) => {
       for (const engine of engines)
         following.use(
-          engine.follow(createLooking(engine, look, scope, log), () => found.set(engine.kind, clock.elapsed())),
+          engine.follow(createCoalescedRefresh(engine, refresh, scope, log), () =>
+            found.set(engine.kind, clock.elapsed()),
+          ),
         );
     },
     [Symbol.asyncDispose]: () => following.disposeAsync(),
   };
 }
 
-/** Whoever asks while one runs gets the next, which begins when that has ended: it sees what was so when they asked. */
-function inTurn(work: () => Promise<void>): () => Promise<void> {
+/** A call during a run waits for the next run, which starts after the call and so sees everything that was true at the time of the call. */
+function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;
   let next: Promise<void> | undefined;
   const begin = (): Promise<void> => {
@@ -209,32 +218,40 @@ const of = ({ name: engine }: ContainerEngine, { id, name, running }: SeenContai
   running,
 });
 
-/** However many events there are, one look at a time; what happens during one is seen by the next. */
-function createLooking(engine: ContainerEngine, look: ContainerReferences['look'], scope: Scope, log: Log): () => void {
-  let isLooking = false;
+/** Coalesces events: one refresh at a time, and another one after it if events arrived meanwhile. */
+function createCoalescedRefresh(
+  engine: ContainerEngine,
+  refresh: ContainerReferences['refresh'],
+  scope: Scope,
+  log: Log,
+): () => void {
+  let isRunning = false;
   let isDue = false;
   const run = async (): Promise<void> => {
-    isLooking = true;
+    isRunning = true;
     while (isDue && !scope.signal.aborted) {
       isDue = false;
-      await look(engine, scope).catch((thrown: unknown) => {
-        // Its next event, or the look that is taken now and then, makes up for it.
+      await refresh(engine, scope).catch((thrown: unknown) => {
+        // The next event, or the periodic refresh, retries.
         log.info('a container engine did not answer', { engine: engine.name, why: stowageError(thrown).message });
       });
     }
-    isLooking = false;
+    isRunning = false;
   };
   return () => {
     isDue = true;
-    if (!isLooking) void run();
+    if (!isRunning) void run();
   };
 }
 
 function differing(before: readonly Reference[], now: readonly Reference[]): readonly VolumeId[] {
   const keyOf = ({ container, name, volumeId, running }: Reference): string =>
     JSON.stringify([container, name, volumeId, running]);
-  const [old, fresh] = [new Map(before.map((one) => [keyOf(one), one])), new Map(now.map((one) => [keyOf(one), one]))];
-  const gone = [...old].filter(([key]) => !fresh.has(key));
-  const come = [...fresh].filter(([key]) => !old.has(key));
-  return [...new Set([...gone, ...come].map(([, { volumeId }]) => volumeId))];
+  const [oldByKey, newByKey] = [
+    new Map(before.map((one) => [keyOf(one), one])),
+    new Map(now.map((one) => [keyOf(one), one])),
+  ];
+  const gone = [...oldByKey].filter(([key]) => !newByKey.has(key));
+  const added = [...newByKey].filter(([key]) => !oldByKey.has(key));
+  return [...new Set([...gone, ...added].map(([, { volumeId }]) => volumeId))];
 }

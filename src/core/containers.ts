@@ -1,36 +1,37 @@
 import type { Scope } from '#base/log.ts';
 import type { VolumeId } from './model.ts';
 
-/** The names by which container engines know Stowage. Which of them shows a volume is decided by its store. */
+/** The plugin names of Stowage in container engines. The store of a volume decides which plugin shows it. */
 export const pluginNames = ['stowage', 'stowage-local'] as const;
 export type PluginName = (typeof pluginNames)[number];
 
 export type EngineKind = 'docker' | 'podman';
 
-/** A mount that an engine asked for and has not taken back. Which container it is for, no engine says. */
+/** A mount that an engine requested and has not released. Engines do not say which container it is for. */
 export interface EngineMount {
   readonly volumeId: VolumeId;
   readonly plugin: PluginName;
-  /** The engine's own id of it. */
+  /** The engine's id of the mount. */
   readonly id: string;
-  /** How often it was asked for under that id: Docker's `cp` mounts what a running container has once more. */
+  /** How many times the engine requested it under this id: `docker cp` mounts the volumes of a running container again. */
   readonly count: number;
   readonly since: number;
 }
 
-/** Podman mounts a volume once, however many containers use it, and always under this id; Docker's ids are random. */
-const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
+/** Podman mounts a volume once for all its containers, always under this id. Docker's ids are random. */
+const podmanMountId = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-export const holderOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind => (id === podmanHold ? 'podman' : 'docker');
+export const engineKindOf = ({ id }: Pick<EngineMount, 'id'>): EngineKind =>
+  id === podmanMountId ? 'podman' : 'docker';
 
-/** A container, running or stopped, that names a volume. */
+/** A container, running or stopped, that references a volume. */
 export interface Reference {
   readonly engine: string;
   /** The engine's id of the container. */
   readonly container: string;
   readonly name: string;
   readonly volumeId: VolumeId;
-  /** It runs, or may be about to. */
+  /** The container runs or may be starting. */
   readonly running: boolean;
 }
 
@@ -39,51 +40,51 @@ export interface SeenContainer {
   readonly name: string;
   /** Running, paused, restarting, or never started yet: it may be starting. */
   readonly running: boolean;
-  /** It was started, and has not ended: it has its volumes mounted. */
+  /** The container was started and has not exited, so it has its volumes mounted. */
   readonly live: boolean;
   /**
-   * Those that it has through one of our plugins, by the names that the engine knows them by. Without a plugin: through one
-   * that is called otherwise there, and may be ours.
+   * Its volumes of our plugins, by the engine's names. `plugin` is undefined for a plugin with another name that may be
+   * Stowage.
    */
   readonly volumes: readonly { readonly plugin: PluginName | undefined; readonly name: string }[];
 }
 
 /** A Docker or Podman engine of this node. */
 export interface ContainerEngine {
-  /** What people call it, the same at each start. */
+  /** The name for users, stable across restarts. */
   readonly name: string;
   readonly kind: EngineKind;
-  /** All containers that name volumes that may be ours, but those that are being removed. */
+  /** All containers that reference volumes that may be ours, except containers that are being removed. */
   containers(scope: Scope): Promise<readonly SeenContainer[]>;
   /**
-   * Says when containers may have changed: at the beginning, with each event, and when it was lost and is there again.
-   * Found: it is there, and may be another one than before; comes before the first change that is told of it.
+   * Calls `changed` when containers may have changed: at the start, at each event, and after a reconnect. Calls `found` at each
+   * connect, before the first `changed`: it may be another engine than before.
    */
   follow(changed: () => void, found?: () => void): AsyncDisposable;
-  /** Users of its containers are not who they are on the host. */
+  /** The engine uses user namespaces: users in its containers are other users on the host. */
   remapsUsers(scope: Scope): Promise<boolean>;
 }
 
-/** What outlives the process of what engines know. */
+/** Persistent records about container engines. */
 export interface ContainerRecords {
-  /** What a name means to engines, for as long as that volume exists. */
+  /** Which volume an engine's name refers to, for as long as the volume exists. */
   readonly engineNames: {
     get(plugin: PluginName, name: string): VolumeId | undefined;
     put(plugin: PluginName, name: string, id: VolumeId): void;
     remove(plugin: PluginName, name: string): void;
     list(plugin: PluginName): readonly { readonly name: string; readonly id: VolumeId }[];
   };
-  readonly holds: {
-    /** Once more, where it is there. */
+  readonly engineMounts: {
+    /** Increments the count if the mount is already recorded. */
     add(hold: Omit<EngineMount, 'count'>): void;
-    /** Once less; the last one is gone. Absent is success. */
-    take(volume: VolumeId, plugin: PluginName, id: string): void;
+    /** Decrements the count and removes the record at zero. Absent is success. */
+    release(volume: VolumeId, plugin: PluginName, id: string): void;
     clear(volume: VolumeId): void;
     of(volume: VolumeId): readonly EngineMount[];
     list(): readonly EngineMount[];
   };
   readonly references: {
-    /** All that the engine's containers name, in the place of what was known of it. */
+    /** Replaces all references of the engine. */
     replace(engine: string, references: readonly Reference[]): void;
     of(volume: VolumeId): readonly Reference[];
     list(): readonly Reference[];

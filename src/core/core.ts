@@ -10,10 +10,9 @@ import { createEngineMounts, type EngineMounts } from './engine-mounts.ts';
 import { createEphemerals, type Ephemerals } from './ephemeral.ts';
 import { stowageError } from './errors.ts';
 import { createEvents, type Events } from './events.ts';
-import { createLimits } from './limits.ts';
 import type { MaintenanceTask } from './maintenance.ts';
 import type { NodeName, VolumeId } from './model.ts';
-import { createMountHealth, type LookAtMounts } from './mount-health.ts';
+import { type CheckMountHealth, createMountHealth } from './mount-health.ts';
 import { createMounts, type Mounts } from './mounts.ts';
 import { createOperations, type Operations } from './operations.ts';
 import { createPendingEngineRequests, type PendingEngineRequests } from './pending-engine-requests.ts';
@@ -21,19 +20,20 @@ import { isShared as isSharedPlacement } from './placement.ts';
 import { createPluginNames, type PluginNames } from './plugin-names.ts';
 import type { Mounter, ProcessMarks, Records, StoreKind } from './ports.ts';
 import { createProvision, type Provision } from './provision.ts';
-import { createReclaim, type Reclaim } from './reclaim.ts';
-import { createRecovery } from './recovery.ts';
 import { createRemappedUsers } from './remapped-users.ts';
-import type { TakeUp } from './store-entries.ts';
-import { createIdentities } from './store-identity.ts';
+import { createSpaceReclaimer, type SpaceReclaimer } from './space-reclaimer.ts';
+import type { RecoverStore } from './store-entries.ts';
+import { createStoreIdentities } from './store-identity.ts';
+import { createStoreLimits } from './store-limits.ts';
 import { createStoreLiveness, type StoreLiveness } from './store-liveness.ts';
+import { createStoreRecovery } from './store-recovery.ts';
 import { type ConfiguredStores, createStores, type Stores } from './stores.ts';
 import { createTokens, type Tokens } from './tokens.ts';
 import { createUseAdmin, type UseAdmin } from './use-admin.ts';
 import type { Step } from './volume-steps.ts';
 import { createVolumes, type Volumes } from './volumes.ts';
 
-/** The use cases: all that front ends and controllers know. */
+/** The use cases. Front ends and controllers know nothing else of core. */
 export interface Core {
   readonly instance: string;
   readonly node: NodeName;
@@ -46,8 +46,8 @@ export interface Core {
   readonly deletions: Deletions;
   readonly adoptions: Adoptions;
   readonly mounts: Mounts;
-  /** The mounts of this machine, and how each is. */
-  readonly mountHealth: LookAtMounts;
+  /** Lists the mounts of this machine with their health. */
+  readonly mountHealth: CheckMountHealth;
   readonly ephemerals: Ephemerals;
   readonly uses: UseAdmin;
   readonly pluginNames: PluginNames;
@@ -57,14 +57,14 @@ export interface Core {
   readonly operations: Operations;
   readonly tokens: Tokens;
   readonly events: Events;
-  /** The answers to requests with an idempotency key, kept for a day. */
+  /** Responses to requests with an idempotency key, kept for a day. */
   readonly requestAnswers: Pick<Records['answers'], 'get' | 'put'>;
-  /** What is done again and again: opening stores that were down, renewing records of use, emptying the trash, dropping old keys. */
+  /** Periodic tasks: reopening stores, renewing use records, emptying the trash, dropping old idempotency keys. */
   readonly maintenance: readonly MaintenanceTask[];
   close(): Promise<void>;
 }
 
-/** What `createEngine` returns. Front ends and controllers get it as an `Engine`; tests inspect its records and stores. */
+/** What `createCore` returns. Front ends and controllers get it as `Core`; tests inspect its records and stores. */
 export interface WholeCore extends Core {
   readonly stores: Stores;
   readonly records: Pick<Records, 'answers' | 'transaction' | 'volumes'>;
@@ -72,10 +72,10 @@ export interface WholeCore extends Core {
 
 const day = 86_400_000;
 const maintenanceEveryMs = 30_000;
-/** Longer than any of their own deadlines: one that ends here has forgotten one. */
-const passMs = 600_000;
+/** Longer than any deadline inside the tasks. A task that reaches it lacks a deadline of its own. */
+const taskDeadlineMs = 600_000;
 
-const task = (name: string, run: MaintenanceTask['run'], deadlineMs = passMs): MaintenanceTask => ({
+const task = (name: string, run: MaintenanceTask['run'], deadlineMs = taskDeadlineMs): MaintenanceTask => ({
   name,
   run,
   deadlineMs,
@@ -89,14 +89,14 @@ export interface CoreParts {
   readonly mounter: Mounter;
   readonly clients: ClientTable;
   readonly mountsFolder: string;
-  /** Where container engines find volumes. */
+  /** Where volumes are mounted for container engines. */
   readonly publishedFolder: string;
   readonly engines: readonly ContainerEngine[];
   readonly instance: string;
   readonly epoch: string;
-  /** Changes when the machine starts anew; undefined where that cannot be told. */
+  /** Changes when the machine reboots. Undefined: the platform does not tell. */
   readonly boot: string | undefined;
-  /** Of this process, and of those before it. */
+  /** The lock marks of this process and of its predecessors. */
   readonly marks?: ProcessMarks;
   readonly node: NodeName;
   readonly clock: Clock;
@@ -108,18 +108,18 @@ export function createCore(parts: CoreParts): WholeCore {
   const events = createEvents(parts.epoch, clock);
   const clients = createClients(parts.clients);
   const operations = createOperations({ records, events, clock, log });
-  // Stores are taken up by code that itself uses stores; the knot is tied here and nowhere else.
-  const late: { stores?: Stores; reclaim?: Reclaim; references?: ContainerReferences } = {};
-  const laterStores = (): Stores => {
+  // The only dependency cycle: recovering a store uses stores.
+  const late: { stores?: Stores; reclaim?: SpaceReclaimer; references?: ContainerReferences } = {};
+  const storesLater = (): Stores => {
     if (late.stores === undefined) throw new Error('stores are used before they exist');
     return late.stores;
   };
-  const laterReferences = (): ContainerReferences => {
+  const referencesLater = (): ContainerReferences => {
     if (late.references === undefined) throw new Error('containers are asked for before they can be');
     return late.references;
   };
-  const liveness = createStoreLiveness({ clock, stores: laterStores });
-  const catalogue = createCatalogue({ records, liveness, stores: laterStores, instance });
+  const liveness = createStoreLiveness({ clock, stores: storesLater });
+  const catalogue = createCatalogue({ records, liveness, stores: storesLater, instance });
   const stageOf = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
   const engineMounts: EngineMounts = createEngineMounts({
     records,
@@ -130,39 +130,46 @@ export function createCore(parts: CoreParts): WholeCore {
     node,
     folder: parts.publishedFolder,
     mounts: () => mounts,
-    references: laterReferences,
+    references: referencesLater,
     stageOf,
-    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: laterStores, clock }),
+    remapped: createRemappedUsers({ engines: parts.engines, clients, stores: storesLater, clock }),
   });
   const mounts: Mounts = createMounts({
     ...parts,
     clients,
-    stores: laterStores,
+    stores: storesLater,
     catalogue,
     operations,
     events,
     engineMounts: () => engineMounts,
-    references: laterReferences,
+    references: referencesLater,
   });
   const steps: Record<string, Step> = {};
-  const identities = createIdentities({ records, clock });
-  const recover = createRecovery({
+  const identities = createStoreIdentities({ records, clock });
+  const recoverFromRecords = createStoreRecovery({
     records,
     operations,
     catalogue,
     steps,
     log,
     identities,
-    stores: laterStores,
+    stores: storesLater,
     boot: parts.boot,
   });
-  const takeUp: TakeUp = async (store, config, scope) => {
-    await recover(store, config, scope);
+  const recoverStore: RecoverStore = async (store, config, scope) => {
+    await recoverFromRecords(store, config, scope);
     late.reclaim?.soon(store.name);
   };
   const context = { instance, node, marks: parts.marks };
-  const stores = createStores({ ...parts, events, identities, context, takeUp, mountedOn: mounts.mountedOn });
-  const reclaim = createReclaim({ stores, clock, log });
+  const stores = createStores({
+    ...parts,
+    events,
+    identities,
+    context,
+    recover: recoverStore,
+    mountedOn: mounts.mountedOn,
+  });
+  const reclaim = createSpaceReclaimer({ stores, clock, log });
   Object.assign(late, { stores, reclaim });
   const pluginNames = createPluginNames({ records, stores, catalogue });
   const references = createContainerReferences({
@@ -173,7 +180,7 @@ export function createCore(parts: CoreParts): WholeCore {
     names: pluginNames,
     changed: (ids) => {
       const scope = { signal: unending, log };
-      for (const id of ids) if (isShared(id)) void mounts.settleUses(id, scope);
+      for (const id of ids) if (isShared(id)) void mounts.updateUses(id, scope);
       void engineMounts.changed(ids, scope);
     },
   });
@@ -182,7 +189,7 @@ export function createCore(parts: CoreParts): WholeCore {
     return stores.list().some(({ placement, config }) => isSharedPlacement(placement) && config.name === store);
   };
   late.references = references;
-  const limits = createLimits(records);
+  const limits = createStoreLimits(records);
   const shared = { records, stores, catalogue, operations, mounts, engineMounts, limits, events, clock, instance };
   const engineRequests = createPendingEngineRequests(clock);
   const volumes = createVolumes(shared);
@@ -198,7 +205,7 @@ export function createCore(parts: CoreParts): WholeCore {
     mounts,
     clients,
     stageOf,
-    stores: laterStores,
+    stores: storesLater,
     liveness,
     clock,
   });
@@ -231,16 +238,16 @@ export function createCore(parts: CoreParts): WholeCore {
       task('repair mounts', (scope) => mounts.repair(scope)),
       task('renew records of use', (scope) => mounts.renewUses(scope)),
       task('clean up mounts of containers', (scope) => engineMounts.reconcile(scope)),
-      task('delete ephemeral volumes', (scope) => ephemerals.settle(scope)),
+      task('delete ephemeral volumes', (scope) => ephemerals.reconcile(scope)),
       task('empty the trash', (scope) => deletions.expire(scope)),
-      task('free space', async () => reclaim.again()),
+      task('free space', async () => reclaim.resume()),
       task('drop old answers', async () => void records.answers.prune(clock.now() - day)),
     ],
     close: async () => {
       await references[Symbol.asyncDispose]();
       deletions.stop();
       await reclaim.stop();
-      // Whoever wanted to give it time has done so before.
+      // No grace period here: callers that want one drain before they close core.
       await operations.drain(0);
       await stores.close();
       await engineMounts

@@ -8,12 +8,12 @@ test.each<[Placement | undefined, string]>([
   ['mount-worker', 'file.stowage.dev'],
   // An invalid Store object, or one of a newer Stowage: its StorageClass is of this driver.
   [undefined, 'file.stowage.dev'],
-])('a store that is placed %s is of %s', (placement, name) => {
+])('a store with placement %s belongs to driver %s', (placement, name) => {
   expect(driverFor(placement).name).toBe(name);
   expect(drivers).toContain(driverFor(placement));
 });
 
-test('a driver is found by its name, and none of somebody else is', () => {
+test('finds the drivers of Stowage by name, and no other drivers', () => {
   expect(drivers.map(({ name }) => driverNamed(name))).toEqual(drivers);
   for (const name of ['csi.example.com', '', undefined]) expect(driverNamed(name)).toBeUndefined();
 });

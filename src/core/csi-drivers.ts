@@ -1,11 +1,11 @@
 import type { Placement } from './placement.ts';
 
-/** A CSI driver of ours. Attaching, topology and growth are properties of a driver, so its stores are those that agree in them. */
+/** A CSI driver of Stowage. Attachment, topology and expansion are properties of a driver, so all its stores share them. */
 export interface CsiDriver {
   readonly name: string;
   /** File name of its socket, without `.sock`. */
   readonly socket: string;
-  // As its CSIDriver object in the chart has them: scripts/manifests.test.ts compares the two.
+  // The same values as in the chart's CSIDriver object; scripts/manifests.test.ts compares them.
   readonly attachRequired: boolean;
   readonly podInfoOnMount: boolean;
   readonly fsGroupPolicy: 'File';
@@ -13,13 +13,13 @@ export interface CsiDriver {
   readonly volumeLifecycleModes: readonly ('Persistent' | 'Ephemeral')[];
   /** The driver applies fsGroup itself (VOLUME_MOUNT_GROUP). Otherwise the kubelet does. */
   readonly volumeMountGroup: boolean;
-  /** `node`: a volume can be used on one node only, and says on which. */
+  /** `node`: each volume belongs to one node, which it reports as its topology. */
   readonly topology: 'none' | 'node';
   /** Several nodes can use a volume at the same time. */
   readonly multiNode: boolean;
-  /** A volume that grew must also be grown on the node that has it mounted. */
+  /** Expansion also needs NodeExpandVolume on the node that has the volume mounted. */
   readonly nodeExpansion: boolean;
-  /** Default for StorageClasses that do not set it. A volume on one node has to wait until the node is known. */
+  /** The default for StorageClasses. A volume that belongs to one node must wait until the node is known. */
   readonly volumeBindingMode: 'Immediate' | 'WaitForFirstConsumer';
 }
 
@@ -62,10 +62,10 @@ const driverOf: Readonly<Record<Placement, CsiDriver>> = {
   'mount-worker': fileDriver,
 };
 
-/** Undefined, a store of an unknown kind: file.stowage.dev. */
+/** A store of an unknown kind (undefined) belongs to file.stowage.dev. */
 export const driverFor = (placement: Placement | undefined): CsiDriver =>
   placement === undefined ? fileDriver : driverOf[placement];
 
-/** Undefined: it is not one of ours. */
+/** Undefined: not a driver of Stowage. */
 export const driverNamed = (name: string | undefined): CsiDriver | undefined =>
   drivers.find((driver) => driver.name === name);

@@ -43,7 +43,7 @@ describe('delete', () => {
     expect(again.id).not.toBe(id);
   });
 
-  test('what was deleted is not found', async () => {
+  test('a deleted volume is not found', async () => {
     await add();
     const { id } = await create('a');
     await remove(id);
@@ -55,7 +55,7 @@ describe('delete', () => {
     });
   });
 
-  test('an outdated revision is refused and nothing happens', async () => {
+  test('rejects an outdated revision without deleting anything', async () => {
     await add();
     const { id } = await create('a');
     await expect(server.core.deletions.delete(id, 9, aCall())).rejects.toMatchObject({ code: 'stale' });
@@ -63,7 +63,7 @@ describe('delete', () => {
   });
 
   test.each(['delete', 'retain', 'archive'])(
-    'what is discarded leaves nothing with onDelete=%s, if it is empty',
+    'discarding an empty volume destroys it even with onDelete=%s',
     async (policy) => {
       await add(`onDelete=${policy}`);
       const [nothing, something] = [await create('nothing'), await create('something')];
@@ -73,14 +73,14 @@ describe('delete', () => {
       await expect(discard(something)).rejects.toMatchObject({
         code: 'conflict',
         reason: 'volume-not-empty',
-        message: "volume 'keep/something' is not certain to be empty",
+        message: "volume 'keep/something' may not be empty",
       });
       expect((await readdir(root)).toSorted()).toEqual(['.stowage', 'something', 'something.meta']);
       expect(await trash()).toEqual([]);
     },
   );
 
-  test('what is discarded once more after a crash stays if something is in it by then', async () => {
+  test('a replayed discard keeps the volume if it contains something by then', async () => {
     await add('onDelete=retain');
     const { id, name } = await create('a');
     await writeFile(join(root, 'a', 'file'), '');
@@ -122,14 +122,14 @@ describe('delete', () => {
       await mkdir(root);
     });
 
-    test('a volume stays that somebody writes to after it was found empty', async () => {
+    test('discard keeps a volume that somebody writes to after the check for emptiness', async () => {
       await add('onDelete=archive');
       const volume = await create('a');
       beforeDelete = () => writeFile(join(root, 'a', 'file'), 'precious');
       await expect(discard(volume.id)).rejects.toMatchObject({
         code: 'conflict',
         reason: 'volume-not-empty',
-        message: "volume 'keep/a' is not certain to be empty",
+        message: "volume 'keep/a' may not be empty",
       });
       expect(await readFile(join(root, 'a', 'file'), 'utf8')).toBe('precious');
       expect(await server.core.catalogue.resolve(volume.id, aCall())).toEqual(volume);
@@ -143,7 +143,7 @@ describe('delete', () => {
       expect(await readdir(root)).toEqual(['.stowage']);
     });
 
-    test('an image stays that somebody is given after it was found unused', async () => {
+    test('discard keeps an image that is mounted after the check for use', async () => {
       await add('layout=image&onDelete=archive');
       const image = { store: 'keep', name: 'a', bytes: 16n << 20n, access: 'block', labels: {} } as const;
       const volume = await server.core.volumes.create(image, aCall());
@@ -153,7 +153,7 @@ describe('delete', () => {
       expect(unfinished()).toEqual([]);
     });
 
-    test('a deletion that was interrupted after it removed the data is completed', async () => {
+    test('completes a deletion that was interrupted after it removed the data', async () => {
       await add('onDelete=retain');
       const { id } = await create('a');
       await rm(join(root, 'a'), { recursive: true });
@@ -178,7 +178,7 @@ describe('delete', () => {
     );
   });
 
-  test('retain of a volume that was renamed, and adopting brings the same one back', async () => {
+  test('adopting a retained volume restores it, even if it was renamed before', async () => {
     await add('onDelete=retain');
     const { id } = await create('a');
     await server.core.volumes.rename(id, 'b', undefined, aCall());
@@ -187,7 +187,7 @@ describe('delete', () => {
     expect(adopted).toEqual([{ name: 'b', id, how: 'data' }]);
   });
 
-  test('retain leaves the data, and adopting brings the same volume back', async () => {
+  test('retain leaves the data, and adopting restores the same volume', async () => {
     await add('onDelete=retain');
     const { id } = await create('a');
     await writeFile(join(root, 'a', 'file'), 'text');
@@ -210,7 +210,7 @@ async function passTime(ms: number): Promise<void> {
 }
 
 describe('the trash', () => {
-  test('keeps a deleted volume until its time is over, and not a moment longer', async () => {
+  test('keeps a deleted volume until its retention has expired, and not longer', async () => {
     await add('onDelete=archive&retention=2h');
     const { id } = await create('a');
     expect(await remove(id)).toEqual({ outcome: 'archived', expiresAt: clock.now() + 2 * hour });
@@ -226,7 +226,7 @@ describe('the trash', () => {
     });
   });
 
-  test('is not emptied by a clock that goes ahead', async () => {
+  test('is not emptied when the clock jumps ahead', async () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
     await runMaintenance(server.core);
@@ -240,7 +240,7 @@ describe('the trash', () => {
     expect(await trash()).toEqual([]);
   });
 
-  test('keeps what was deleted until its date comes, also where the clock was set back', async () => {
+  test('keeps a deleted volume until its expiry date even if the clock was set back', async () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
     clock.jump(-hour);
@@ -252,7 +252,7 @@ describe('the trash', () => {
     expect(await trash()).toEqual([]);
   });
 
-  test('does not count the time in which Stowage did not run, and goes on counting after a restart', async () => {
+  test('does not count the time while Stowage was down, and continues counting after a restart', async () => {
     await add('onDelete=archive&retention=2h');
     await remove((await create('a')).id);
     await passTime(hour);
@@ -272,7 +272,7 @@ describe('the trash', () => {
     await rm(server.folder, { recursive: true });
   });
 
-  test('purges what is due though others of them cannot be purged', async () => {
+  test('purges expired entries even if other entries cannot be purged', async () => {
     const stuck = new Set<string>();
     const local = createLocalStoreKind(clock);
     const kind: StoreKind = {
@@ -304,7 +304,7 @@ describe('the trash', () => {
     expect(log.lines.filter((line) => line.startsWith('warn a trash entry could not be purged'))).toHaveLength(4);
   });
 
-  test('a changed retention counts for later deletions only', async () => {
+  test('a changed retention applies to later deletions only', async () => {
     await add('onDelete=archive&retention=2h');
     const [first, second] = [await create('a'), await create('b')];
     await remove(first.id);
@@ -321,7 +321,7 @@ describe('the trash', () => {
     expect(await trash()).toMatchObject([{ volume: { id: first.id } }]);
   });
 
-  test('restores under the old name, with everything, and a repeat finds it done', async () => {
+  test('restores a volume completely under its old name, and a repeated restore succeeds', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await writeFile(join(root, 'a', 'file'), 'text');
@@ -343,7 +343,7 @@ describe('the trash', () => {
     expect(one).toEqual(two);
   });
 
-  test('a name that is taken meanwhile is refused with the way out', async () => {
+  test('rejects a restore whose name is taken by now, and suggests another name', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -355,7 +355,7 @@ describe('the trash', () => {
     expect(await server.core.deletions.restore(id, 'b', anywhere, aCall())).toMatchObject({ id, name: 'b' });
   });
 
-  test('purge destroys for good, and of what the asker may see only', async () => {
+  test('purge destroys a volume for good, but only if the caller may see its store', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -369,7 +369,7 @@ describe('the trash', () => {
     });
   });
 
-  test('a store that is removed while it is searched does not make it look empty, or unknown', async () => {
+  test('lists all entries even if a store is removed during the listing', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -385,7 +385,7 @@ describe('the trash', () => {
     });
   });
 
-  test('newest first', async () => {
+  test('is listed newest first', async () => {
     await add('onDelete=archive');
     for (const name of ['a', 'b', 'c']) await create(name);
     for (const name of ['b', 'a', 'c']) {
@@ -395,7 +395,7 @@ describe('the trash', () => {
     expect((await trash()).map(({ volume }) => volume.name)).toEqual(['c', 'a', 'b']);
   });
 
-  test('while a store is down it does not say that something is not there', async () => {
+  test('does not report an entry as not found while a store is down', async () => {
     await add('onDelete=archive');
     const { id } = await create('a');
     await remove(id);
@@ -413,7 +413,7 @@ describe('the trash', () => {
 });
 
 describe('adopt', () => {
-  test('takes in directories without copying, names what cannot be, and a dry run changes nothing', async () => {
+  test('adopts directories without copying, reports those that cannot be adopted, and changes nothing in a dry run', async () => {
     await add();
     await mkdir(join(root, 'films'));
     await writeFile(join(root, 'films', 'one'), 'text');
@@ -436,7 +436,7 @@ describe('adopt', () => {
     await server.core.stores.remove('keep', aCall());
     await using other = await startCore();
     await other.core.stores.add('found', `local://${root}`, aCall());
-    // Another instance made it: it is not ours until we are told so.
+    // Another instance created the volume, so it is not visible until it is adopted.
     await expect(other.core.catalogue.resolve(id, aCall())).rejects.toMatchObject({ code: 'not-found' });
     const { adopted } = await other.core.adoptions.adopt('found', { dryRun: false, data: false }, aCall());
     expect(adopted).toEqual([{ name: 'a', id, how: 'record' }]);
@@ -446,7 +446,7 @@ describe('adopt', () => {
     });
   });
 
-  test('orphans are named with what to do', async () => {
+  test('orphans are reported with an action', async () => {
     await add();
     for (const name of ['stray', 'bad name', 'lost+found']) await mkdir(join(root, name));
     await writeFile(join(root, 'readme.txt'), '');

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import { nameKey, volumeKey } from './keys.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Call } from './operations.ts';
@@ -9,37 +9,37 @@ import type { Store } from './ports.ts';
 import { facetFor } from './store-facets.ts';
 import type { StoreLiveness } from './store-liveness.ts';
 import { createPurge, createRestore, createTrashFinder, type TrashList } from './trash.ts';
-import { checkRevision, notEmpty, readOnly } from './volume-errors.ts';
+import { checkRevision, storeReadOnly, volumeNotEmpty } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
-export interface Deletion {
+export interface DeletionResult {
   readonly outcome: 'deleted' | 'archived' | 'retained';
-  /** Until when the trash keeps it, at least; as its entry says. */
+  /** The earliest time at which the trash purges the volume, as in its entry. */
   readonly expiresAt: number | undefined;
 }
 
-export interface Deleting {
-  /** Asked for by a container engine, which lets nobody of its own begin to use it meanwhile. */
+export interface DeleteOptions {
+  /** A container engine requests it, and prevents its own containers from starting to use the volume. */
   readonly byEngine?: boolean;
-  /** Whatever the store says: it was promised to nobody that it stays. */
+  /** Destroy the data even if the store's policy is to retain or archive. For ephemeral volumes. */
   readonly destroy?: boolean;
-  /** The same, and only if it is certain that nothing is in it: otherwise 'conflict'. */
+  /** Like `destroy`, but only if the volume is certainly empty; otherwise 'conflict'. */
   readonly discard?: boolean;
 }
 
 export interface Deletions {
-  /** What becomes of the data is the administrator's choice, on the store; of what has none there is nothing to choose. */
-  delete(ref: string, expected: number | undefined, call: Call, how?: Deleting): Promise<Deletion>;
+  /** The store's onDelete policy decides what happens to the data. */
+  delete(ref: string, expected: number | undefined, call: Call, how?: DeleteOptions): Promise<DeletionResult>;
   trash(stores: readonly string[], scope: Scope): Promise<TrashList>;
-  /** Of one store; fails when it does not answer. */
+  /** The trash of one store. Throws if the store does not answer. */
   trashOf(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
-  /** Under its old name, or another. */
+  /** Restores under the old name, or under `name`. */
   restore(id: string, name: string | undefined, allowed: (store: string) => boolean, call: Call): Promise<Volume>;
   purge(id: string, allowed: (store: string) => boolean, call: Call): Promise<void>;
-  /** Purges what the trash has kept for long enough. */
+  /** Purges entries whose retention has expired. */
   expire(scope: Scope): Promise<void>;
-  /** Ends what `expire` has begun. */
+  /** Cancels the work that `expire` started. */
   stop(): void;
   readonly steps: Readonly<Record<string, Step>>;
 }
@@ -51,7 +51,7 @@ export interface DeletionParts extends VolumeParts {
 }
 
 export interface DeletionSteps {
-  readonly 'volume.delete': Step<Deletion>;
+  readonly 'volume.delete': Step<DeletionResult>;
   readonly 'volume.restore': Step<Volume>;
   readonly 'trash.purge': Step<void>;
 }
@@ -75,16 +75,16 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
     const before = await catalogue.resolve(ref, call);
     await engineMounts.dropStale(before, call);
     return await stores.use(before.store, async (store, config) => {
-      if (config.policy.readOnly) throw readOnly(store.name);
-      // Only to refuse early, before anything is locked, recorded or unmounted. The store decides when it deletes.
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
+      // Refuse early, before anything is locked, recorded or unmounted. The store checks again when it deletes.
       if (how?.discard === true) await refuseFull(before, store, call);
       const keys = [volumeKey(before.id), nameKey(before.store, before.name)];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
-      // A container that is being made is listed by then, and none begins to be that would name it.
+      // Waits until engines list containers that they are creating, and blocks new ones that would reference the volume.
       using _closed = await engineRequests.close(volume.id, how?.byEngine === true, call.signal);
-      // Users on this node. For those on other hosts the store looks while it holds the volume: here it could be too early.
+      // Checks users on this node. The store checks other hosts while it holds the volume's lock; a check here would be too early.
       await mounts.refuseInUse(volume, store, 'deleted', call);
       const { destroy = false, discard = false } = how ?? {};
       const manner = { ...(destroy ? { destroy } : {}), ...(discard ? { discard } : {}) };
@@ -98,18 +98,18 @@ function createDelete(parts: DeletionParts, steps: DeletionSteps): Deletions['de
 
 async function refuseFull(volume: Volume, store: Store, scope: Scope): Promise<void> {
   const usage = await store.usage?.(volume, scope).catch((thrown: unknown) => {
-    // The record or the data are gone: the rest of an interrupted deletion goes too. The store decides what it is.
+    // The record or the data may be gone because an earlier deletion was interrupted. Let the store decide.
     const { code, reason } = stowageError(thrown);
     if (code !== 'not-found' && reason !== 'volume-data-unusable') throw thrown;
     return undefined;
   });
-  if (usage?.empty === false) throw notEmpty(volume);
+  if (usage?.empty === false) throw volumeNotEmpty(volume);
 }
 
 function createSteps(parts: DeletionParts): DeletionSteps {
   const { records, mounts, events, reclaimSoon } = parts;
 
-  const gone = (id: VolumeId, store: string, value: Deletion) => ({
+  const gone = (id: VolumeId, store: string, value: DeletionResult) => ({
     value,
     record: () => records.volumes.remove(id),
     announce: () => events.publish('volume.deleted', id, store, { id }),
@@ -119,7 +119,7 @@ function createSteps(parts: DeletionParts): DeletionSteps {
     'volume.delete': async (store, config, params, work) => {
       const ref = refFrom(params);
       const deletedAt = Number(params['deletedAt']);
-      // One that an older Stowage began has none.
+      // Operations that an older version started have no retention.
       const retention = Number(params['retention'] ?? config.policy.retention);
       const isDiscarded = params['discard'] === true;
       const onDelete = isDiscarded || params['destroy'] === true ? 'delete' : config.policy.onDelete;
@@ -127,7 +127,7 @@ function createSteps(parts: DeletionParts): DeletionSteps {
       if (volume !== undefined) await mounts.unstageForDelete(volume, store, work);
       switch (onDelete) {
         case 'delete':
-          // The store checks it at its last step, the first time and after a crash: by then somebody may have written to it.
+          // The store checks for emptiness in its last step, also after a crash: somebody may have written in the meantime.
           await store.delete(ref, work, { onlyIfEmpty: isDiscarded });
           reclaimSoon(store.name);
           return gone(ref.id, store.name, { outcome: 'deleted', expiresAt: undefined });
@@ -157,7 +157,7 @@ function createSteps(parts: DeletionParts): DeletionSteps {
     },
     'trash.purge': async (store, _config, params, work) => {
       const { id } = refFrom(params);
-      // Of one that an older Stowage began only the id is known.
+      // Operations that an older version started have only the id.
       const only = params['deletedAt'] === undefined ? undefined : { deletedAt: Number(params['deletedAt']) };
       const trash = facetFor('archive', store);
       if (params['expired'] === true) await trash.purgeExpired(id, work);

@@ -7,13 +7,13 @@ import { aCall, collectingLog } from '#testing/calls.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { createFakeEngine, type FakeEngine } from '#testing/fakes/container-engine.ts';
 import { startCore, type TestCore } from '#testing/start-core.ts';
-import { holdKey } from './keys.ts';
+import { engineMountKey } from './lock-keys.ts';
 import type { Volume } from './model.ts';
 
 const plugin = 'stowage-local';
 const podmanHold = '2f73349cfc4630255319c6c8dfc1b46a8996ace9d14d8e07563b165915918ec2';
 
-describe('what engines have mounted', () => {
+describe('an engine mount', () => {
   let server: TestCore;
   let docker: FakeEngine;
   let clock: FakeClock;
@@ -48,7 +48,7 @@ describe('what engines have mounted', () => {
     docker.restart();
   };
   const settle = () => server.core.engineMounts.reconcile(aCall());
-  /** Docker lets go of the volume before it says so. */
+  /** Docker unmounts the volume before it reports the end of the container. */
   const ends = async (name: string): Promise<void> => {
     docker.run(name, { photos: plugin }, false);
     await expect.poll(path).toBeUndefined();
@@ -64,7 +64,7 @@ describe('what engines have mounted', () => {
     await ends('web');
   });
 
-  test('is not taken away under a container that runs, whatever the counts say', async () => {
+  test('stays while one of its containers runs, whatever its count', async () => {
     docker.run('web', { photos: plugin });
     docker.run('db', { photos: plugin });
     const at = await hold('1');
@@ -79,7 +79,7 @@ describe('what engines have mounted', () => {
     docker.remove('new');
   });
 
-  test('goes when its engine lists the end of the container, of which it says nothing more', async () => {
+  test('is unmounted when the engine lists the container as ended, without a further event', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
     await unmount('1');
@@ -90,7 +90,7 @@ describe('what engines have mounted', () => {
     await expect.poll(path).toBeUndefined();
   });
 
-  test('is dropped though another volume in front of it is stuck', async () => {
+  test('is dropped even if another volume before it is stuck', async () => {
     const wanted = { store: undefined, name: 'films', bytes: undefined, access: undefined, labels: {} };
     const films = await server.core.volumes.create(wanted, aCall());
     await hold('1');
@@ -98,7 +98,7 @@ describe('what engines have mounted', () => {
     restart();
     await settle();
     clock.advance(600_000);
-    using _stuck = await server.core.operations.lock([holdKey(volume.id)], aCall().signal);
+    using _stuck = await server.core.operations.lock([engineMountKey(volume.id)], aCall().signal);
     const ending = new AbortController();
     const settling = server.core.engineMounts.reconcile(aCall({ signal: ending.signal }));
     await expect.poll(() => server.core.engineMounts.pathOf(films.id)).toBeUndefined();
@@ -107,7 +107,7 @@ describe('what engines have mounted', () => {
     expect(path()).toBeDefined();
   });
 
-  test('stays held when it cannot be unmounted, and goes another time', async () => {
+  test('stays recorded when it cannot be unmounted, and is retried later', async () => {
     docker.run('web', { photos: plugin }, false);
     const at = await hold('1');
     restart();
@@ -123,7 +123,7 @@ describe('what engines have mounted', () => {
     expect(server.core.engineMounts.isHeld(volume.id, at)).toBe(false);
   });
 
-  test('for a container that its engine does not list after a minute is told of, once', async () => {
+  test('is logged once if its engine does not list a container for it within a minute', async () => {
     await hold('1');
     await settle();
     expect(log.lines.filter((line) => line.includes('does not list'))).toEqual([]);
@@ -136,14 +136,14 @@ describe('what engines have mounted', () => {
     await unmount('1');
   });
 
-  test('is let go of once by Podman, which counts by itself, however often it asks', async () => {
+  test('needs a single unmount from Podman, however often Podman mounted it', async () => {
     await hold(podmanHold);
     await hold(podmanHold);
     await unmount(podmanHold);
     expect(path()).toBeUndefined();
   });
 
-  test('cannot be unmounted by others, unless they insist', async () => {
+  test('cannot be unmounted by others without force', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
     await expect(server.core.mounts.unpublish(at, volume.id, aCall())).rejects.toMatchObject({
@@ -173,7 +173,7 @@ describe('what engines have mounted', () => {
     await expect.poll(() => again.core.mounts.list(aCall())).toEqual([]);
   });
 
-  test('is dropped when no container names the volume, its engine says so, and either side was started since', async () => {
+  test('is dropped if no container references the volume and the engine or Stowage was restarted', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     docker.isDown = true;
@@ -201,7 +201,7 @@ describe('what engines have mounted', () => {
     await remove();
   });
 
-  test('is dropped only after a while when its containers are all stopped: one may be starting', async () => {
+  test('is dropped only after a while if all its containers are stopped, since one may be starting', async () => {
     docker.run('web', { photos: plugin }, false);
     await hold('1');
     restart();
@@ -222,7 +222,7 @@ describe('what engines have mounted', () => {
     expect(path()).toBeUndefined();
   });
 
-  test('of an engine that nobody told us of is never dropped', async () => {
+  test('of an engine that is not configured is never dropped', async () => {
     await server.core.engineMounts.mount(volume, plugin, podmanHold, aCall());
     await settle();
     clock.advance(600_000);
@@ -232,7 +232,7 @@ describe('what engines have mounted', () => {
     expect(path()).toBeUndefined();
   });
 
-  test('that a crash left does not keep the volume from being deleted', async () => {
+  test('that a crash left behind does not prevent deleting the volume', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     docker.remove('web');
@@ -242,7 +242,7 @@ describe('what engines have mounted', () => {
     expect(await server.core.mounts.list(aCall())).toEqual([]);
   });
 
-  test('that an engine asks for again after it was killed is not certain to be wanted twice', async () => {
+  test('that an engine requests again after it was killed has no certain count', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     // It forgets how often it has asked, not under which id.
@@ -256,7 +256,7 @@ describe('what engines have mounted', () => {
     expect(path()).toBeUndefined();
   });
 
-  test('of a volume that was destroyed elsewhere is taken back by its name, or when no container names it', async () => {
+  test('of a volume that another host destroyed can be unmounted by name, and is dropped when no container references it', async () => {
     docker.run('web', { photos: plugin });
     await hold('1');
     await hold('2');
@@ -280,7 +280,7 @@ describe('what engines have mounted', () => {
     expect(server.core.pluginNames.known(plugin, 'photos')).toBeUndefined();
   });
 
-  test('a volume that a stopped container names is not deleted, and the message names it', async () => {
+  test('refuses to delete a volume that a stopped container references, and names the container', async () => {
     docker.run('web', { photos: plugin }, false);
     await expect(remove()).rejects.toMatchObject({
       code: 'in-use',
@@ -295,7 +295,7 @@ describe('what engines have mounted', () => {
     await remove();
   });
 
-  test('a volume is neither deleted nor renamed while an engine does not say who uses it', async () => {
+  test('refuses to delete or rename a volume while an engine does not answer', async () => {
     docker.isDown = true;
     const unknown = {
       code: 'unavailable',
@@ -309,7 +309,7 @@ describe('what engines have mounted', () => {
     await remove();
   });
 
-  test('a container that an engine makes while the volume is being deleted is waited for', async () => {
+  test('a deletion waits for a container that an engine is creating', async () => {
     const { signal } = aCall();
     const note = (): Promise<string | undefined> =>
       Promise.race([
@@ -326,7 +326,7 @@ describe('what engines have mounted', () => {
     await expect(deleted).rejects.toMatchObject({ message: expect.stringContaining('container web') });
   });
 
-  test('an engine that waits for a mount is not waited for', async () => {
+  test('a mount does not wait for a deletion that waits for the engine', async () => {
     await hold('1');
     const { containers } = docker;
     const [asked, silence] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
@@ -343,7 +343,7 @@ describe('what engines have mounted', () => {
     for (const id of ['1', '2']) await unmount(id);
   });
 
-  test('a mount that fails leaves no hold behind', async () => {
+  test('a failed mount leaves no record behind', async () => {
     const gone = { ...volume, id: 'sv1-00000000-0000-0000-0000-000000000000' as Volume['id'] };
     await expect(server.core.engineMounts.mount(gone, plugin, '1', aCall())).rejects.toMatchObject({
       code: 'not-found',

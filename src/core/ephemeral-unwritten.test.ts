@@ -12,11 +12,11 @@ import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import { createOperations } from './operations.ts';
 import type { Client, Mounter, MountPoint, Records, StagingTarget } from './ports.ts';
-import { createBinding, createUnpublish } from './publishing.ts';
-import { createStaging, ownSource } from './staging.ts';
+import { createTargetBinding, createUnpublish } from './publishing.ts';
 import type { UsePublisher } from './use-publisher.ts';
+import { createVolumeStaging, ownSource } from './volume-staging.ts';
 
-/** A node whose NFS server is silent, with data in its memory: nothing can be flushed, and only who forces it unmounts. */
+/** A node with unwritten data whose NFS server does not answer: nothing can be flushed, and only forced unmounts succeed. */
 let records: Records;
 let table: Map<string, string>;
 let unmounts: string[];
@@ -101,8 +101,8 @@ beforeEach(async () => {
     node: 'n' as NodeName,
     engineMounts: () => ({ isHeld: () => false }),
   } as unknown as MountParts;
-  const uses = { settle: async () => undefined } as unknown as UsePublisher;
-  const unpublish = createUnpublish(parts, createBinding(parts, createStaging(parts), uses));
+  const uses = { update: async () => undefined } as unknown as UsePublisher;
+  const unpublish = createUnpublish(parts, createTargetBinding(parts, createVolumeStaging(parts), uses));
   const publish = async (): Promise<void> => {
     for (const at of [stage, target]) table.set(at, ownSource(id, '1'));
     const user = { kind: 'pod', name: 'shop/web', node: 'n' as NodeName } as const;
@@ -127,7 +127,7 @@ beforeEach(async () => {
   await ephemerals.publish('key', { store: volume.store, bytes: undefined, enforce: false }, target, how, aCall());
 });
 
-test('what is destroyed next is not written first: its target goes while the server is silent', async () => {
+test('an unpublish does not flush data before destroying it, so it works while the server does not answer', async () => {
   expect(await ephemerals.unpublish('key', target, aCall())).toBe(true);
   expect([...table.keys()]).toEqual([]);
   expect(unmounts).toEqual([target]);
@@ -135,14 +135,14 @@ test('what is destroyed next is not written first: its target goes while the ser
   expect(deleted).toEqual([id]);
 });
 
-test('one that is on record no more is unmounted all the same', async () => {
+test('unmounts a volume that is no longer on record', async () => {
   records.volumes.remove(id);
   expect(await ephemerals.unpublish('key', target, aCall())).toBe(true);
   expect([...table.keys()]).toEqual([]);
   expect(records.mounts.list()).toEqual([]);
 });
 
-test('its end is on record before it is unmounted: whatever comes between, it does not stay', async () => {
+test('records the end of the volume before unmounting it, so that a crash cannot leak it', async () => {
   isStuck = true;
   await expect(ephemerals.unpublish('key', target, aCall())).rejects.toThrow('a file has data');
   expect(JSON.parse(records.settings.get('ephemeral.volumes') ?? '[]')).toMatchObject([{ key: 'key', over: true }]);

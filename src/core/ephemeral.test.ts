@@ -21,10 +21,10 @@ let clock: SkippingClock;
 let kind: GatedKind;
 let server: TestCore;
 
-/** What it makes is made, but nobody hears of it while `isDeaf`. */
+/** While true, the store creates volumes but its answers are lost. */
 let isDeaf = false;
 let asked: string[] = [];
-/** What it is asked to make, where it shall make it later. */
+/** If set, create requests are queued here instead of being carried out. */
 let owed: (() => Promise<unknown>)[] | undefined;
 function unheard(inner: StoreKind): StoreKind {
   const noAnswer = () => new StowageError('no answer', { code: 'deadline', reason: 'nfs-timeout', action: 'Wait.' });
@@ -48,7 +48,7 @@ function unheard(inner: StoreKind): StoreKind {
   return { ...inner, open: async (...args) => wrap(await inner.open(...args)) };
 }
 
-/** Directories, said to be reached by other hosts too. */
+/** A store of directories that claims to be shared with other hosts. */
 const far: StoreKind = {
   ...createLocalStoreKind(),
   scheme: 'far',
@@ -58,7 +58,7 @@ const far: StoreKind = {
     createLocalStoreKind().open({ ...config, uri: uri.replace('far:', 'local:') }, ...rest),
 };
 
-/** A life on the same state. */
+/** Starts the server on the same state. */
 async function start(after?: TestCore): Promise<void> {
   isDeaf = false;
   asked = [];
@@ -86,7 +86,7 @@ const target = (): string => join(folder, 'target');
 const publish = (key = 'key', store = 'local') =>
   server.core.ephemerals.publish(key, { ...want, store: store as StoreName }, target(), how, aCall());
 const unpublish = (key = 'key') => server.core.ephemerals.unpublish(key, target(), aCall());
-/** It waits for calls that do not end, for as long as it would. */
+/** Stops the server, advancing the clock past its timeouts. */
 const stop = async (): Promise<void> => {
   const stopping = server.stop();
   const isOver = async (): Promise<void> => {
@@ -101,7 +101,7 @@ const volumes = async () => {
 };
 
 describe('a volume that lives with its target', () => {
-  test('is made with it, stays with it, and goes with it', async () => {
+  test('is created and destroyed together with its target', async () => {
     for (let i = 0; i < 2; i++) await publish();
     expect(await volumes()).toEqual(['key']);
     expect(server.core.ephemerals.volume('key')).toMatchObject({ labels: { 'stowage.dev/ephemeral': 'true' } });
@@ -113,7 +113,7 @@ describe('a volume that lives with its target', () => {
     expect(await unpublish()).toBe(false);
   });
 
-  test('is not over while it is mounted, also where its target was given by way of a link', async () => {
+  test('stays while it is mounted, even if its target contains a symbolic link', async () => {
     mkdirSync(join(folder, 'real'));
     symlinkSync('real', join(folder, 'link'));
     const byLink = join(folder, 'link/target');
@@ -130,7 +130,7 @@ describe('a volume that lives with its target', () => {
     expect(await volumes()).toEqual([]);
   });
 
-  test.each(['retain', 'archive'])('goes also on a store with onDelete=%s', async (onDelete) => {
+  test.each(['retain', 'archive'])('is destroyed even on a store with onDelete=%s', async (onDelete) => {
     const place = mkdtempSync(join(folder, 'place-'));
     await server.core.stores.add('keeps', `local://${place}?onDelete=${onDelete}`, aCall());
     await publish('key', 'keeps');
@@ -140,7 +140,7 @@ describe('a volume that lives with its target', () => {
     expect(await server.core.deletions.trash(['keeps'], aCall())).toMatchObject({ entries: [] });
   });
 
-  test('is unpublished while its store is silent, and destroyed when it answers', async () => {
+  test('is unpublished while its store does not answer, and destroyed when the store answers', async () => {
     await publish();
     const gate = kind.close('delete', { deaf: true });
     const done = unpublish();
@@ -152,7 +152,7 @@ describe('a volume that lives with its target', () => {
     await expect.poll(volumes).toEqual([]);
   });
 
-  test('that could not be destroyed before a stop, is by the next start', async () => {
+  test('is destroyed after a restart if it could not be destroyed before', async () => {
     await publish();
     const gate = kind.close('delete', { deaf: true });
     const done = unpublish();
@@ -168,7 +168,7 @@ describe('a volume that lives with its target', () => {
   });
 });
 
-test('what nobody comes for after it was made, is destroyed in a while and no sooner', async () => {
+test('a volume that is created but never mounted is destroyed after a while, not at once', async () => {
   // Killed between making and mounting it.
   const nowhere = join(folder, 'missing', 'target');
   await expect(server.core.ephemerals.publish('key', want, nowhere, how, aCall())).rejects.toThrow();
@@ -184,7 +184,7 @@ test('what nobody comes for after it was made, is destroyed in a while and no so
   expect(await volumes()).toEqual([]);
 });
 
-describe('a volume whose making was not answered', () => {
+describe('a volume whose create request got no answer', () => {
   const made = () => readdirSync(join(state, 'stores', 'local')).filter((name) => name.endsWith('.meta'));
   const begin = async () => {
     isDeaf = true;
@@ -200,7 +200,7 @@ describe('a volume whose making was not answered', () => {
     expect(await unpublish()).toBe(false);
   });
 
-  test('is destroyed in a while, if nobody comes for it', async () => {
+  test('is destroyed after a while if it is never mounted', async () => {
     await begin();
     await runMaintenance(server.core);
     clock.skip(601_000);
@@ -208,7 +208,7 @@ describe('a volume whose making was not answered', () => {
     expect(made()).toEqual([]);
   });
 
-  test('stays on the list until its store has said whether it has it, also beyond a stop', async () => {
+  test('stays on the list until its store has reported whether the volume exists, even across a restart', async () => {
     await begin();
     const gate = kind.close('get', { deaf: true });
     const done = unpublish();
@@ -224,7 +224,7 @@ describe('a volume whose making was not answered', () => {
     expect(await unpublish()).toBe(false);
   });
 
-  test('is asked for, while its store does not answer, once for all of them', async () => {
+  test('is looked up once per pass for all volumes of a store that does not answer', async () => {
     await begin();
     isDeaf = true;
     await expect(publish('other')).rejects.toThrow('no answer');
@@ -237,7 +237,7 @@ describe('a volume whose making was not answered', () => {
     expect(made()).toEqual([]);
   });
 
-  test('is destroyed by the second pass, when the first one was cut off by another volume', async () => {
+  test('is destroyed by the second pass if another volume cut off the first one', async () => {
     await publish();
     isDeaf = true;
     await expect(publish('other')).rejects.toThrow('no answer');
@@ -252,18 +252,18 @@ describe('a volume whose making was not answered', () => {
     await unpublish('other');
     isDeaf = false;
     const [first, second] = [new AbortController(), new AbortController()];
-    const cutOff = server.core.ephemerals.settle(aCall({ signal: first.signal }));
+    const cutOff = server.core.ephemerals.reconcile(aCall({ signal: first.signal }));
     await new Promise(setImmediate);
     first.abort();
     await cutOff;
     expect(made()).toContain('other.meta');
-    const settling = server.core.ephemerals.settle(aCall({ signal: second.signal }));
+    const settling = server.core.ephemerals.reconcile(aCall({ signal: second.signal }));
     await vi.waitFor(() => expect(made()).not.toContain('other.meta'), inTime);
     second.abort();
     await settling;
   });
 
-  test('is destroyed when its store comes back that was taken away', async () => {
+  test('is destroyed when its removed store is added again', async () => {
     const place = mkdtempSync(join(folder, 'store-'));
     const { stores } = server.core;
     await stores.add('second', `local://${place}`, aCall());
@@ -279,7 +279,7 @@ describe('a volume whose making was not answered', () => {
     expect(await unpublish()).toBe(false);
   });
 
-  test('is destroyed also if the server makes it only after it has said that it has none', async () => {
+  test('is destroyed even if the server creates it only after reporting that it does not exist', async () => {
     owed = [];
     await expect(publish()).rejects.toThrow('no answer');
     expect(await unpublish()).toBe(true);
@@ -291,7 +291,7 @@ describe('a volume whose making was not answered', () => {
     expect(await unpublish()).toBe(false);
   });
 
-  test('is not taken for another one of its name', async () => {
+  test('is not confused with another volume of the same name', async () => {
     const other = { ...want, name: 'key', access: undefined, labels: {} };
     await server.core.volumes.create(other, aCall());
     await expect(publish()).rejects.toThrow();
@@ -303,8 +303,8 @@ describe('a volume whose making was not answered', () => {
   });
 });
 
-describe('who may have such volumes', () => {
-  /** Volumes that were made are told by what is there, whether or not they can be mounted. */
+describe('the inline policy', () => {
+  /** Looks at the store's directory to see whether a volume was created; it need not be mountable. */
   const tried = async (kindOf: (uri: string) => string) => {
     const place = mkdtempSync(join(folder, 'store-'));
     await server.core.stores.add('second', kindOf(place), aCall());
@@ -322,20 +322,20 @@ describe('who may have such volumes', () => {
 
   test.each([
     ['a store of this machine', (place: string) => `local://${place}`],
-    ['one that hosts share, if it says so', (place: string) => `far://${place}?inline=true`],
-  ])('whoever uses %s', async (_what, kindOf) => {
+    ['a shared store that allows them', (place: string) => `far://${place}?inline=true`],
+  ])('allows inline volumes on %s', async (_what, kindOf) => {
     expect(await tried(kindOf)).toMatchObject({ isMade: true });
   });
 
   test.each([
-    ['a store of this machine that says no', (place: string) => `local://${place}?inline=false`],
-    ['one that hosts share', (place: string) => `far://${place}`],
-  ])('nobody who uses %s', async (_what, kindOf) => {
+    ['a store of this machine that forbids them', (place: string) => `local://${place}?inline=false`],
+    ['a shared store', (place: string) => `far://${place}`],
+  ])('rejects inline volumes on %s', async (_what, kindOf) => {
     expect(await tried(kindOf)).toMatchObject({ isMade: false, failure: refused });
     expect(await unpublish()).toBe(false);
   });
 
-  test('whoever has one already, when it is no longer allowed', async () => {
+  test('lets existing inline volumes be mounted after they are forbidden', async () => {
     const kinds = new Map([[kind.scheme, kind]]);
     const place = mkdtempSync(join(folder, 'store-'));
     const nowhere = join(folder, 'missing', 'target');

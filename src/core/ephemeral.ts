@@ -3,12 +3,12 @@ import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Deletions } from './deletion.ts';
 import { errorCodes, StowageError, stowageError } from './errors.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
 import { ownLabel } from './labels.ts';
 import type { StoreName, Volume } from './model.ts';
-import type { Mounts, Publishing } from './mounts.ts';
+import type { Mounts, PublishOptions } from './mounts.ts';
 import { nameFor } from './names.ts';
 import type { Call, Operations } from './operations.ts';
-import { createPasses, type Passes } from './passes.ts';
 import { isShared } from './placement.ts';
 import type { Records } from './ports.ts';
 import type { Stores, StoreView } from './stores.ts';
@@ -16,39 +16,39 @@ import { requestDiffers } from './volume-errors.ts';
 import type { Volumes } from './volumes.ts';
 
 /**
- * Volumes that live as long as one target of theirs: made when it is published, destroyed when it is not any more. Each is
- * on a list before it is made and until it is destroyed, so that whatever comes between, it does not stay.
+ * Volumes that live as long as their target: created at publish, destroyed at unpublish. A persistent list has each volume from before
+ * its creation until after its destruction, so that no crash can leak one.
  */
 export interface Ephemerals {
-  /** The same key gives the same volume, on whichever store and as large as it is by now. Asked for otherwise than before: 'exists'. */
-  publish(key: string, want: Wanted, target: string, how: Publishing, call: Call): Promise<void>;
-  /** False: there is none of that key. The volume is destroyed soon after, as soon as its store answers. */
+  /** The same key gives the same volume, with its current store and size. 'exists' if the request differs from the first one. */
+  publish(key: string, want: EphemeralVolumeSpec, target: string, how: PublishOptions, call: Call): Promise<void>;
+  /** False: no volume has this key. The volume is destroyed in the background once its store answers. */
   unpublish(key: string, target: string, call: Call): Promise<boolean>;
-  /** Undefined: there is none of that key, or it is not made yet. */
+  /** Undefined: no volume has this key, or it is not created yet. */
   volume(key: string): Volume | undefined;
-  /** Destroys what is to be, and what nobody came for after it was made. */
-  settle(scope: Scope): Promise<void>;
+  /** Destroys volumes that were unpublished, and volumes that were created but never mounted. */
+  reconcile(scope: Scope): Promise<void>;
 }
 
-export interface Wanted {
-  /** Where it is made, if it is not there yet. */
+export interface EphemeralVolumeSpec {
+  /** The store to create the volume on, if it does not exist yet. */
   readonly store: StoreName;
-  /** Undefined: none was named. */
+  /** Undefined: no size was requested. */
   readonly bytes: bigint | undefined;
   readonly enforce: boolean;
 }
 
-interface Listed {
+interface EphemeralRecord {
   readonly key: string;
   readonly store: StoreName;
   readonly target: string;
-  /** It is to be destroyed. */
+  /** The volume was unpublished and must be destroyed. */
   readonly over: boolean;
-  /** As it was asked for, whatever became of it since. Undefined: by a version that did not note it. */
-  readonly asked?: Asked | undefined;
+  /** The original request. Undefined: an older version did not record it. */
+  readonly asked?: RequestedSize | undefined;
 }
 
-interface Asked {
+interface RequestedSize {
   readonly bytes: string | null;
   readonly enforce: boolean;
 }
@@ -65,54 +65,60 @@ export interface EphemeralParts {
 }
 
 const settingKey = 'ephemeral.volumes';
-/** An unpublish does not wait longer for a store that is gone. */
+/** The longest that an unpublish waits for the store to destroy the volume. */
 const destroyMs = 3_000;
-/** For one of them. */
-const settleMs = 60_000;
-/** One after the other on each store: a silent one is asked once. */
+/** Per volume. */
+const destroyDeadlineMs = 60_000;
+/** One at a time on each store, so that a store that does not answer gets a single call. */
 const inParallel = 1;
-/** Who takes longer to fail is not worth asking for the next one. */
+/** If a failure takes longer than this, skip the store's other volumes in this pass. */
 const quickMs = 1_000;
-/** After a start of the machine those who use it come back first. */
+/** After a reboot, leaves users time to mount the volume again. */
 const unclaimedMs = 600_000;
-/** What was asked of a server before it fell silent, it may still do after it has answered something else. */
+/** A server may carry out a delayed request even after it has answered a later one. */
 const lateMs = 30_000;
 const unending = new AbortController().signal;
 
 export function createEphemerals(parts: EphemeralParts): Ephemerals {
   const { records, stores, volumes, deletions, mounts, operations, clock, log } = parts;
-  const listed = (): readonly Listed[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
-  const list = (key: string): Listed | undefined => listed().find((one) => one.key === key);
-  const note = (one: Listed): void => set([...listed().filter(({ key }) => key !== one.key), one]);
+  const listed = (): readonly EphemeralRecord[] => JSON.parse(records.settings.get(settingKey) ?? '[]');
+  const list = (key: string): EphemeralRecord | undefined => listed().find((one) => one.key === key);
+  const save = (one: EphemeralRecord): void => set([...listed().filter(({ key }) => key !== one.key), one]);
   const forget = (key: string): void => set(listed().filter((one) => one.key !== key));
-  const set = (all: readonly Listed[]): void => records.settings.set(settingKey, JSON.stringify(all));
-  /** By this process's clock: since when it was seen without a mount. */
+  const set = (all: readonly EphemeralRecord[]): void => records.settings.set(settingKey, JSON.stringify(all));
+  /** Since when each volume has had no mount, by this process's clock. */
   const unclaimed = new Map<string, number>();
-  /** The same: since when its store says that it has none. */
+  /** Since when the store has reported that it does not have the volume, by this process's clock. */
   const absent = new Map<string, number>();
 
   const requestId = (key: string): string => `ephemeral:${key}`;
-  const volumeOf = ({ key, store }: Listed): Volume | undefined => records.volumes.byRequest(store, requestId(key));
+  const volumeOf = ({ key, store }: EphemeralRecord): Volume | undefined =>
+    records.volumes.byRequest(store, requestId(key));
   const keyOf = (key: string): string => `ephemeral ${key}`;
 
-  /** The answer to its making may have been lost: then the store has it, and our records do not. Fails unless it says. */
-  async function madeUnheard({ key, store }: Listed, scope: Scope): Promise<Volume | undefined> {
+  /** If the answer to the create was lost, the store has the volume and our records do not. Throws if the store does not answer. */
+  async function findUnrecorded({ key, store }: EphemeralRecord, scope: Scope): Promise<Volume | undefined> {
     const made = (await stores.use(store, (open) => open.get(nameFor(key), scope)))?.volume;
     if (made?.requestId !== requestId(key)) return undefined;
     records.volumes.put(made);
     return made;
   }
 
-  async function create(key: string, store: StoreName, { bytes, enforce }: Wanted, call: Call): Promise<Volume> {
+  async function create(
+    key: string,
+    store: StoreName,
+    { bytes, enforce }: EphemeralVolumeSpec,
+    call: Call,
+  ): Promise<Volume> {
     const ownLabels = { [ownLabel('ephemeral')]: 'true' };
     const spec = { store, name: nameFor(key), bytes, enforce, access: undefined, labels: {}, ownLabels };
     return await volumes.create(spec, { ...call, requestId: requestId(key) });
   }
 
-  async function destroy(one: Listed, scope: Scope): Promise<void> {
+  async function destroy(one: EphemeralRecord, scope: Scope): Promise<void> {
     using _ = await operations.lock([keyOf(one.key)], scope.signal);
     if (list(one.key)?.over !== true) return;
-    const volume = volumeOf(one) ?? (await madeUnheard(one, scope));
+    const volume = volumeOf(one) ?? (await findUnrecorded(one, scope));
     if (volume === undefined && !isAbsentForGood(one.key)) return;
     try {
       if (volume !== undefined)
@@ -135,8 +141,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     return clock.elapsed() - since >= lateMs;
   }
 
-  /** False: it could not be. */
-  async function destroyOrComplain(one: Listed, scope: Scope): Promise<boolean> {
+  /** False: it failed and is retried later. */
+  async function tryDestroy(one: EphemeralRecord, scope: Scope): Promise<boolean> {
     try {
       await destroy(one, scope);
       return true;
@@ -148,11 +154,11 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     }
   }
 
-  /** Each store by itself, so that a silent one delays no other. */
-  const passes = new Map<StoreName, Passes<string>>();
+  /** One pass per store, so that a store that does not answer does not delay the others. */
+  const passes = new Map<StoreName, FairPass<string>>();
 
-  async function settleOn(store: StoreName, due: readonly Listed[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: settleMs });
+  async function reconcileStore(store: StoreName, due: readonly EphemeralRecord[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: destroyDeadlineMs });
     passes.set(store, pass);
     const byKey = new Map(due.map((one) => [one.key, one]));
     const silent = new Error(`store ${store} is silent`);
@@ -160,8 +166,8 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       const one = byKey.get(key);
       if (one === undefined) return;
       const began = clock.elapsed();
-      const isDone = await destroyOrComplain(one, own);
-      // Nobody waits for a store that is silent once for each of them. The next pass begins with the others.
+      const isDone = await tryDestroy(one, own);
+      // Do not wait for a store that does not answer once per volume. The next pass begins with the remaining volumes.
       if (!isDone && clock.elapsed() - began > quickMs) throw silent;
     });
     await passing.catch((thrown: unknown) => {
@@ -169,15 +175,15 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     });
   }
 
-  /** Somewhere, if not at its target: that may be given by way of a link, and mounts are on record where it leads. */
-  function isMounted(one: Listed): boolean {
+  /** Any mount of the volume counts: the target may contain a symbolic link, and mounts are recorded under the resolved path. */
+  function isMounted(one: EphemeralRecord): boolean {
     const volume = volumeOf(one);
     return (
       records.mounts.at(one.target) !== undefined || (volume !== undefined && records.mounts.of(volume.id).length > 0)
     );
   }
 
-  function lookFor(one: Listed): void {
+  function checkUnclaimed(one: EphemeralRecord): void {
     if (one.over || isMounted(one)) {
       unclaimed.delete(one.key);
       return;
@@ -186,7 +192,7 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
     unclaimed.set(one.key, since);
     if (clock.elapsed() - since < unclaimedMs) return;
     unclaimed.delete(one.key);
-    note({ ...one, over: true });
+    save({ ...one, over: true });
   }
 
   return {
@@ -200,43 +206,44 @@ export function createEphemerals(parts: EphemeralParts): Ephemerals {
       const known = before && volumeOf(before);
       const store = before?.store ?? want.store;
       const asked = { bytes: want.bytes === undefined ? null : String(want.bytes), enforce: want.enforce };
-      // What is there already is not taken from who has it.
+      // The inline policy applies to new volumes only; existing ones stay usable.
       if (known === undefined) refuseInline(stores.view(store));
       else if (!isSame(before?.asked ?? asked, asked)) throw requestDiffers(known);
       absent.delete(key);
-      note({ key, store, target, over: false, asked });
-      // As it is: what its store would give a new one by now is not the business of who says once more what they have.
+      save({ key, store, target, over: false, asked });
+      // A repeated request gets the existing volume as it is, even if the store's defaults have changed.
       const volume = (known && (await volumes.complete(known, call))?.volume) ?? (await create(key, store, want, call));
       await mounts.publish(volume.id, target, how, call);
     },
     unpublish: async (key, target, call) => {
       const one = list(key);
       if (one === undefined) return false;
-      note({ ...one, over: true });
-      // Forced: what it holds is destroyed next, and to write it first would make its pod wait for a server that is silent.
+      save({ ...one, over: true });
+      // Force it: the data is destroyed next, and flushing it first could make the pod wait for a server that does not answer.
       await mounts.unpublish(target, volumeOf(one)?.id, call, { force: true, claimTarget: true });
-      // It goes on after that: nobody waits for a store that is silent.
-      await endsWithin(destroyOrComplain(one, { signal: unending, log }), destroyMs, clock);
+      // The destruction continues in the background after `destroyMs`.
+      await endsWithin(tryDestroy(one, { signal: unending, log }), destroyMs, clock);
       return true;
     },
-    settle: async (scope) => {
-      for (const one of listed()) lookFor(one);
-      // Of a store that was taken away they stay on the list: it may come back.
+    reconcile: async (scope) => {
+      for (const one of listed()) checkUnclaimed(one);
+      // Volumes of removed stores stay on the list: the store may be added again.
       const asked = new Set(stores.list().map(({ config }) => config.name));
       const due = listed().filter(({ over, store }) => over && asked.has(store));
       await Promise.all(
         Array.from(
           Map.groupBy(due, ({ store }) => store),
-          ([store, those]) => settleOn(store, those, scope),
+          ([store, records]) => reconcileStore(store, records, scope),
         ),
       );
     },
   };
 }
 
-const isSame = (one: Asked, other: Asked): boolean => one.bytes === other.bytes && one.enforce === other.enforce;
+const isSame = (one: RequestedSize, other: RequestedSize): boolean =>
+  one.bytes === other.bytes && one.enforce === other.enforce;
 
-/** No class, quota or right stands between whoever may make a pod and the store, so sharing one is not reason enough. */
+/** Anyone who can create a pod can use inline volumes, without a StorageClass, quota or RBAC, so shared stores must opt in. */
 function refuseInline({ config, placement }: StoreView): void {
   if (config.policy.inline ?? !isShared(placement)) return;
   throw new StowageError(`store '${config.name}' does not allow inline volumes`, {

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { toldToUser } from './error-disclosure.ts';
+import { redactForUser } from './error-disclosure.ts';
 
 const how = 'in the log.';
 const trouble = (reason: string) => ({
@@ -9,14 +9,14 @@ const trouble = (reason: string) => ({
   action: 'kill 7',
 });
 
-test('a message for everybody is told to users in full', () => {
-  expect(toldToUser(trouble('store-busy'), how)).toEqual(trouble('store-busy'));
+test('users read a message for everybody in full', () => {
+  expect(redactForUser(trouble('store-busy'), how)).toEqual(trouble('store-busy'));
 });
 
 test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
-  'of an error with the reason "%s" users read only what its code says',
+  'users read only the short text of the code for an error with the reason "%s"',
   (reason) => {
-    expect(toldToUser(trouble(reason), how)).toEqual({
+    expect(redactForUser(trouble(reason), how)).toEqual({
       code: 'busy',
       reason,
       message: 'another operation is in progress',
@@ -25,7 +25,7 @@ test.each(['image-busy', 'reason-of-a-newer-version', 'constructor', ''])(
   },
 );
 
-test('users read a text of its own where that of the code would blame the wrong part', () => {
-  const { message } = toldToUser({ ...trouble('agent-lost'), code: 'unavailable' }, how);
+test('users read the short text of the reason if the text of the code would blame the wrong component', () => {
+  const { message } = redactForUser({ ...trouble('agent-lost'), code: 'unavailable' }, how);
   expect(message).toBe('the connection to the agent of the node was lost before it answered');
 });

@@ -1,25 +1,25 @@
+import { isAccessDenied, refusalToUsers } from './access-denial.ts';
 import { errorReason } from './error-reasons.ts';
 import { errorCodes, isErrorCode } from './errors.ts';
-import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
-/** Whether everybody may read the message and the action in full. A reason of another version is for administrators. */
+/** True if every caller may read the full message and action. Unknown reasons, from another version, are for administrators only. */
 export const isForEverybody = (reason: string): boolean => errorReason(reason)?.readers === 'everybody';
 
-/** What went wrong, in whatever shape it is passed on. */
-export interface Trouble {
+/** The parts of an error that are shown to callers. */
+export interface DisclosableError {
   readonly code: string;
   readonly reason: string;
   readonly message: string;
   readonly action: string;
-  /** What they are told who are not administrators, where that is neither all of it nor only what its code says. */
+  /** A special text for callers who are not administrators. */
   readonly toUsers?: { readonly message: string; readonly action?: string } | undefined;
 }
 
 /**
- * What somebody is told of it who is no administrator. How a store is reached and what else is there is not for them; it is
- * said in short, with how the administrator finds the whole.
+ * The error as a caller without administrator rights may read it. The full text can reveal how a store is reached or what else is on the
+ * machine, so such callers get a short text. `how`: how the administrator finds the full text.
  */
-export function toldToUser(trouble: Trouble, how: string): Trouble {
+export function redactForUser(trouble: DisclosableError, how: string): DisclosableError {
   const { code, reason, toUsers } = trouble;
   if (isAccessDenied(trouble)) {
     const action = `Ask the administrator to grant Stowage access; the reason is found ${how}`;

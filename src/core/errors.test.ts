@@ -21,12 +21,12 @@ describe('the table of codes', () => {
     },
   );
 
-  test('only what can pass by itself is worth a retry', () => {
+  test('only temporary conditions are retried', () => {
     const retried = Object.entries(errorCodes).filter(([, { retry }]) => retry);
     expect(retried.map(([code]) => code)).toEqual(['busy', 'canceled', 'unavailable', 'deadline']);
   });
 
-  test('network trouble and permission trouble are told apart', () => {
+  test('network problems and permission problems have different codes', () => {
     expect(errorCodes.unavailable.http).not.toBe(errorCodes.denied.http);
     expect(errorCodes.unavailable.exit).not.toBe(errorCodes.denied.exit);
   });
@@ -62,8 +62,8 @@ describe('code and reason', () => {
   });
 });
 
-describe('whatever was thrown', () => {
-  test('a StowageError stays itself', () => {
+describe('a thrown value', () => {
+  test('that is a StowageError is returned unchanged', () => {
     expect(stowageError(full)).toBe(full);
   });
 
@@ -85,7 +85,7 @@ describe('whatever was thrown', () => {
     });
   });
 
-  test('an abort for a reason of ours is that reason', () => {
+  test('an abort whose cause is a StowageError becomes that error', () => {
     expect(stowageError(Object.assign(new Error('aborted', { cause: full }), { name: 'AbortError' }))).toBe(full);
   });
 

@@ -3,8 +3,8 @@ import { StillRunning } from '#base/wait.ts';
 import type { errorReasons, Reason } from './error-reasons.ts';
 
 /**
- * What a code means to every protocol. This table alone decides retry, the status of HTTP and gRPC, and the exit status; a front end that
- * speaks another protocol adds a column here, not a switch of its own. `short` is for callers who may not read the message of the error.
+ * The meaning of each code in every protocol. Only this table decides about retries, HTTP and gRPC status, and exit status; a front end for
+ * another protocol adds a column here instead of its own switch. `short` is for callers who may not read the error's message.
  */
 export const errorCodes = {
   invalid: {
@@ -128,10 +128,10 @@ export const errorCodes = {
 
 export type ErrorCode = keyof typeof errorCodes;
 
-/** A newer program may have codes that this one does not know. */
+/** A newer version may send codes that this one does not know. */
 export const isErrorCode = (code: string): code is ErrorCode => Object.hasOwn(errorCodes, code);
 
-/** What a reason can look like. */
+/** The pattern of reasons. */
 export const reasonGrammar = '^[a-z][a-z0-9-]{0,63}$';
 
 type CodeIn<C> = C extends readonly (infer Each)[] ? Each : C;
@@ -147,12 +147,12 @@ export type CodeAndReason = {
 }[ErrorCode];
 
 declare const foreign: unique symbol;
-/** A reason that error-reasons.ts may not have, because another version of Stowage gave it: see `relayed`. */
+/** A reason from another version of Stowage, which error-reasons.ts may lack: see `relayed`. */
 type ForeignReason = string & { readonly [foreign]: true };
 
 interface Details {
   readonly action: string;
-  /** In place of message, and action, for those who are not administrators; left out: error-disclosure.ts decides. */
+  /** Replaces message and action for callers who are not administrators. Absent: error-disclosure.ts decides. */
   readonly toUsers?: { readonly message: string; readonly action?: string };
   readonly cause?: unknown;
 }
@@ -177,8 +177,8 @@ export class StowageError extends Error {
 }
 
 /**
- * An error with the code or the reason of another error, possibly one from another version of Stowage. The compiler does not check
- * that code and reason agree.
+ * Creates an error with the code or reason of another error, possibly from another version of Stowage. The compiler does not check that
+ * code and reason match.
  */
 export function relayed(
   message: string,
@@ -187,7 +187,7 @@ export function relayed(
   return new StowageError(message, { ...about, reason: reason as ForeignReason });
 }
 
-/** The single funnel: whatever was thrown becomes a StowageError. */
+/** The only place that converts a thrown value to a StowageError. */
 export function stowageError(thrown: unknown): StowageError {
   if (thrown instanceof StowageError) return thrown;
   if (thrown instanceof DeadlineExceeded) {
@@ -200,11 +200,10 @@ export function stowageError(thrown: unknown): StowageError {
   }
   if (thrown instanceof StillRunning) {
     const { code, message } = stowageError(thrown.cause);
-    return relayed(`${message}; what was begun goes on`, {
+    return relayed(`${message}; the operation continues in the background`, {
       code,
       reason: 'still-running',
-      action:
-        'See what becomes of it: stowage operations. What holds it up may be a disk or server: stowage store check',
+      action: 'See its progress: stowage operations. It may be waiting for a disk or server: stowage store check',
       cause: thrown,
     });
   }

@@ -5,22 +5,22 @@ export interface Event {
   readonly type: string;
   readonly at: number;
   readonly subject: string;
-  /** The store concerned, so that a token with a scope sees only its own. */
+  /** The store that the event concerns. Tokens that are limited to stores see only the events of these stores. */
   readonly store: string | undefined;
   readonly data: unknown;
 }
 
 export interface Events {
-  /** Changes with every start: a position from another life of the server means nothing. */
+  /** Changes at every start: sequence numbers of an earlier server process are invalid. */
   readonly epoch: string;
   readonly last: number;
   publish(type: string, subject: string, store: string | undefined, data: unknown): void;
-  /** Events after `seq`, oldest first; undefined when some of them are no longer kept: the reader must start afresh. */
+  /** Events after `seq`, oldest first. Undefined: some were already dropped, so the reader must start over. */
   since(seq: number): readonly Event[] | undefined;
   subscribe(listener: (event: Event) => void): Disposable;
 }
 
-/** A ring of the newest events: a reader that was away for a moment goes on where it was, memory stays bounded. */
+/** A ring buffer of the newest events: readers can resume after a short disconnect, and memory stays bounded. */
 export function createEvents(epoch: string, clock: Clock, capacity = 2048): Events {
   const ring: Event[] = [];
   const listeners = new Set<(event: Event) => void>();

@@ -34,7 +34,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     ['filesystem', false],
     ['filesystem', true],
     ['block', false],
-  ])('is not taken for empty once it was mounted (%s, read-only %s)', async (access, readOnly) => {
+  ])('is never considered empty once it was mounted (%s, read-only %s)', async (access, readOnly) => {
     const { id } = await create(access);
     expect(await isEmpty()).toBe(true);
     await mount(readOnly);
@@ -43,7 +43,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     expect(await isEmpty()).toBe(false);
   });
 
-  test('is mounted only after that is on record', async () => {
+  test('is mounted only after its use is recorded', async () => {
     const { id } = await create('filesystem');
     const gate = kind.close('noteUse');
     const mounted = mount();
@@ -54,7 +54,7 @@ describe.skipIf(needs('ext4'))('a volume whose content cannot be counted', () =>
     await server.core.mounts.unpublish(at(), id, aCall());
   });
 
-  test('is not mounted where that cannot be put on record', async () => {
+  test('is not mounted if its use cannot be recorded', async () => {
     const { id } = await create('filesystem');
     const gate = kind.close('noteUse');
     const ending = new AbortController();

@@ -3,7 +3,7 @@ import { createDirectoryClient, type DirectoryClientParts } from '#clients/kinds
 import { createNfsClient, type NfsClientParts } from '#clients/kinds/nfs.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { type ClientTable, createClients } from './clients.ts';
-import { chownVolumeToGroup, createRegrouping } from './fsgroup.ts';
+import { chownVolumeToGroup, createGroupRemount } from './fsgroup.ts';
 import type { Mount, NfsConnection, Source, Volume, VolumeId } from './model.ts';
 import type { Mounter, Store } from './ports.ts';
 
@@ -18,14 +18,14 @@ const clients = createClients({
 const mountedFor = (source: Source, group: number | undefined): Source =>
   clients.withMountOptions(source, { readOnly: false, group });
 
-test('it is known for which group a volume is mounted', () => {
+test('the source records the group that a volume is mounted for', () => {
   expect(mountedFor(nfs({ squash: 'all' }), 2000)).toEqual(nfs({ squash: 'all', group: 2000 }));
   expect(mountedFor(nfs({ squash: 'all' }), undefined)).toEqual(nfs({ squash: 'all' }));
   const directory = { kind: 'directory', path: '/a' } as unknown as Source;
   expect(mountedFor(directory, 2000)).toEqual(directory);
 });
 
-describe('a volume is given to the group', () => {
+describe('the group of the volume is changed', () => {
   let given: number[];
   const chownToGroup: Store['chownToGroup'] = async (_, group) => void given.push(group);
   const mount = { source: nfs({ squash: 'none' }), readOnly: false };
@@ -34,7 +34,7 @@ describe('a volume is given to the group', () => {
     given = [];
   });
 
-  test('where its store has to be told', async () => {
+  test('if its store supports that', async () => {
     await chownVolumeToGroup({ chownToGroup }, volume, mount, 2000, scope);
     await chownVolumeToGroup({}, volume, mount, 2000, scope);
     expect(given).toEqual([2000]);
@@ -42,7 +42,7 @@ describe('a volume is given to the group', () => {
 
   test.each([
     ['without a group', undefined, mount, volume],
-    ['for who only reads', 2000, { ...mount, readOnly: true }, volume],
+    ['for a read-only mount', 2000, { ...mount, readOnly: true }, volume],
     ['as a block device', 2000, mount, { ...volume, access: 'block' as const }],
   ])('but not %s', async (_, group, how, which) => {
     await chownVolumeToGroup({ chownToGroup }, which, how, group, scope);
@@ -50,7 +50,7 @@ describe('a volume is given to the group', () => {
   });
 });
 
-describe('a volume that is mounted as the group of a pod before', () => {
+describe('a volume that is mounted for the group of an earlier pod', () => {
   let mounts: Map<string, Mount>;
   let done: string[];
   let isBusy: boolean;
@@ -70,7 +70,7 @@ describe('a volume that is mounted as the group of a pod before', () => {
     } as Mount);
 
   const regrouping = () =>
-    createRegrouping(
+    createGroupRemount(
       {
         clients,
         records: {
@@ -89,7 +89,7 @@ describe('a volume that is mounted as the group of a pod before', () => {
             done.push(`bind ${from} ${to}`);
           },
         } as unknown as Mounter,
-      } as unknown as Parameters<typeof createRegrouping>[0],
+      } as unknown as Parameters<typeof createGroupRemount>[0],
       { path: (id) => `/s/${id}` },
       {
         takeDown: async ({ target }) => {
@@ -105,22 +105,22 @@ describe('a volume that is mounted as the group of a pod before', () => {
     [isBusy, isUnbindable] = [false, false];
   });
 
-  test('is mounted anew where only the kubelet has it, and what that one has is bound again', async () => {
+  test('is remounted if only the kubelet has it staged, and the staged mount is bound again', async () => {
     at('/stage', 'kubelet', 2000);
     const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().before(volume, wanted, scope);
+    const again = await regrouping().unbindForGroup(volume, wanted, scope);
     expect([mounts.size, done]).toEqual([0, ['take /stage']]);
-    await regrouping().after(again, wanted, scope);
+    await regrouping().rebind(again, wanted, scope);
     expect(done).toEqual(['take /stage', 'bind /s/sv1-a /stage']);
     expect(mounts.get('/stage')).toMatchObject({ source: wanted, user: { kind: 'kubelet' } });
   });
 
-  test('is on record before it is bound again, and leaves nothing where it cannot be', async () => {
+  test('is recorded before it is bound again, and leaves nothing behind if binding fails', async () => {
     at('/stage', 'kubelet', 2000, true);
     const wanted = nfs({ squash: 'all', group: 3000 });
-    const again = await regrouping().before(volume, wanted, scope);
+    const again = await regrouping().unbindForGroup(volume, wanted, scope);
     isUnbindable = true;
-    await regrouping().after(again, wanted, scope);
+    await regrouping().rebind(again, wanted, scope);
     expect(onRecord).toEqual(['/stage']);
     expect(done).toEqual(['take /stage', 'make /stage', 'remove /stage']);
     expect(mounts.size).toBe(0);
@@ -136,16 +136,16 @@ describe('a volume that is mounted as the group of a pod before', () => {
       },
     ],
     ['is none yet', () => undefined],
-  ])('is left alone where its group %s', async (_, prepare) => {
+  ])('is not remounted if its group %s', async (_, prepare) => {
     prepare();
-    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
     expect(done).toEqual([]);
   });
 
-  test('is shared as it is where somebody is in it', async () => {
+  test('is shared as it is if it is in use', async () => {
     at('/stage', 'kubelet', 2000);
     isBusy = true;
-    expect(await regrouping().before(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
+    expect(await regrouping().unbindForGroup(volume, nfs({ squash: 'all', group: 3000 }), scope)).toEqual([]);
     expect(mounts.get('/stage')).toMatchObject({ source: nfs({ squash: 'all', group: 2000 }) });
   });
 });

@@ -3,9 +3,9 @@ import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, Source, Volume } from './model.ts';
 import type { Mounter, Records, Store } from './ports.ts';
-import type { Staging } from './staging.ts';
+import type { VolumeStaging } from './volume-staging.ts';
 
-/** For who only reads nothing is changed. Call it when it is known that the volume may be had: it changes what is in it. */
+/** Does nothing for read-only mounts. Call it only after all checks have passed: it modifies the volume. */
 export async function chownVolumeToGroup(
   store: Pick<Store, 'chownToGroup'>,
   { access }: Pick<Volume, 'access'>,
@@ -16,29 +16,28 @@ export async function chownVolumeToGroup(
   if (group !== undefined && !readOnly && access !== 'block') await store.chownToGroup?.(source, group, scope);
 }
 
-export interface Regrouping {
+export interface GroupRemount {
   /**
-   * Where nobody has the volume but the kubelet, which keeps it for the next pod, and that one's group is another: what is mounted
-   * is taken away, to be mounted for that group, with nothing remembered of whose files were before. Gives what is to be bound again
-   * then. Call it with the stage's lock held.
+   * If only the kubelet has the volume staged, and the next pod needs another group: unmounts everything, so that the volume can be mounted
+   * for the new group without cached file ownership. Returns the mounts to pass to `rebind`. Call it with the stage's lock held.
    */
-  before(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
-  after(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
+  unbindForGroup(volume: Volume, wanted: Source, scope: Scope): Promise<readonly Mount[]>;
+  rebind(again: readonly Mount[], source: Source, scope: Scope): Promise<void>;
 }
 
-interface RegroupingParts {
+interface GroupRemountParts {
   readonly records: Pick<Records, 'mounts'>;
   readonly mounter: Mounter;
   readonly clients: Pick<Clients, 'groupOf'>;
 }
 
-export function createRegrouping(
-  { records, mounter, clients }: RegroupingParts,
-  staging: Pick<Staging, 'path'>,
+export function createGroupRemount(
+  { records, mounter, clients }: GroupRemountParts,
+  staging: Pick<VolumeStaging, 'path'>,
   binding: { takeDown(mount: Mount, scope: Scope): Promise<void> },
-): Regrouping {
+): GroupRemount {
   return {
-    before: async (volume, wanted, scope) => {
+    unbindForGroup: async (volume, wanted, scope) => {
       const mounts = records.mounts.of(volume.id);
       const isIdle = mounts.every(({ user }) => user.kind === 'kubelet');
       if (!isIdle || mounts.every(({ source }) => clients.groupOf(source) === clients.groupOf(wanted))) return [];
@@ -48,16 +47,16 @@ export function createRegrouping(
           await binding.takeDown(mount, scope);
           taken.push(mount);
         } catch (thrown) {
-          // Then it is shared as it is, and whose files are is seen a little later.
+          // The mount is shared as it is; the new file ownership becomes visible a little later.
           const why = stowageError(thrown).message;
-          scope.log.info('a volume stays mounted for the group of before', { target: mount.target, why });
+          scope.log.info('a volume stays mounted for its previous group', { target: mount.target, why });
         }
       }
       return taken;
     },
-    after: async (again, source, scope) => {
+    rebind: async (again, source, scope) => {
       for (const mount of again) {
-        // First: what a crash leaves of it is known, and taken away at the next start.
+        // Record it before binding, so that the next start can clean up after a crash.
         records.mounts.put({ ...mount, source });
         try {
           if (mount.madeTarget) await mounter.makeTarget(mount.target, 'filesystem', scope);
@@ -65,9 +64,9 @@ export function createRegrouping(
         } catch (thrown) {
           records.mounts.remove(mount.target);
           if (mount.madeTarget) await mounter.removeTarget(mount.target, scope).catch(() => undefined);
-          // The pod has its own; what the kubelet takes away later may be gone already.
+          // The pod has its own mount, and the kubelet accepts that its mount is already gone.
           const why = stowageError(thrown).message;
-          scope.log.warn('what a kubelet staged is not there any more', { target: mount.target, why });
+          scope.log.warn('a mount that a kubelet staged is gone', { target: mount.target, why });
         }
       }
     },

@@ -43,7 +43,7 @@ async function busyServer() {
 }
 
 describe('a call on a disk that does not answer', () => {
-  test('is answered at its deadline, goes on, and keeps its volume to itself until it ends', async () => {
+  test('is answered at its deadline, continues in the background, and keeps its volume locked until it ends', async () => {
     const server = await started();
     await add(server, 'a');
     const gate = kind.close('create', { deaf: true, store: 'a' });
@@ -85,7 +85,7 @@ describe('a call on a disk that does not answer', () => {
     gate.open();
   });
 
-  test('a check says that there is no answer', async () => {
+  test('a check reports that the store does not answer', async () => {
     const server = await started();
     await add(server, 'a');
     const gate = kind.close('check', { deaf: true });
@@ -96,7 +96,7 @@ describe('a call on a disk that does not answer', () => {
     gate.open();
   });
 
-  test('a listing goes without a store that others share, and does not wait for it twice', async () => {
+  test('a listing skips a shared store that does not answer, and does not wait for it twice', async () => {
     const server = await started();
     await mkdir(join(folder, 'b', 'seen'));
     await add(server, 'b', '?readOnly=true');
@@ -116,7 +116,7 @@ describe('a call on a disk that does not answer', () => {
     );
   });
 
-  test('a listing does not tell a token of a store that is not for it', async () => {
+  test('a listing does not reveal stores outside the scope of the token', async () => {
     const server = await started({ listen: '127.0.0.1:0' });
     await add(server, 'b', '?readOnly=true');
     const api = await server.as('viewer', 'local');
@@ -128,7 +128,7 @@ describe('a call on a disk that does not answer', () => {
 });
 
 describe('opening a store whose disk does not answer', () => {
-  test('keeps neither the server from starting nor the other stores from working', async () => {
+  test('delays neither the start of the server nor other stores', async () => {
     const config = join(folder, 'stowage.yaml');
     await writeFile(config, `stores:\n  a: local://${folder}/a\n  b: local://${folder}/b\n`);
     const gate = kind.close('open', { deaf: true, store: 'b' });
@@ -153,11 +153,11 @@ describe('opening a store whose disk does not answer', () => {
   });
 });
 
-describe('an opening that nobody waits for any more', () => {
+describe('an abandoned attempt to open a store', () => {
   const names = async (server: TestServer): Promise<string[]> =>
     (await server.admin.get('/v1/volumes')).body.items.map(({ name }: { name: string }) => name);
 
-  test('touches nothing of the store that has its name by now', async () => {
+  test('does not touch the store that has the name by now', async () => {
     const config = join(folder, 'stowage.yaml');
     const at = (place: string): Promise<void> => writeFile(config, `stores:\n  a: local://${folder}/${place}\n`);
     await at('a');
@@ -184,7 +184,7 @@ describe('an opening that nobody waits for any more', () => {
     expect(await readdir(join(folder, 'a'))).toEqual(['ghost']);
   });
 
-  test('keeps a name from being opened a second time, and is over when the disk answers', async () => {
+  test('prevents a second attempt with the same name until the disk answers', async () => {
     const server = await started();
     const gate = kind.close('open', { deaf: true, store: 'a' });
     const first = add(server, 'a');
@@ -199,7 +199,7 @@ describe('an opening that nobody waits for any more', () => {
     expect((await server.admin.post('/v1/volumes', { store: 'a', name: 'x' })).status).toBe(201);
   });
 
-  test('does not come to life after the server has stopped', async () => {
+  test('does not succeed after the server has stopped', async () => {
     const config = join(folder, 'stowage.yaml');
     await writeFile(config, `stores:\n  late: local://${folder}/late\n`);
     const server = await started({ config });
@@ -224,7 +224,7 @@ describe('an opening that nobody waits for any more', () => {
     expect(await readdir(join(folder, 'late'))).toEqual([]);
   });
 
-  test('of a store that was removed leaves nothing on record', async () => {
+  test('leaves no records of a store that was removed', async () => {
     const server = await started();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
@@ -243,7 +243,7 @@ describe('an opening that nobody waits for any more', () => {
   });
 });
 
-describe('what one store lacks does not keep others from theirs', () => {
+describe('a store that does not answer does not affect other stores', () => {
   test('a volume is restored from its trash while another store does not answer', async () => {
     const server = await started();
     await add(server, 'a', '?onDelete=archive');
@@ -295,7 +295,7 @@ describe('what one store lacks does not keep others from theirs', () => {
     expect({ status, body }).toMatchObject({ status: 200, body: { unanswered: ['b'] } });
   });
 
-  test('the identity of a place that could not be taken up is not that of the place before', async () => {
+  test('a store that could not be opened does not keep the identity of the store that had the name before', async () => {
     const server = await started();
     await add(server, 'a');
     await server.core.stores.remove('a', aCall());
@@ -313,7 +313,7 @@ describe('what one store lacks does not keep others from theirs', () => {
 });
 
 describe('closing a store', () => {
-  test('that is in use is refused after a while, and it stays as it was', async () => {
+  test('that is in use fails after a while and leaves the store open', async () => {
     const { server, gate, labelled } = await busyServer();
     const removed = server.admin.delete('/v1/stores/a');
     await vi.waitFor(() => expect(server.core.stores.view('a').store).toBeUndefined());
@@ -325,7 +325,7 @@ describe('closing a store', () => {
     expect((await server.admin.delete('/v1/stores/a')).status).toBe(204);
   });
 
-  test('does not wait for the freeing of space, which goes on when it is back', async () => {
+  test('does not wait for the reclaim of space, which continues when the store is back', async () => {
     const server = await started();
     await add(server, 'a');
     await server.admin.post('/v1/volumes', { store: 'a', name: 'x' });
@@ -341,7 +341,7 @@ describe('closing a store', () => {
 });
 
 describe('closing a store on a disk that does not answer', () => {
-  test('keeps nobody from changing other stores', async () => {
+  test('does not block changes of other stores', async () => {
     const never: typeof kind = {
       ...kind,
       open: async (config, ...rest) => {
@@ -358,7 +358,7 @@ describe('closing a store on a disk that does not answer', () => {
     await add(server, 'b');
   });
 
-  test('that is then not closed goes on freeing space', async () => {
+  test('resumes the reclaim of space if the store stays open', async () => {
     const { server, gate, labelled } = await busyServer();
     await server.admin.post('/v1/volumes', { store: 'a', name: 'y' });
     const freeing = kind.close('housekeeping.reclaim', { store: 'a' });
@@ -399,7 +399,7 @@ describe('a change of configuration', () => {
     ] as const;
   };
 
-  test('that a store in use cannot follow waits, is shown, and is made later', async () => {
+  test('that is not possible while the store is in use is shown as pending and applied later', async () => {
     const { server, gate, labelled } = await busyServer();
     const before = server.core.stores.view('a').store;
     await server.core.stores.configure(configs(server, `local://${folder}/a?onDelete=retain`), undefined, aCall());

@@ -2,12 +2,12 @@ import { StowageError } from './errors.ts';
 import type { Labels } from './model.ts';
 import { quoted } from './names.ts';
 
-/** Patterns and limits, also for schemas. */
+/** Patterns and limits of labels, also used by schemas. */
 export const labelKeyPattern = '^[A-Za-z0-9][A-Za-z0-9_./-]{0,127}$';
 export const labelValuePattern = '^[^\\u0000-\\u001f\\u007f]*$';
-/** Keys of labels that only Stowage sets. */
+/** The keys of labels that only Stowage sets. */
 export const ownLabelPattern = '^stowage\\.dev/[a-z-]{1,64}$';
-/** `most`: labels that a volume can have; `length`: characters of a value. */
+/** `most`: labels per volume; `length`: characters per value. */
 export const labelLimits = { most: 64, length: 256 } as const;
 
 const keyGrammar = new RegExp(labelKeyPattern);
@@ -21,7 +21,7 @@ function refuse(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'label-invalid', action });
 }
 
-/** The door for labels, as names.ts is for names. */
+/** Validates labels from callers, as names.ts does for names. */
 export function checkLabels(labels: Labels): Labels {
   const entries = Object.entries(labels);
   if (entries.length > labelLimits.most)
@@ -40,7 +40,7 @@ export function checkLabels(labels: Labels): Labels {
   return Object.fromEntries(entries.sort(([a], [b]) => (a < b ? -1 : 1)));
 }
 
-/** Null removes a label. What Stowage itself has noted there stays; with what it notes now. */
+/** Null removes a label. Keeps Stowage's own labels and adds those in `noted`. */
 export function mergeLabels(
   labels: Labels,
   change: Readonly<Record<string, string | null>>,
@@ -55,10 +55,10 @@ export function mergeLabels(
   return withOwn(checkLabels(Object.fromEntries(merged)), { ...Object.fromEntries(own), ...noted });
 }
 
-/** With what Stowage itself notes, under names that nobody else can use: `name` becomes `stowage.dev/name`. */
+/** The reserved key for a label of Stowage: `name` becomes `stowage.dev/name`. */
 export const ownLabel = (name: string): string => `${reserved}${name}`;
 
-/** Own: of `ownLabel`. They say what others call something, which can be anything. */
+/** Adds labels with reserved keys (`ownLabel`). Their values are names from other systems, so invalid characters are replaced. */
 export function withOwn(labels: Labels, own: Labels): Labels {
   const entries = Object.entries(own).map(([key, value]): [string, string] => {
     if (!isReservedLabel(key)) throw new Error(`${key} is not a label of Stowage's own`);

@@ -7,9 +7,9 @@ import { createRepairLoop, type RepairLoop } from './repair-loop.ts';
 export interface CoreStart {
   readonly core: Pick<Core, 'engineMounts' | 'mounts' | 'references'>;
   readonly clock: Clock;
-  /** Gives core its stores. Interrupted mounts are replayed before that. */
+  /** Configures the stores. Runs after the replay of interrupted mounts. */
   configure(): Promise<void>;
-  /** Called with the function that repairs dead mounts, once it can run. */
+  /** Receives the repair loop once it can run. */
   repairable(repairLoop: RepairLoop): void;
 }
 
@@ -20,15 +20,15 @@ export async function openCore({ core, clock, configure, repairable }: CoreStart
   await core.mounts.reconcile(scope);
   const repairLoop = createRepairLoop(core.mounts, clock, scope);
   repairable(repairLoop);
-  // None of the following delays the start: a server or a container engine may not answer.
-  void repairLoop.look();
+  // Nothing below may delay the start, since a server or a container engine may not answer.
+  void repairLoop.trigger();
   core.references.follow(scope);
   void core.engineMounts.reconcile(scope).catch((thrown: unknown) => scope.log.warn(stowageError(thrown).message));
-  // A crash may have kept uses from being recorded on their stores.
+  // A crash may have prevented use records from being written.
   void core.mounts.renewUses(scope);
 }
 
-/** Call it when the operations are drained. Returns what stays mounted because it is in use, each with the reason. */
+/** Call it after draining operations. Returns the targets that stay mounted because they are in use, with the reasons. */
 export async function closeCore(core: Pick<Core, 'mounts' | 'close'>, scope: Scope): Promise<readonly string[]> {
   const { inUse } = await core.mounts.unmountIdle(scope);
   await core.close();

@@ -29,7 +29,7 @@ function taskAt(clock: ReturnType<typeof createFakeClock>, about: Partial<Mainte
   return { at, task };
 }
 
-test('renews records of use on time while a hundred dead mounts are repaired, 20 s each', async () => {
+test('renews use records on time while a hundred dead mounts are repaired, 20 s each', async () => {
   const clock = createFakeClock();
   const repair = taskAt(clock, {
     name: 'repair',
@@ -48,7 +48,7 @@ test('renews records of use on time while a hundred dead mounts are repaired, 20
   expect(repair.at).toEqual([30, 2_040]);
 });
 
-test("an engine's records of use are renewed on time while the repair of its mounts does not end", async () => {
+test('core renews use records on time while the repair of mounts does not end', async () => {
   await using server = await startCore();
   const { core } = server;
   const clock = createFakeClock();
@@ -67,7 +67,7 @@ test("an engine's records of use are renewed on time while the repair of its mou
   await stopping;
 });
 
-test('ends a pass at its deadline and says why; the next one comes at its time', async () => {
+test('ends a pass at its deadline and logs the reason; the next pass starts on time', async () => {
   const clock = createFakeClock();
   const log = collectingLog();
   const slow = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });
@@ -77,7 +77,7 @@ test('ends a pass at its deadline and says why; the next one comes at its time',
   expect(log.lines).toEqual(['warn maintenance failed {"task":"renewal","why":"no answer within 20000 ms"}']);
 });
 
-test('does not start a pass again that hears no signal, and says so once', async () => {
+test('does not start a task again while its pass ignores the abort, and logs that once', async () => {
   const clock = createFakeClock();
   const log = collectingLog();
   const hung = Promise.withResolvers<void>();
@@ -92,7 +92,7 @@ test('does not start a pass again that hears no signal, and says so once', async
   expect(deaf.at).toEqual([30, 150]);
 });
 
-test('stops with the signal, and waits for passes that are running, but not for long', async () => {
+test('stops at the signal, and waits a bounded time for running passes', async () => {
   const clock = createFakeClock();
   const over = new AbortController();
   const polite = taskAt(clock, { run: ({ signal }) => clock.sleep(1_000_000, signal) });

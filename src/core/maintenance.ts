@@ -3,22 +3,22 @@ import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 
-/** Work that is done again and again while Stowage runs. */
+/** Periodic work. */
 export interface MaintenanceTask {
   readonly name: string;
   readonly everyMs: number;
-  /** For one pass. A pass that works on many things also has a deadline for each of them. */
+  /** The deadline of one pass. A pass over many items also has a deadline per item. */
   readonly deadlineMs: number;
   run(scope: Scope): Promise<unknown>;
 }
 
-/** At shutdown, passes that are running get this long to end. */
+/** How long shutdown waits for running passes. */
 const stopMs = 5_000;
 
 /**
- * Runs each task in a loop of its own. No task waits for another: many dead mounts, which take 20 s each, must not keep the records of use from
- * being renewed, since other hosts take a record that is five minutes old for stale. A pass that is still running is not started again,
- * not even after its deadline: a system call on a dead disk hears no signal.
+ * Runs each task in a loop of its own, so that no task delays another: repairing many dead mounts takes 20 s each, and other hosts consider a
+ * use record stale after five minutes. A pass that is still running is not started again, even after its deadline: a system call on a dead
+ * disk cannot be aborted.
  */
 export function startMaintenance(tasks: readonly MaintenanceTask[], clock: Clock, scope: Scope): AsyncDisposable {
   const stopping = new AbortController();
@@ -32,12 +32,12 @@ export function startMaintenance(tasks: readonly MaintenanceTask[], clock: Clock
   };
 }
 
-interface Loop {
-  /** Ends when the pass that is running does. */
+interface TaskLoop {
+  /** Resolves when the running pass ends. */
   stop(): Promise<void>;
 }
 
-function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): Loop {
+function startLoop(task: MaintenanceTask, clock: Clock, scope: Scope): TaskLoop {
   const { name, everyMs } = task;
   let running: Promise<void> | undefined;
   let next: Disposable | undefined;

@@ -3,41 +3,41 @@ import type { NfsMount, NfsQuota } from '#base/nfs-mount.ts';
 declare const brand: unique symbol;
 type Branded<T, B extends string> = T & { readonly [brand]: B };
 
-/** `sv1-<uuid>`: kept with the volume itself, survives renaming, is never used again. */
+/** `sv1-<uuid>`: stored with the volume, survives renames, never reused. */
 export type VolumeId = Branded<string, 'VolumeId'>;
-/** Checked against the grammar in names.ts; only that module makes one. */
+/** Only names.ts creates these, after checking the grammar. */
 export type VolumeName = Branded<string, 'VolumeName'>;
 export type StoreName = Branded<string, 'StoreName'>;
 export type NodeName = Branded<string, 'NodeName'>;
 export type OperationId = Branded<string, 'OperationId'>;
 
 export type Labels = Readonly<Record<string, string>>;
-/** A file system to put files in, or a raw block device. */
+/** A file system, or a raw block device. */
 export type Access = 'filesystem' | 'block';
 
 export interface Volume {
   readonly id: VolumeId;
   readonly name: VolumeName;
   readonly store: StoreName;
-  /** What was asked for; undefined when nobody gave a size. */
+  /** The requested size. Undefined: none was requested. */
   readonly bytes: bigint | undefined;
-  /** Somebody asked that it be held to its size. It can be switched on, never off. */
+  /** The size is a hard limit. Can be switched on, never off. */
   readonly enforce: boolean;
   readonly access: Access;
   readonly labels: Labels;
-  /** The request that made it: the same request id gives the same volume. */
+  /** The request that created the volume: the same request id gives the same volume. */
   readonly requestId: string;
   readonly createdAt: number;
-  /** Grows with every change; the REST API's entity tag. */
+  /** Increases with every change. The entity tag in the REST API. */
   readonly revision: number;
-  /** The Stowage instance that made or adopted it. */
+  /** The Stowage instance that created or adopted the volume. */
   readonly instance: string;
 }
 
-/** How a store is told which volume is meant: by id, with the name core last knew it by. */
+/** Identifies a volume to its store: the id, and the last name that core knows. */
 export type VolumeRef = Pick<Volume, 'id' | 'name'>;
 
-/** What core asks a store to make. */
+/** A request to a store to create a volume. */
 export type VolumeSpec = Pick<
   Volume,
   'id' | 'name' | 'bytes' | 'access' | 'labels' | 'requestId' | 'createdAt' | 'instance'
@@ -47,24 +47,24 @@ export type VolumeSpec = Pick<
 /** A volume as the store sees it now. */
 export interface Inspection {
   readonly volume: Volume;
-  /** `missing`: the record is there, the data are not. */
+  /** `missing`: the record exists, the data does not. */
   readonly condition: 'ok' | 'missing';
   readonly detail?: string;
-  /** Where its data are, below the store's directory. Undefined: under its name. */
+  /** The path of the data in the store's directory. Undefined: the volume's name. */
   readonly path?: string;
 }
 
 export interface Usage {
   readonly bytes: bigint;
   readonly files: bigint;
-  /** False: the scan stopped at its deadline, the figures are a lower bound. */
+  /** False: the scan reached its deadline, so the figures are lower bounds. */
   readonly complete: boolean;
-  /** It is certain that nothing is in it: all was counted, or nobody was ever given it. Only this may be taken for empty. */
+  /** The volume is certainly empty: everything was counted, or it was never mounted. Do not infer emptiness from the other fields. */
   readonly empty: boolean;
   readonly measuredAt: number;
 }
 
-/** Where the bytes are. Stores emit sources, clients consume them. */
+/** Where a volume's data is. Stores emit sources, clients mount them. */
 export type Source =
   | { readonly kind: 'directory'; readonly node: NodeName; readonly path: string }
   | {
@@ -74,7 +74,7 @@ export type Source =
       readonly path: string;
       /** undefined: a raw block volume. */
       readonly filesystem: 'xfs' | 'ext4' | undefined;
-      /** A raw block volume whose device refuses writing: a read-only mount of its node would not. */
+      /** For a raw block volume: the device itself is read-only. A read-only bind mount of the device node would not prevent writes. */
       readonly readOnly?: boolean;
     }
   | {
@@ -88,73 +88,73 @@ export type Source =
 export type SourceKind = Source['kind'];
 export type SourceOf<K extends SourceKind> = Extract<Source, { readonly kind: K }>;
 
-/** How a volume on an NFS server is reached, by the store's options: no secrets, only where they are. */
+/** How to connect to a volume's NFS server, from the store's options. Contains no secrets, only paths to them. */
 export interface NfsConnection extends NfsMount {
   /** built-in: our own data path. host: the system's NFS client. */
   readonly client: 'built-in' | 'host';
-  /** What the names meant when they were last looked up. */
+  /** The addresses that the host names last resolved to. */
   readonly addresses: readonly string[];
-  /** Undefined: asked of the portmapper. */
+  /** Undefined: ask the portmapper. */
   readonly mountPort: number | undefined;
   /** Undefined: any. */
   readonly sourcePorts: 'privileged' | number | undefined;
-  /** Undefined: none. A folder with certificates; undefined in it: those that the system trusts. */
+  /** Undefined: no TLS. `folder` has the certificates; without one, the system's trust store is used. */
   readonly tls: { readonly folder: string | undefined } | undefined;
   readonly network: string | undefined;
-  /** `soft`: how long one attempt takes; applications get an error after the last. Undefined: they wait. */
+  /** The timeout of each attempt on a `soft` mount; after the last one applications get an error. Undefined: a `hard` mount. */
   readonly softMs: number | undefined;
   /**
-   * How many attempts follow the first one, on a `soft` mount. Undefined: none. The store's own calls have it too: how often a connection
-   * is tried again before a call that was never sent fails.
+   * The retries after the first attempt on a `soft` mount. Undefined: none. Also applies to the store's own calls: the reconnect attempts
+   * before a call that was never sent fails.
    */
   readonly retries?: number | undefined;
-  /** It is held to its size. Undefined: it is not. */
+  /** Undefined: the size is not enforced. */
   readonly quota: NfsQuota | undefined;
 }
 
-/** That a host uses a volume: `.stowage/users/<volume id>/<host id>` on the store itself. */
+/** A use record: a host uses a volume. Stored on the store itself as `.stowage/users/<volume id>/<host id>`. */
 export interface Use {
-  /** The id of the host, the same for as long as its Stowage lives. */
+  /** The host's id: the instance id of its Stowage. */
   readonly host: string;
-  /** The name people know it by. */
+  /** The host's name for people. */
   readonly node: NodeName;
-  /** Who uses it there, running or stopped. */
+  /** The users on that host, running or stopped. */
   readonly users: readonly Pick<User, 'kind' | 'name'>[];
 }
 
 export interface SeenUse extends Use {
-  /** It is the one host that may write. */
+  /** This host has the volume as its single writer. */
   readonly writer: boolean;
   /** By the store's own clock, in ms. */
   readonly renewedAt: number;
-  /** Its host has been silent for too long. It still counts. */
+  /** The host has not renewed the record for too long. The record still counts. */
   readonly stale: boolean;
 }
 
 export interface TrashEntry {
   readonly volume: Volume;
-  /** By the clock of the host that deleted it: for people only. */
+  /** By the clock of the host that deleted the volume. For display only. */
   readonly deletedAt: number;
-  /** Not before this time, by the clock of the server that has the files. Undefined: never, or not known yet. */
+  /** Purged no earlier than this, by the clock of the server that has the files. Undefined: never, or not known yet. */
   readonly expiresAt: number | undefined;
 }
 
-/** A volume's file system bound to a path of this node. */
+/** A volume bind-mounted at a target path on this node. */
 export interface Mount {
   readonly volumeId: VolumeId;
-  /** Kept with it, so that it can be unmounted while its store does not answer. */
+  /** Recorded so that the volume can be unmounted while its store does not answer. */
   readonly source: Source;
   readonly target: string;
   readonly readOnly: boolean;
   readonly user: User;
   readonly since: number;
-  /** Stowage made the target itself, so it removes it again. */
+  /** Stowage created the target, and removes it after the unmount. */
   readonly madeTarget: boolean;
 }
 
-/** Who a published target belongs to. */
+/** The user of a published target. */
 export interface User {
-  /** kubelet: it has it staged for pods to come, by the driver of that name. */
+  /** kubelet: has the volume staged for later pods; `name` is the CSI driver. */
   readonly kind: 'path' | 'container' | 'pod' | 'kubelet';
   readonly name: string;
   readonly node: NodeName;
@@ -162,32 +162,32 @@ export interface User {
 
 export type OnDelete = 'delete' | 'retain' | 'archive';
 
-/** What the administrator says about any store, whatever its kind; users never set these. */
+/** The administrator's policy for a store of any kind. Users never set it. */
 export interface StorePolicy {
   readonly onDelete: OnDelete;
-  /** How long `archive` keeps a deleted volume, in ms. */
+  /** How long `archive` keeps deleted volumes, in ms. */
   readonly retention: number;
   readonly readOnly: boolean;
   readonly maxVolumes: number | undefined;
   readonly maxBytes: bigint | undefined;
-  /** For a create without a size. */
+  /** The size of volumes that are created without one. */
   readonly defaultSize: bigint | undefined;
-  /** Whether those who use volumes may have some made that live with them. Undefined: where no other machine shares it. */
+  /** Whether pods may have inline volumes on this store. Undefined: only if no other machine shares the store. */
   readonly inline: boolean | undefined;
 }
 
 export interface StoreConfig {
   readonly name: StoreName;
-  /** Scheme and place, options as query parameters, without secrets. */
+  /** Scheme and location, with options as query parameters. No secrets. */
   readonly uri: string;
-  /** cluster: an object of Kubernetes. */
+  /** cluster: a Store object in Kubernetes. */
   readonly origin: 'file' | 'api' | 'builtin' | 'cluster';
   readonly policy: StorePolicy;
   /** The kind's own options, validated by the kind. */
   readonly options: Readonly<Record<string, string>>;
 }
 
-/** One thing on a store that belongs to no volume, or lacks a part. */
+/** Something on a store that belongs to no volume, or a volume with a missing part. */
 export interface Orphan {
   readonly store: StoreName;
   readonly kind:
@@ -207,11 +207,11 @@ export interface CheckStep {
   readonly ok: boolean;
   readonly detail: string;
   readonly action?: string;
-  /** Of one that failed: the reason of its error. */
+  /** The error reason of a failed step. */
   readonly reason?: string;
 }
 
-/** Of the file system that a store is on; other stores and files may share it. */
+/** The size and free space of a store's file system, which other stores and files may share. */
 export interface Room {
   readonly totalBytes: bigint;
   readonly freeBytes: bigint;
@@ -226,14 +226,14 @@ export interface StoreCheck {
 
 export type OperationState = 'running' | 'done' | 'failed' | 'canceled';
 
-/** Work in flight, or that ended lately. The record is written before the work begins and replayed after a crash. */
+/** Work in flight or recently ended. Recorded before the work begins and replayed after a crash. */
 export interface Operation {
   readonly id: OperationId;
   readonly kind: string;
   readonly store: string | undefined;
-  /** The name people know the object by. */
+  /** The name of the object for people. */
   readonly subject: string;
-  /** Everything a replay needs, as JSON values. */
+  /** Everything that a replay needs, as JSON values. */
   readonly params: Readonly<Record<string, unknown>>;
   readonly state: OperationState;
   readonly startedAt: number;
@@ -249,7 +249,7 @@ export interface Token {
   readonly id: string;
   readonly name: string;
   readonly role: Role;
-  /** Empty: every store. */
+  /** Empty: all stores. */
   readonly stores: readonly string[];
   readonly createdAt: number;
   readonly expiresAt: number | undefined;

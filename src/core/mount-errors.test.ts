@@ -1,17 +1,17 @@
 import { expect, test } from 'vitest';
-import { toldToUser } from './error-disclosure.ts';
+import { redactForUser } from './error-disclosure.ts';
 import type { NodeName, SeenUse, User, Volume } from './model.ts';
-import { engineSilent, inUse, inUseElsewhere } from './mount-errors.ts';
+import { engineNotAnswering, inUseElsewhere, volumeInUse } from './mount-errors.ts';
 
 const volume = { store: 'silver', name: 'photos' } as Volume;
 const node = 'one' as NodeName;
 const path = (name: string): User => ({ kind: 'path', name, node });
 const container = (name: string): User => ({ kind: 'container', name, node });
 const paths = ['/mnt/x', '/var/lib/kubelet/pods/7/volumes/v'];
-const told = (trouble: Parameters<typeof toldToUser>[0]) => toldToUser(trouble, 'in the log');
+const told = (trouble: Parameters<typeof redactForUser>[0]) => redactForUser(trouble, 'in the log');
 
-test('who only uses containers is not told where on a host a volume is mounted, the administrator is', () => {
-  const error = inUse(volume, 'deleted', [...paths.map(path), container('web')]);
+test('hides mount paths from users, but not from administrators', () => {
+  const error = volumeInUse(volume, 'deleted', [...paths.map(path), container('web')]);
   expect(error.message).toBe(
     "volume 'silver/photos' cannot be deleted: it is used by path /mnt/x on one, path /var/lib/kubelet/pods/7/volumes/v on one, container web on one",
   );
@@ -22,18 +22,18 @@ test('who only uses containers is not told where on a host a volume is mounted, 
     action:
       'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts',
   });
-  expect(told(inUse(volume, 'deleted', [path('/mnt/x')])).message).toMatch(/: it is used by a mount on one$/);
+  expect(told(volumeInUse(volume, 'deleted', [path('/mnt/x')])).message).toMatch(/: it is used by a mount on one$/);
 });
 
-test('containers are named to everybody, with what can be done about them', () => {
-  const error = inUse(volume, 'deleted', ['a', 'b', 'c', 'd', 'e', 'f'].map(container));
+test('names containers to everybody, with an action', () => {
+  const error = volumeInUse(volume, 'deleted', ['a', 'b', 'c', 'd', 'e', 'f'].map(container));
   expect(error.message).toMatch(/container e on one and 1 more$/);
   const { code, reason, message, action } = error;
   expect(told(error)).toEqual({ code, reason, message, action });
   expect(action).toBe('Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME');
 });
 
-test('nor where it is mounted on another host', () => {
+test('hides mount paths on other hosts from users', () => {
   const use: SeenUse = {
     host: 'h2',
     node: 'two' as NodeName,
@@ -55,13 +55,13 @@ test('nor where it is mounted on another host', () => {
   expect(told(error).action).toBe(error.action);
 });
 
-test('what is left of it in a record says it in short', () => {
-  const { code, reason, message, action } = inUse(volume, 'deleted', [path('/mnt/x')]);
+test('gives users the short text for an error that was restored from a record', () => {
+  const { code, reason, message, action } = volumeInUse(volume, 'deleted', [path('/mnt/x')]);
   expect(told({ code, reason, message, action }).message).toBe('it is in use');
 });
 
-test('a mount for a container that nobody knows yet is not told as a container that could be removed', () => {
-  const error = inUse(volume, 'deleted', [container('stowage')]);
+test('does not suggest removing a container for an engine mount whose container is unknown', () => {
+  const error = volumeInUse(volume, 'deleted', [container('stowage')]);
   expect(error.message).toBe(
     "volume 'silver/photos' cannot be deleted: it is used by a mount for a container that is not known yet (driver stowage) on one",
   );
@@ -70,9 +70,9 @@ test('a mount for a container that nobody knows yet is not told as a container t
   expect(told(error)).toMatchObject({ message: error.message, action: error.action });
 });
 
-test('an engine that does not answer is named, with what to do; how it is reached is for the administrator', () => {
+test('names an engine that does not answer, with an action, and hides its socket from users', () => {
   const why = 'container engine podman does not answer (connect ECONNREFUSED /run/podman/podman.sock)';
-  const error = engineSilent(volume, 'renamed', [{ kind: 'podman', why }]);
+  const error = engineNotAnswering(volume, 'renamed', [{ kind: 'podman', why }]);
   expect(error.message).toBe(
     `volume 'silver/photos' cannot be renamed: whether containers of podman use it is not known: ${why}`,
   );

@@ -3,7 +3,7 @@ import { StowageError } from './errors.ts';
 import type { Mount, SeenUse, Use, User, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Mounter } from './ports.ts';
-import { isEngine } from './users.ts';
+import { isEngine } from './volume-users.ts';
 
 export function requireMounting({ unable }: Mounter): void {
   if (unable !== undefined) throw mountUnable(unable);
@@ -17,7 +17,7 @@ export function mountUnable(unable: NonNullable<Mounter['unable']>): StowageErro
   });
 }
 
-export function requireSame(present: Mount, volume: Volume, readOnly: boolean): void {
+export function requireSameMount(present: Mount, volume: Volume, readOnly: boolean): void {
   const same = present.volumeId === volume.id;
   if (same && present.readOnly === readOnly) return;
   const what = same ? `this volume ${present.readOnly ? 'read-only' : 'read-write'}` : 'another volume';
@@ -28,12 +28,12 @@ export function requireSame(present: Mount, volume: Volume, readOnly: boolean): 
   });
 }
 
-/** For who may be the only one to have it. */
-export function requireAlone(volume: Volume, mounts: readonly Mount[]): void {
+/** For an access mode that allows a single pod. */
+export function requireNoOtherPod(volume: Volume, mounts: readonly Mount[]): void {
   const other = mounts.find(({ user }) => user.kind === 'pod');
   if (other === undefined) return;
   throw new StowageError(
-    `volume '${volume.store}/${volume.name}' is used by pod ${other.user.name}, and only one may`,
+    `volume '${volume.store}/${volume.name}' is used by pod ${other.user.name}, and its access mode allows a single pod`,
     {
       code: 'in-use',
       reason: 'volume-used-by-pod',
@@ -42,8 +42,8 @@ export function requireAlone(volume: Volume, mounts: readonly Mount[]): void {
   );
 }
 
-/** Not which one: who asks may not be allowed to know it. */
-export function otherThere(target: string): StowageError {
+/** Does not name the volume, since the caller may not be allowed to see it. */
+export function otherVolumeMounted(target: string): StowageError {
   return new StowageError(`another volume is mounted at ${quoted(target)}`, {
     code: 'conflict',
     reason: 'mount-other',
@@ -51,8 +51,8 @@ export function otherThere(target: string): StowageError {
   });
 }
 
-/** A mount at a target where an earlier unmount of another volume failed half-way. */
-export function unfinishedThere(target: string): StowageError {
+/** For a mount at a target where an earlier unmount of another volume failed half-way. */
+export function unmountUnfinished(target: string): StowageError {
   return new StowageError(`the unmount of another volume at ${quoted(target)} is not finished`, {
     code: 'conflict',
     reason: 'mount-unfinished',
@@ -60,19 +60,19 @@ export function unfinishedThere(target: string): StowageError {
   });
 }
 
-/** Somebody wants to unmount what an engine has for its containers. */
-export function held(target: string): StowageError {
-  return new StowageError(`${quoted(target)} is where containers have their volume from`, {
+/** For an unmount of a target that an engine has mounted for its containers. */
+export function heldByContainers(target: string): StowageError {
+  return new StowageError(`containers use the mount at ${quoted(target)}`, {
     code: 'in-use',
     reason: 'mount-held',
-    action: 'Stop the containers that use it; it is unmounted with the last one. Forced, they get errors: --force',
+    action: 'Stop the containers that use it; it is unmounted with the last one. With --force they get errors.',
   });
 }
 
-export function inUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
+export function volumeInUse(volume: Volume, verb: string, users: readonly User[]): StowageError {
   const { store, name } = volume;
-  const shown = shortened(users.map((user) => `${called(user)} on ${user.node}`));
-  const told = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
+  const shown = shortened(users.map((user) => `${titleOf(user)} on ${user.node}`));
+  const shownToUsers = shortened(withoutPaths(users).map((one) => `${one} on ${users[0]?.node}`));
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
     reason: 'volume-in-use',
@@ -82,7 +82,7 @@ export function inUse(volume: Volume, verb: string, users: readonly User[]): Sto
         ? 'Try again in a moment: what is being made is listed then. Who it is for: docker ps -a --filter volume=NAME. What an engine forgot in a crash is dropped by itself after ten minutes.'
         : 'Remove those containers first, stopped ones too: docker rm NAME, or podman rm NAME',
     toUsers: {
-      message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${told}`,
+      message: `volume '${store}/${name}' cannot be ${verb}: it is used by ${shownToUsers}`,
       ...(users.some(isPath) ? { action: askForUnmount } : {}),
     },
   });
@@ -91,19 +91,19 @@ export function inUse(volume: Volume, verb: string, users: readonly User[]): Sto
 const askForUnmount =
   'Remove the containers that use it, stopped ones too. For what else is mounted, ask the administrator, who sees where with: stowage mounts';
 
-/** Containers that are stopped have nothing mounted, and only their engine knows them. */
-export function engineSilent(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
+/** Stopped containers have nothing mounted, so only their engine knows about them. */
+export function engineNotAnswering(volume: Volume, verb: string, silent: readonly SilentEngine[]): StowageError {
   const { store, name } = volume;
   const what = `volume '${store}/${name}' cannot be ${verb}`;
   const kinds = silent.map(({ kind }) => kind).join(' and ');
   const why = silent.map((one) => one.why).join('; ');
-  // Containers of Podman run without it.
+  // Podman's containers run without a daemon, so its API socket is a separate unit.
   const units = silent.map(({ kind }) => (kind === 'podman' ? 'podman.socket' : kind)).join(' ');
   const flags = silent.map(({ kind }) => `--${kind}-socket none`).join(' ');
   return new StowageError(`${what}: whether containers of ${kinds} use it is not known: ${why}`, {
     code: 'unavailable',
     reason: 'volume-use-unknown',
-    action: `Have it answer again: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
+    action: `Start it: systemctl start ${units}. If it runs, and Stowage is a container that has its socket but not the folder of it, start that container again. If there is none any more, or nothing there is to use volumes, say so: ${flags}, or engines: in stowage.yaml.`,
     toUsers: {
       message: `${what}: ${kinds} does not answer, and containers there may use it`,
       action: 'Try again when it does. If it is not to be there any more, ask the administrator.',
@@ -111,29 +111,29 @@ export function engineSilent(volume: Volume, verb: string, silent: readonly Sile
   });
 }
 
-/** By somebody who has it in a mount namespace of their own, and of whom nothing else is known. */
-export function servedOn({ id, store, name }: Volume, verb: string): StowageError {
+/** For a volume that some process still uses in another mount namespace, of which nothing else is known. */
+export function stillServed({ id, store, name }: Volume, verb: string): StowageError {
   return new StowageError(
     `volume '${store}/${name}' cannot be ${verb}: it is mounted nowhere here, and something still uses a mount of it, such as a container of an engine that Stowage does not follow, or one that has the machine's folders with all mounts in them (-v /:/rootfs)`,
     {
       code: 'in-use',
       reason: 'volume-served-on',
-      action: `End who has it. Processes that see it: grep -l stowage:${id} /proc/[0-9]*/mountinfo`,
+      action: `Stop the process that uses it. Processes that see the mount: grep -l stowage:${id} /proc/[0-9]*/mountinfo`,
     },
   );
 }
 
-/** Known from records on the store itself: those hosts may not even be running. */
+/** Based on the use records on the store; the hosts may not even be running. */
 export function inUseElsewhere(volume: Volume, verb: string, uses: readonly SeenUse[]): StowageError {
   const { store, name } = volume;
-  const hosts = (who: (users: readonly Named[]) => readonly string[]): string =>
+  const hosts = (describe: (users: readonly NamedUser[]) => readonly string[]): string =>
     shortened(
       uses.map(({ node, host, users, stale, renewedAt }) => {
         const silent = stale ? `, silent since ${new Date(renewedAt).toISOString()}` : '';
-        return `host ${node} (${[host, ...who(users).slice(0, most)].join(', ')}${silent})`;
+        return `host ${node} (${[host, ...describe(users).slice(0, mostShown)].join(', ')}${silent})`;
       }),
     );
-  const shown = hosts((users) => users.map(called));
+  const shown = hosts((users) => users.map(titleOf));
   const { host } = uses.find(({ stale }) => stale) ?? uses[0] ?? { host: 'HOST' };
   return new StowageError(`volume '${store}/${name}' cannot be ${verb}: it is used by ${shown}`, {
     code: 'in-use',
@@ -143,36 +143,38 @@ export function inUseElsewhere(volume: Volume, verb: string, uses: readonly Seen
   });
 }
 
-/** Who is to be the only one to write, and another host is. */
+/** For a single-writer mount while another host has the volume mounted for writing. */
 export function writtenElsewhere(store: string, name: string, { host, node, users }: Use): StowageError {
   const named = (names: readonly string[]): string => (names.length === 0 ? node : `${node} (${shortened(names)})`);
-  // A kubelet has it for the pods that are named.
+  // Omit kubelets: they stage the volume for the pods that are listed.
   const others = users.filter(({ kind }) => kind !== 'kubelet');
-  const [who, shown] = [named(others.map(called)), named(withoutPaths(others))];
-  return new StowageError(`volume '${store}/${name}' is written by host ${who}, and only one may`, {
+  const [writer, writerForUsers] = [named(others.map(titleOf)), named(withoutPaths(others))];
+  return new StowageError(`volume '${store}/${name}' is written by host ${writer}, and only one host may write to it`, {
     code: 'in-use',
     reason: 'volume-written-elsewhere',
     action: `Stop using it there first. If that host is gone for good, an administrator can break its record: stowage volume release ${store}/${name} --host ${host}`,
-    toUsers: { message: `volume '${store}/${name}' is written by host ${shown}, and only one may` },
+    toUsers: {
+      message: `volume '${store}/${name}' is written by host ${writerForUsers}, and only one host may write to it`,
+    },
   });
 }
 
-type Named = Pick<User, 'kind' | 'name'>;
+type NamedUser = Pick<User, 'kind' | 'name'>;
 
-/** Of those who use a volume, in one message. */
-const most = 5;
+/** The most users in one message. */
+const mostShown = 5;
 
 const shortened = (all: readonly string[]): string =>
-  `${all.slice(0, most).join(', ')}${all.length > most ? ` and ${all.length - most} more` : ''}`;
+  `${all.slice(0, mostShown).join(', ')}${all.length > mostShown ? ` and ${all.length - mostShown} more` : ''}`;
 
-/** An engine's name is that of no container: whoever removed that one would remove Stowage itself. */
-const called = ({ kind, name }: Named): string =>
+/** An engine's user name is a plugin name, not a container: a user who removed "container stowage" would remove Stowage itself. */
+const titleOf = ({ kind, name }: NamedUser): string =>
   isEngine({ kind, name }) ? `a mount for a container that is not known yet (driver ${name})` : `${kind} ${name}`;
-const isPath = ({ kind }: Named): boolean => kind === 'path';
+const isPath = ({ kind }: NamedUser): boolean => kind === 'path';
 
-/** Where on a host something is mounted is for its administrator. */
-function withoutPaths(users: readonly Named[]): readonly string[] {
+/** Mount paths are for the host's administrator only. */
+function withoutPaths(users: readonly NamedUser[]): readonly string[] {
   const paths = users.filter(isPath).length;
   const mounts = paths === 1 ? 'a mount' : `${paths} mounts`;
-  return [...users.filter((user) => !isPath(user)).map(called), ...(paths === 0 ? [] : [mounts])];
+  return [...users.filter((user) => !isPath(user)).map(titleOf), ...(paths === 0 ? [] : [mounts])];
 }

@@ -1,7 +1,7 @@
-/** The mount flags of a claim's class or a CSI request that a mount here has anyway, or can have. */
+/** The mount flags of a StorageClass or CSI request that our mounts always have or can have. */
 export const mountFlags: readonly string[] = ['defaults', 'rw', 'ro', 'nosuid', 'nodev'];
 
-/** Each flag by itself: one entry can hold several, with commas between them. */
+/** One entry can contain several flags, separated by commas. */
 export const splitMountFlags = (entries: readonly string[]): readonly string[] =>
   entries.flatMap((entry) => entry.split(',')).map((flag) => flag.trim());
 

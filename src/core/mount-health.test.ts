@@ -86,7 +86,7 @@ async function look(only?: VolumeId): Promise<Readonly<Record<string, readonly [
   return Object.fromEntries(all.map(({ target, health }) => [target, [health.state, health.detail]]));
 }
 
-test('what is well, and what is not, each by what is wrong with it', async () => {
+test('reports the state and the problem of each mount', async () => {
   mounted('/well');
   mounted('/of-no-store', { store: 'gone' });
   dead.add(mounted('/dead', { store: 'quiet' }));
@@ -105,7 +105,7 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
   expect(await look()).toEqual({
     '/well': ['ok', undefined],
     '/of-no-store': ['ok', undefined],
-    '/dead': ['dead', 'nothing serves the mount at the moment; it is being made anew'],
+    '/dead': ['dead', 'no process serves the mount; it is being remounted'],
     '/mute': ['client-failing', 'the client that serves the mount does not answer'],
     '/failing': ['client-failing', 'it dies again and again'],
     '/quiet': ['store-silent', "the server of store 'quiet' does not answer"],
@@ -114,7 +114,7 @@ test('what is well, and what is not, each by what is wrong with it', async () =>
       'store-silent',
       "store 'closed' is not open: the server of the store does not answer: a network or server failure, not missing permissions",
     ],
-    '/taken': ['unmounted', 'the volume is not mounted at its place any more: somebody unmounted it there'],
+    '/taken': ['unmounted', 'the volume is not mounted at its target any more: somebody unmounted it'],
   });
 });
 
@@ -130,15 +130,15 @@ test("a failing data path says nothing about mounts of the system's client on th
   });
 });
 
-test('of one volume, nobody else is asked about', async () => {
+test('checks only the requested volume', async () => {
   mounted('/other');
   const id = mounted('/one');
   dead.add(id);
-  expect(await look(id)).toEqual({ '/one': ['dead', 'nothing serves the mount at the moment; it is being made anew'] });
+  expect(await look(id)).toEqual({ '/one': ['dead', 'no process serves the mount; it is being remounted'] });
   expect(asked).toEqual([id]);
 });
 
-test('that a mount was made anew is remembered for its user, and not for the next one at that place', () => {
+test('remembers a repair for the user of the mount, but not for the next user of the target', () => {
   mounted('/a', { since: 10 });
   mounted('/b', { since: 10 });
   noteRepaired(records, { target: '/a' }, 20);

@@ -2,7 +2,7 @@ import type { Clock } from '#base/clock.ts';
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
-import { toldToUser } from './error-disclosure.ts';
+import { redactForUser } from './error-disclosure.ts';
 import { stowageError } from './errors.ts';
 import type { Mount, StoreName, VolumeId } from './model.ts';
 import type { LiveMount, Mounts } from './mounts.ts';
@@ -13,20 +13,20 @@ import type { StoreLiveness } from './store-liveness.ts';
 import type { Stores } from './stores.ts';
 
 /**
- * ok: as it should be. unmounted: the kernel does not show it any more. dead: nobody serves it. client-failing: what serves it does
- * not answer, or dies again and again. store-silent: its store cannot be used from this machine.
+ * ok: healthy. unmounted: not in the kernel's mount table any more. dead: no process serves the mount. client-failing: the process that
+ * serves it does not answer, or dies repeatedly. store-silent: the store is unreachable from this machine.
  */
 export type MountState = 'ok' | 'unmounted' | 'dead' | 'client-failing' | 'store-silent';
 
 export interface MountHealth {
   readonly state: MountState;
-  /** What is wrong, for whoever uses the volume. */
+  /** The problem, for users of the volume. */
   readonly detail: string | undefined;
-  /** It was mounted anew then, since nobody served it any more: who had it before sees errors until it is started again. */
+  /** When the dead mount was remounted. Programs that used it before that see errors until they are restarted. */
   readonly repairedAt: number | undefined;
 }
 
-export type WatchedMount = LiveMount & { readonly health: MountHealth };
+export type MountWithHealth = LiveMount & { readonly health: MountHealth };
 
 interface Daemon {
   /** Unique among the processes of all clients. */
@@ -45,21 +45,21 @@ export interface MountHealthParts {
   readonly clock: Clock;
 }
 
-/** In all: of what has not been found out by then it is said that its client does not answer. */
+/** The deadline of the whole check. Mounts whose state is unknown by then are reported as client-failing. */
 const lookMs = 5_000;
 const atOnce = 8;
 
 const words = {
-  unmounted: 'the volume is not mounted at its place any more: somebody unmounted it there',
-  dead: 'nothing serves the mount at the moment; it is being made anew',
+  unmounted: 'the volume is not mounted at its target any more: somebody unmounted it',
+  dead: 'no process serves the mount; it is being remounted',
   mute: 'the client that serves the mount does not answer',
 } as const;
 
-/** Of one volume, or of all. */
-export type LookAtMounts = (scope: Scope, volume?: VolumeId) => Promise<readonly WatchedMount[]>;
+/** Checks the mounts of one volume, or of all volumes. */
+export type CheckMountHealth = (scope: Scope, volume?: VolumeId) => Promise<readonly MountWithHealth[]>;
 
-/** How every mount of this machine is. Nothing is looked for in the mounts themselves: whoever does may wait for ever. */
-export function createMountHealth(parts: MountHealthParts): LookAtMounts {
+/** Checks the health of this machine's mounts. Never accesses the mounts themselves, since that can hang forever. */
+export function createMountHealth(parts: MountHealthParts): CheckMountHealth {
   const { records, mounts, clients, stageOf, stores, liveness, clock } = parts;
 
   async function deaths(ids: Iterable<VolumeId>, scope: Scope): Promise<ReadonlyMap<VolumeId, string>> {
@@ -74,7 +74,7 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     return found;
   }
 
-  /** The process of ours that serves the mount. Undefined: no process of ours serves it. */
+  /** Our process that serves the mount. Undefined: there is none. */
   function daemonOf({ source, volumeId }: Mount): Daemon | undefined {
     const client = clients.find(source);
     const daemon = client?.daemon;
@@ -84,11 +84,11 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     return { key, trouble: (scope) => daemon.trouble(source, target, scope) };
   }
 
-  /** What is wrong with the processes that serve the mounts. Asks each process once. */
+  /** The problems of the processes that serve the mounts. Asks each process once. */
   async function failures(all: readonly LiveMount[], scope: Scope): Promise<(mount: Mount) => string | undefined> {
     const served = all.flatMap((mount) => daemonOf(mount) ?? []);
     const byKey = new Map(served.map((daemon) => [daemon.key, daemon]));
-    // Ask all processes at the same time: each one that does not answer takes its whole deadline.
+    // Ask all processes in parallel: each one that does not answer takes its whole deadline.
     const asked = Array.from(byKey, async ([key, { trouble }]) => {
       return [key, await trouble(scope).catch(() => words.mute)] as const;
     });
@@ -99,14 +99,14 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     };
   }
 
-  /** Of stores that are configured: of others nothing is known. */
+  /** The problems of stores that cannot be used. Omits stores that are not configured. */
   async function silences(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, string>> {
     const found = new Map<string, string>();
     const open: StoreName[] = [];
     for (const name of names) {
       const view = viewOf(name);
       if (view?.problem !== undefined)
-        found.set(name, `store '${name}' is not open: ${toldToUser(view.problem, '').message}`);
+        found.set(name, `store '${name}' is not open: ${redactForUser(view.problem, '').message}`);
       else if (view !== undefined) open.push(name);
     }
     for (const name of await liveness.silent(open, scope))
@@ -137,7 +137,7 @@ export function createMountHealth(parts: MountHealthParts): LookAtMounts {
     scope.signal.throwIfAborted();
     const stateOf = (mount: LiveMount): Pick<MountHealth, 'state' | 'detail'> => {
       const death = dead.get(mount.volumeId);
-      // A store that does not answer is the reason for much else, but not for these.
+      // A store that does not answer can cause client failures, but not these two states.
       if (death === words.dead) return { state: 'dead', detail: death };
       if (!mount.mounted) return { state: 'unmounted', detail: words.unmounted };
       const failure = death ?? failing(mount);

@@ -26,7 +26,7 @@ describe('mounts', () => {
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
 
-  test('an unmount while the mount is on its way waits for it, and takes it away', async () => {
+  test('an unmount waits for a mount in progress, then unmounts', async () => {
     const { id } = await create('a');
     const gate = kind.close('source');
     const mounted = mount('a', at('m'));
@@ -38,7 +38,7 @@ describe('mounts', () => {
     expect(await server.core.mounts.unpublish(at('m'), id, aCall())).toBeUndefined();
   });
 
-  describe('by way of a link', () => {
+  describe('a target that contains a symbolic link', () => {
     const byLink = (): string => join(at('link'), 'm');
 
     beforeEach(async () => {
@@ -49,7 +49,7 @@ describe('mounts', () => {
       });
     });
 
-    test('a mount is taken away, and what is not there is success', async () => {
+    test('is unmounted, and unmounting it again succeeds', async () => {
       const { id } = await create('a');
       expect(await mount('a', byLink())).toMatchObject({ target: join(at('real'), 'm') });
       for (let i = 0; i < 2; i++) await server.core.mounts.unpublish(byLink(), id, aCall());
@@ -58,7 +58,7 @@ describe('mounts', () => {
     });
   });
 
-  test('growing a volume while it is mounted a second time makes nobody wait for ever', async () => {
+  test('expanding a volume during a second mount does not deadlock', async () => {
     const { id } = await create('a');
     await mount('a', at('m1'));
     const gate = kind.close('expand');
@@ -72,7 +72,7 @@ describe('mounts', () => {
     expect(await server.core.mounts.of(id, aCall())).toHaveLength(2);
   });
 
-  test('the same mount again is fine, another one at the same place is not', async () => {
+  test('mounting twice at the same target succeeds; mounting something else there fails', async () => {
     await create('a');
     await create('b');
     const first = await mount('a', at('m'));
@@ -99,7 +99,7 @@ describe('mounts', () => {
     });
   });
 
-  test("a folder that Stowage made goes with the mount, also after somebody unmounted it; an administrator's own stays", async () => {
+  test('removes a target that Stowage created, even after somebody else unmounted it; keeps an existing directory', async () => {
     await create('a');
     await mkdir(at('theirs'));
     onTestFinished(() => rm(at('theirs'), { recursive: true }));
@@ -115,7 +115,7 @@ describe('mounts', () => {
     expect(await readdir(at('theirs'))).toEqual([]);
   });
 
-  test('stopping unmounts what nobody uses and removes the folders it made', async () => {
+  test('stopping unmounts idle volumes and removes the directories that Stowage created', async () => {
     await create('a');
     await mount('a', at('m'));
     expect(await server.stop()).toEqual([]);

@@ -5,95 +5,102 @@ import type { ContainerReferences } from './container-references.ts';
 import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
-import { stageKey } from './keys.ts';
-import { createLocate } from './locate.ts';
+import { stageKey } from './lock-keys.ts';
 import type { Mount, NodeName, Source, User, Volume, VolumeId } from './model.ts';
-import { engineSilent, inUse, servedOn } from './mount-errors.ts';
+import { engineNotAnswering, stillServed, volumeInUse } from './mount-errors.ts';
+import { createMountPathResolver } from './mount-path.ts';
 import type { Call, Operations } from './operations.ts';
-import type { Store, Unstaging } from './ports.ts';
-import { type Binding, createBinding, createPublish, createReplay, createUnpublish, titled } from './publishing.ts';
-import { createReconcile } from './reconcile-mounts.ts';
-import { createRepair } from './repair.ts';
-import { createStaging, type Staging, type StagingParts } from './staging.ts';
+import type { Store, UnstageOptions } from './ports.ts';
+import {
+  createPublish,
+  createReplay,
+  createTargetBinding,
+  createUnpublish,
+  type TargetBinding,
+  volumeTitle,
+} from './publishing.ts';
+import { createReconcileMounts } from './reconcile-mounts.ts';
+import { createRepairMounts } from './repair-mounts.ts';
 import type { Stores } from './stores.ts';
 import { createUsePublisher, type UsePublisher } from './use-publisher.ts';
-import { usersOnRecord } from './users.ts';
+import { createVolumeStaging, type VolumeStaging, type VolumeStagingParts } from './volume-staging.ts';
+import { usersOnRecord } from './volume-users.ts';
 
 export interface LiveMount extends Mount {
-  /** What the kernel says. */
+  /** According to the kernel's mount table. */
   readonly mounted: boolean;
 }
 
-export interface Unpublishing extends Unstaging {
-  /** By who knows that no container engine wants it any more. */
+export interface UnpublishOptions extends UnstageOptions {
+  /** The caller knows that no container engine needs the mount any more. */
   readonly unheld?: boolean;
-  /** As in Publishing: what is empty there goes also where nothing is on record of it, as after a power cut. */
+  /** As in PublishOptions: also removes an empty target that has no record, such as after a power cut. */
   readonly claimTarget?: boolean;
 }
 
-export interface Publishing {
+export interface PublishOptions {
   readonly readOnly: boolean;
   readonly user: User | undefined;
-  /** It is in a folder of ours, without a symbolic link in it: nobody has to find out where it leads before it is locked. */
+  /** The target is in a folder of Stowage and has no symbolic links, so it need not be resolved before it is locked. */
   readonly ownTarget?: boolean;
-  /** The path is for this mount and nothing else: it goes with it, also where it was there before. */
+  /** The target belongs to this mount alone: unmounting removes it even if it existed before. */
   readonly claimTarget?: boolean;
-  /** No other host may write to it: it is refused where one does, and others are for as long as it is mounted here. */
+  /** Fail if another host has the volume for writing, and keep other hosts from writing while it is mounted here. */
   readonly singleNodeWriter?: boolean;
-  /** Refused while another pod has it. */
+  /** Fail while another pod uses the volume. */
   readonly singlePod?: boolean;
-  /** Who is in this group shall be able to use it. Of a block device that means nothing. */
+  /** Members of this group must be able to use the volume. Ignored for block devices. */
   readonly group?: number | undefined;
 }
 
 export interface Mounts {
-  publish(ref: string, target: string, how: Publishing, call: Call): Promise<LiveMount>;
-  /** Nothing mounted there is success; another volume there is 'conflict'; in use is 'in-use'. Undefined: whichever is there. */
-  unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: Unpublishing): Promise<void>;
+  publish(ref: string, target: string, how: PublishOptions, call: Call): Promise<LiveMount>;
+  /** Nothing mounted is success; another volume at the target is 'conflict'; in use is 'in-use'. `volume` undefined: any volume. */
+  unpublish(target: string, volume: VolumeId | undefined, call: Call, how?: UnpublishOptions): Promise<void>;
   /**
-   * Where a path leads that may be given by way of a symbolic link, as a mount there has it on record. The path itself, if it leads
-   * nowhere; 'unavailable' where the disk or server it is on does not answer.
+   * Resolves symbolic links in a target path, as mounts are recorded. Returns the path itself if it does not exist; 'unavailable' if its
+   * disk or server does not answer.
    */
-  locate(path: string, scope: Scope): Promise<string>;
+  resolvePath(path: string, scope: Scope): Promise<string>;
   list(scope: Scope): Promise<readonly LiveMount[]>;
   of(volume: VolumeId, scope: Scope): Promise<readonly LiveMount[]>;
   staged(volume: VolumeId, scope: Scope): Promise<boolean>;
-  /** Every path of this node where the source of the volume, or a part of it, is mounted: ours and others', hidden ones too. */
+  /** Every path on this node where the volume's source, or a part of it, is mounted, by anybody, including hidden mounts. */
   mountsOf(source: Source, volume: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
-  /** The file system of a volume that has one of its own. Undefined: it has none. */
+  /** The volume's own file system. Undefined: it has none. */
   filesystemOf(source: Source): string | undefined;
-  /** The kernel shows it, and nobody serves it any more. */
+  /** The mount table shows the volume, but no process serves it. */
   isDead(volume: VolumeId, scope: Scope): Promise<boolean>;
-  /** Throws 'in-use', naming who uses it on this node. What other hosts use the store itself refuses to touch. */
+  /** Throws 'in-use' with the users on this node. The store itself refuses volumes that other hosts use. */
   refuseInUse(volume: Volume, store: Store, verb: string, scope: Scope): Promise<void>;
-  /** Before the volume goes away: nobody uses it, so its staged mount goes too. */
+  /** Unstages a volume that is about to be deleted. Call it after `refuseInUse`. */
   unstageForDelete(volume: Volume, store: Store, scope: Scope): Promise<void>;
-  /** Call it before an image is renamed: the record of an unfinished unmount has the old path. */
+  /** Call it before renaming an image, since the record of an unfinished unmount has the old path. */
   finishUnmounts(volume: VolumeId, scope: Scope): Promise<void>;
-  /** After the store enlarged the volume. */
+  /** Grows the file system. Call it after the store enlarged the volume. */
   grow(volume: Volume, store: Store, scope: Scope): Promise<void>;
-  /** Says again, on the stores, what this host uses. */
+  /** Renews this host's use records on the stores. */
   renewUses(scope: Scope): Promise<void>;
-  /** Says on the store who uses the volume, now that others do. Never throws. */
-  settleUses(volume: VolumeId, scope: Scope): Promise<void>;
+  /** Updates the volume's use record after its users changed. Never throws. */
+  updateUses(volume: VolumeId, scope: Scope): Promise<void>;
   mountedOn(store: string): readonly string[];
-  /** Brings our records and the kernel's mount table together at start. */
+  /** At start: makes our records match the kernel's mount table. */
   reconcile(scope: Scope): Promise<void>;
-  /** Finishes the mounts and unmounts that a crash interrupted: an unmount is completed, a mount undone. */
+  /** Replays operations that a crash interrupted: completes unmounts, undoes mounts. */
   replay(scope: Scope): Promise<void>;
   /**
-   * Mounts anew, at the same places, what the kernel still shows and nobody serves any more. Gives what could not be, and
-   * that of which it could not be found out.
+   * Remounts dead mounts at the same targets. Returns the volumes that could not be repaired, or whose state could not be
+   * determined.
    */
   repair(scope: Scope): Promise<readonly VolumeId[]>;
-  /** Unmounts what nobody uses, names what is still in use and leaves that working. */
+  /** Unmounts idle volumes. Leaves volumes that are in use mounted, and returns them. */
   unmountIdle(scope: Scope): Promise<{
     readonly unmounted: number;
     readonly inUse: readonly { readonly mount: Mount; readonly why: string }[];
   }>;
 }
 
-export interface MountParts extends StagingParts {
+export interface MountParts extends VolumeStagingParts {
   readonly stores: () => Stores;
   readonly catalogue: Catalogue;
   readonly operations: Operations;
@@ -108,59 +115,61 @@ export interface MountParts extends StagingParts {
 
 export function createMounts(parts: MountParts): Mounts {
   const { records, log } = parts;
-  const staging = createStaging(parts);
+  const staging = createVolumeStaging(parts);
   const uses = createUsePublisher(parts);
-  const binding = createBinding(parts, staging, uses);
+  const binding = createTargetBinding(parts, staging, uses);
   return {
     publish: createPublish(parts, staging, binding, uses),
     unpublish: createUnpublish(parts, binding),
-    locate: createLocate(parts),
-    list: (scope) => staging.live(records.mounts.list(), scope),
-    of: (volume, scope) => staging.live(records.mounts.of(volume), scope),
+    resolvePath: createMountPathResolver(parts),
+    list: (scope) => staging.withKernelState(records.mounts.list(), scope),
+    of: (volume, scope) => staging.withKernelState(records.mounts.of(volume), scope),
     staged: staging.isStaged,
     mountsOf: staging.mountsOf,
     filesystemOf: parts.clients.filesystemOf,
     isDead: async (volume, scope) => (await staging.dead(records.mounts.of(volume), scope)).length > 0,
     refuseInUse: async (volume, store, verb, scope) => {
-      const recorded = (await staging.live(records.mounts.of(volume.id), scope)).filter((mount) => mount.mounted);
+      const recorded = (await staging.withKernelState(records.mounts.of(volume.id), scope)).filter(
+        (mount) => mount.mounted,
+      );
       const ours = new Set([staging.path(volume.id), ...recorded.map((mount) => mount.target)]);
-      // The kernel knows of more than our records: binds of a target, mounts made by hand, hidden ones. Data that are
-      // gone have no source, and no users but those we mounted it for.
+      // The mount table has more than our records: bind mounts of a target, manual mounts, hidden mounts. If the data is
+      // gone, the volume has no source, and no users except those on record.
       const source = recorded[0]?.source ?? (await store.source(volume, scope).catch(() => undefined));
       const seen = (source && (await staging.mountsOf(source, volume.id, scope))) ?? [];
       const others = seen.filter((at) => !ours.has(at));
-      // Containers, asked now: one that is stopped has nothing mounted.
+      // Ask the engines now: stopped containers have nothing mounted, so the mount table does not show them.
       const { references, silent } = await parts.references().of(volume, scope);
       const users = [
         ...usersOnRecord(recorded, references, parts.node),
         ...others.map((at) => pathUser(at, parts.node)),
       ];
-      if (users.length > 0) throw inUse(volume, verb, users);
-      if (silent.length > 0) throw engineSilent(volume, verb, silent);
+      if (users.length > 0) throw volumeInUse(volume, verb, users);
+      if (silent.length > 0) throw engineNotAnswering(volume, verb, silent);
       if (source !== undefined && (await staging.isServedElsewhere(source, volume.id, scope)))
-        throw servedOn(volume, verb);
-      // Of a use that ended and could not be taken back then, the store must not hear of it now.
+        throw stillServed(volume, verb);
+      // Remove an outdated use record first, or the store would refuse the change because of this host.
       await uses.end(volume, store, scope);
     },
     mountedOn: (store) =>
       records.mounts
         .list()
         .filter((mount) => records.volumes.byId(mount.volumeId)?.store === store)
-        .map((mount) => titled(parts, mount.volumeId)),
+        .map((mount) => volumeTitle(parts, mount.volumeId)),
     ...createVolumeChanges(parts, staging, uses),
-    reconcile: createReconcile(parts, staging),
+    reconcile: createReconcileMounts(parts, staging),
     replay: createReplay(parts, binding),
-    repair: createRepair(parts, staging),
+    repair: createRepairMounts(parts, staging),
     renewUses: uses.renew,
-    settleUses: uses.settle,
+    updateUses: uses.update,
     unmountIdle: createUnmountIdle(parts, binding, log),
   };
 }
 
-/** What happens to the staged mount when the volume itself changes. */
+/** The methods that keep the staged mount in step with changes of the volume. */
 function createVolumeChanges(
   parts: MountParts,
-  staging: Staging,
+  staging: VolumeStaging,
   uses: UsePublisher,
 ): Pick<Mounts, 'unstageForDelete' | 'finishUnmounts' | 'grow'> {
   const { records, operations, mounter, clients } = parts;
@@ -169,24 +178,24 @@ function createVolumeChanges(
       if (mounter.unable !== undefined) return;
       const recorded = records.mounts.of(volume.id).length > 0;
       const isStaged = recorded || (await staging.isStaged(volume.id, scope));
-      // A device can be attached with nothing mounted and nothing on record.
+      // A device can be attached even if nothing is mounted or recorded.
       if (!isStaged && !store.sources.some((kind) => clients.ofKind(kind).outlivesMount)) return;
       using _ = await operations.lock([stageKey(volume.id)], scope.signal);
       const mounts = records.mounts.of(volume.id);
       const asked = (): Promise<Source | undefined> =>
         isStaged ? store.source(volume, scope) : sourceLeft(volume, store, scope);
-      // As it was mounted: the store may no longer have the data.
+      // Prefer the recorded source: the store may no longer have the data.
       const source = mounts[0]?.source ?? (await asked());
       if (source === undefined || (!isStaged && !clients.outlivesMount(source))) return;
       await staging.unstage(source, volume.id, scope);
       for (const mount of mounts) records.mounts.remove(mount.target);
-      // Through a store that recovery has not opened yet nothing can be said: this would wait.
-      if (!clients.isNodeLocal(source)) await uses.settle(volume.id, scope);
+      // Skip node-local volumes: they have no use records, and during recovery this would wait for the store to open.
+      if (!clients.isNodeLocal(source)) await uses.update(volume.id, scope);
     },
     finishUnmounts: async (id, scope) => {
       if (mounter.unable !== undefined) return;
       using _ = await operations.lock([stageKey(id)], scope.signal);
-      for (const mount of await staging.live(records.mounts.of(id), scope)) {
+      for (const mount of await staging.withKernelState(records.mounts.of(id), scope)) {
         if (mount.mounted || !clients.outlivesMount(mount.source)) continue;
         await staging.unstageIfIdle(mount, scope);
         records.mounts.remove(mount.target);
@@ -201,13 +210,13 @@ function createVolumeChanges(
   };
 }
 
-/** Returns undefined if the data are gone or unreadable: a volume on a failing disk must stay deletable. */
+/** Returns undefined if the data is gone or unreadable, so that a volume on a failing disk can be deleted. */
 async function sourceLeft(volume: Volume, store: Store, scope: Scope): Promise<Source | undefined> {
   return await store.source(volume, scope).catch((thrown: unknown) => {
     scope.signal.throwIfAborted();
     const { code, message: why } = stowageError(thrown);
     if (code !== 'not-found')
-      scope.log.warn('whether the image of a volume is attached could not be seen', { volume: volume.id, why });
+      scope.log.warn('it is unknown whether the image of a volume is attached', { volume: volume.id, why });
     return undefined;
   });
 }
@@ -216,19 +225,19 @@ const pathUser = (at: string, node: NodeName): User => ({ kind: 'path', name: at
 
 function createUnmountIdle(
   { records, mounter, engineMounts }: MountParts,
-  binding: Binding,
+  binding: TargetBinding,
   log: Log,
 ): Mounts['unmountIdle'] {
   return async (scope) => {
     const busy: { mount: Mount; why: string }[] = [];
     let unmounted = 0;
     for (const mount of mounter.unable === undefined ? records.mounts.list() : []) {
-      // Containers have it under other paths, where nobody here can see whether they use it.
+      // Containers have the volume at other paths, so Stowage cannot see whether they use it.
       if (engineMounts().isHeld(mount.volumeId, mount.target)) {
         busy.push({ mount, why: 'containers use it' });
         continue;
       }
-      // The same with pods, and what a kubelet has asked for is there until it wants it no more.
+      // The same goes for pods. A kubelet's staged mount stays until the kubelet unstages it.
       if (mount.user.kind === 'pod' || mount.user.kind === 'kubelet') {
         busy.push({ mount, why: `${mount.user.kind} ${mount.user.name} uses it` });
         continue;

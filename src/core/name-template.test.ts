@@ -26,12 +26,12 @@ test.each([
   expect(isNameTemplate(template)).toBe(isOne);
 });
 
-test('a template gives a name from what the claim has', () => {
+test('builds a name from values of the claim', () => {
   expect(nameBy('{namespace}-{name}_{uid}.x')).toBe('shop-cart_u.x');
   expect(nameBy('{label:a:b}')).toBe('red');
 });
 
-test('a template is refused where the claim lacks a value or the result is no name', () => {
+test('throws if the claim lacks a value or the result is not a valid name', () => {
   expect(() => nameBy('{annotation:team:x}')).toThrow('missing annotation team:x');
   expect(() => nameBy('..{name}')).toThrow('unfit ..cart');
   expect(() => nameBy('{name')).toThrow('unfit {name');

@@ -5,31 +5,31 @@ import { isVolumeName } from './names.ts';
 const braces = /\{([^{}]*)\}/g;
 const known = /^(?:namespace|name|uid|label:[^{}]+|annotation:[^{}]+)$/;
 
-/** Text in braces, such as `{namespace}` or `{label:team}`. It stands for what a claim has. */
+/** A placeholder such as `{namespace}` or `{label:team}`, replaced by a value of the claim. */
 export interface TemplateField {
-  /** Without the braces. */
+  /** The text between the braces. */
   readonly text: string;
-  /** `namespace`, `name`, `uid`, `label` or `annotation`; anything else is not known. */
+  /** `namespace`, `name`, `uid`, `label` or `annotation`; anything else is invalid. */
   readonly kind: string;
-  /** Which label or annotation. Empty for the others. */
+  /** The key of the label or annotation; otherwise empty. */
   readonly key: string;
 }
 
-/** True if every field is known and no brace is left over. */
+/** True if every field is valid and every brace belongs to a field. */
 export function isNameTemplate(template: string): boolean {
   const fields = Array.from(template.matchAll(braces), ([, text = '']) => text);
   return fields.every((text) => known.test(text)) && !/[{}]/.test(template.replaceAll(braces, ''));
 }
 
 export interface TemplateValues {
-  /** What the claim has. Empty or undefined: it has none. Throws for a field that the caller cannot know. */
+  /** The claim's value. Empty or undefined: the claim has none. Throws for a field that the caller cannot provide. */
   readonly value: (field: TemplateField) => string | undefined;
   readonly missing: (field: TemplateField) => StowageError;
-  /** The result cannot be the name of a volume. */
+  /** The error for a result that is not a valid volume name. */
   readonly unfit: (name: string) => StowageError;
 }
 
-/** The name that a volume gets by the template of its class. */
+/** The volume name that a StorageClass's template produces. */
 export function nameFromTemplate(template: string, { value, missing, unfit }: TemplateValues): VolumeName {
   const name = template.replaceAll(braces, (_, text: string) => {
     const [kind = '', ...rest] = text.split(':');

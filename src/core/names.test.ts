@@ -30,7 +30,7 @@ const legal = [...'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012345678
 const almost = fc.string({ unit: fc.constantFrom(...legal, '..', '.meta', '.stowage', 'sv1-'), maxLength: 140 });
 const anything = fc.oneof(almost, fc.string({ unit: 'binary', maxLength: 300 }), fc.string({ maxLength: 20 }));
 
-describe('what passes', () => {
+describe('a valid name', () => {
   test.each(['a', '0', 'Data_1', 'v1.2-rc.3', 'x.metal', 'x.meta.old', 'meta', 'sv1-x', 'a'.repeat(128)])(
     '%s',
     (name) => {
@@ -40,7 +40,7 @@ describe('what passes', () => {
     },
   );
 
-  test('is safe as one component of a path, beside Stowage’s own files', () => {
+  test('is safe as a path component, beside Stowage’s own files', () => {
     let passed = 0;
     fc.assert(
       fc.property(anything, (name) => {
@@ -64,7 +64,7 @@ describe('what passes', () => {
     expect(passed).toBeGreaterThan(100);
   });
 
-  test('can be told apart again in the qualified form', () => {
+  test('can be recovered from the qualified form', () => {
     const name = almost.filter(isVolumeName);
     fc.assert(
       fc.property(name, name, (store, volume) => {
@@ -77,7 +77,7 @@ describe('what passes', () => {
   });
 });
 
-describe('what does not pass', () => {
+describe('an invalid name', () => {
   test.each([
     ['', "'' cannot be a volume name: it is empty"],
     ['..', "'..' cannot be a volume name: it contains '..'"],
@@ -102,11 +102,11 @@ describe('what does not pass', () => {
     expect(isVolumeName(name)).toBe(false);
   });
 
-  test('a volume id, since it would be taken for one', () => {
+  test('can have the form of a volume id', () => {
     expect(refused(newVolumeId()).message).toContain('it has the form of a volume id');
   });
 
-  test('anything with one hostile character, wherever it stands', () => {
+  test('contains a forbidden character at any position', () => {
     const hostile = fc.constantFrom(
       '/',
       '\\',
@@ -136,7 +136,7 @@ describe('what does not pass', () => {
     );
   });
 
-  test('is shown in a message that cannot itself do harm', () => {
+  test('is escaped in the error message', () => {
     fc.assert(
       fc.property(anything, (name) => {
         if (isVolumeName(name)) return;
@@ -176,18 +176,18 @@ test('quoted text is cut short and escaped', () => {
   expect(quoted('x'.repeat(65))).toBe(`'${'x'.repeat(61)}...'`);
 });
 
-describe('what others call as they like', () => {
-  test('keeps a name that is one', () => {
+describe('a foreign name', () => {
+  test('is kept if it is a valid volume name', () => {
     expect(nameFor('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11')).toBe('pvc-0b6f0e6a-1b1f-4c7e-9d2e-4c9a3f4a9b11');
   });
 
-  test('gets one that is made of it, and can be recognised', () => {
+  test('is otherwise turned into a recognizable volume name', () => {
     expect(nameFor('team a/photos & more')).toMatch(/^team-a-photos-more-[0-9a-f]{32}$/);
     expect(nameFor('../..')).toMatch(/^volume-[0-9a-f]{32}$/);
     expect(nameFor('x'.repeat(500))).toMatch(/^x{80}-[0-9a-f]{32}$/);
   });
 
-  test('always gets a name, the same for the same, another for another', () => {
+  test('always gives a valid name, equal only for equal foreign names', () => {
     fc.assert(
       fc.property(anything, anything, (one, other) => {
         expect(isVolumeName(nameFor(one))).toBe(true);

@@ -4,7 +4,7 @@ import type { OperationId, StoreName, VolumeId, VolumeName } from './model.ts';
 
 const idGrammar = /^sv1-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/;
 
-/** The pattern for schemas; the two rules a pattern cannot say are checked by `volumeName` and `storeName`. */
+/** The pattern for schemas. `volumeName` and `storeName` check the rules that a pattern cannot express. */
 export const namePattern = '^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$';
 const grammar = new RegExp(namePattern);
 
@@ -19,7 +19,7 @@ function wrongWith(name: string): string | undefined {
   return undefined;
 }
 
-/** Control characters and look-alikes are shown escaped, so that the message itself cannot be abused. */
+/** Escapes control characters and look-alikes, so that a name cannot forge a message. */
 export function quoted(text: string): string {
   const short = text.length > 64 ? `${text.slice(0, 61)}...` : text;
   return `'${short.replace(/[^\x20-\x7e]/gu, (c) => `\\u{${c.codePointAt(0)?.toString(16)}}`)}'`;
@@ -35,14 +35,14 @@ function named<T extends string>(what: string, name: string): T {
   });
 }
 
-/** The door: no name goes further without having passed one of these. */
+/** Every name from outside passes through one of these. */
 export const volumeName = (name: string): VolumeName => named<VolumeName>('volume', name);
 export const storeName = (name: string): StoreName => named<StoreName>('store', name);
 export const isVolumeName = (name: string): name is VolumeName => wrongWith(name) === undefined;
 
 /**
- * A name for what others call as they like: the same as theirs where that is one, else one that is made of it, always the same
- * one, and of no other.
+ * Derives a valid volume name from an arbitrary foreign name. Returns the foreign name itself if it is valid. Deterministic and
+ * collision-free.
  */
 export function nameFor(foreign: string): VolumeName {
   if (isVolumeName(foreign)) return foreign;
@@ -60,14 +60,14 @@ export const isVolumeId = (text: string): text is VolumeId => idGrammar.test(tex
 export const newVolumeId = (): VolumeId => `sv1-${randomUUID()}` as VolumeId;
 export const newOperationId = (): OperationId => `op1-${randomUUID()}` as OperationId;
 
-/** `store..name`: the qualified form where a flat name is needed. Neither part can contain '..'. */
+/** `store..name`: the qualified name in places that need a flat name. Neither part can contain '..'. */
 export function qualified(store: StoreName, name: VolumeName): string {
   return `${store}..${name}`;
 }
 
-/** Undefined: not of that form. Nothing is checked. */
+/** Undefined: not a qualified name. Does not validate the parts. */
 export function partsOfQualified(ref: string): { readonly store: string; readonly name: string } | undefined {
-  // The last '..': a store's name may end in a dot, a volume's cannot begin with one.
+  // Split at the last '..': a store name may end in a dot, a volume name cannot begin with one.
   const cut = ref.lastIndexOf('..');
   return cut === -1 ? undefined : { store: ref.slice(0, cut), name: ref.slice(cut + 2) };
 }

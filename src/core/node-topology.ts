@@ -1,11 +1,11 @@
 import { createHash } from 'node:crypto';
 
-/** By it nodes say where a volume of the local driver can be used; kubelets put it on them when the driver is registered. */
+/** The topology key of the local driver. The kubelet sets it as a node label when the driver registers. */
 export const nodeTopologyKey = 'local.stowage.dev/node';
 
 /**
- * What a node has there. It follows from the node's name, since whoever has a kubelet can write anything there. Values of labels are at
- * most 63 of few letters; nodes are named by their administrators, and must not become one.
+ * A node's value for the topology key. Derived from the node's name, since a compromised kubelet could set any label value. Label values
+ * have at most 63 characters of a small set, and two nodes must never get the same value.
  */
 export function topologyOfNode(name: string): string {
   if (/^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$/.test(name)) return name;

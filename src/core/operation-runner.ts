@@ -6,19 +6,19 @@ import type { Operation, OperationId } from './model.ts';
 import type { Outcome, Progress, Work } from './operations.ts';
 import type { Records } from './ports.ts';
 
-export interface Running {
+export interface RunningOperation {
   readonly operation: Operation;
   readonly controller: AbortController;
   progress: Progress | undefined;
   readonly ended: Promise<void>;
 }
 
-/** The reason of an abort by our own stop: such an operation is not over, the next start takes it up. */
+/** The abort reason at shutdown. The operation stays unfinished, and the next start resumes it. */
 export class ShuttingDown extends Error {
   override readonly name = 'ShuttingDown';
 }
 
-/** Another part of Stowage has recorded the end of the operation meanwhile. */
+/** Another part of Stowage has already recorded the end of the operation. */
 export class EndedOnRecord extends Error {
   override readonly name = 'EndedOnRecord';
 }
@@ -28,16 +28,16 @@ export interface OperationRunnerParts {
   readonly events: Events;
   readonly clock: Clock;
   readonly log: Log;
-  readonly running: Map<OperationId, Running>;
+  readonly running: Map<OperationId, RunningOperation>;
 }
 
 export type OperationRunner = <T>(
   operation: Operation,
   scope: Scope,
-  /** Undefined: the work has deadlines of its own. */
+  /** Undefined: the work sets its own deadlines. */
   limitMs: number | undefined,
   work: (scope: Work) => Promise<Outcome<T>>,
-  /** Of one that is not on record yet, once it is. */
+  /** Given for a new operation: records it, then calls this. */
   begun?: () => void,
 ) => Promise<T>;
 
@@ -49,11 +49,11 @@ const recordAgainMs = 1_000;
 export function createOperationRunner(parts: OperationRunnerParts): OperationRunner {
   const { records, events, clock, log, running } = parts;
 
-  function tellProgress(entry: Running): (progress: Progress) => void {
+  function tellProgress(entry: RunningOperation): (progress: Progress) => void {
     let told = 0;
     return (progress) => {
       entry.progress = progress;
-      // Thousands of small steps must not push everything else out of the readers' ring.
+      // Limit progress events, so that they do not push other events out of the ring buffer.
       if (clock.now() - told < progressEveryMs) return;
       told = clock.now();
       publishOperation(events, 'progress', entry.operation, progress);
@@ -69,9 +69,9 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     return failure;
   }
 
-  /** Where others are under way, many may begin or end in this moment: then in one. */
+  /** While other operations run, several may begin or end at the same moment: commit them together. */
   const written = async (write: () => void): Promise<void> => {
-    if (running.size > 1) await records.together(write);
+    if (running.size > 1) await records.groupCommit(write);
     else write();
   };
   const end = createEnd(parts, written);
@@ -80,7 +80,7 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
     const controller = new AbortController();
     const { signal } = controller;
     const { promise: ended, resolve: ending } = Promise.withResolvers<void>();
-    const entry: Running = { operation, controller, progress: undefined, ended };
+    const entry: RunningOperation = { operation, controller, progress: undefined, ended };
     using _limit = limitMs === undefined ? undefined : limited(clock.after, controller, scope.signal, limitMs);
     running.set(operation.id, entry);
     try {
@@ -102,24 +102,24 @@ export function createOperationRunner(parts: OperationRunnerParts): OperationRun
   };
 }
 
-type End = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
+type RecordEnd = (operation: Operation, signal: AbortSignal, outcome: Outcome<unknown> | StowageError) => Promise<void>;
 
-function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): End {
+function createEnd(parts: OperationRunnerParts, written: (write: () => void) => Promise<void>): RecordEnd {
   const { records, events, clock, log } = parts;
   let sincePrune = 0;
 
-  function write(ended: Ended, record?: () => void): void {
+  function write(ended: EndedOperation, record?: () => void): void {
     records.transaction(() => {
       record?.();
       records.operations.end(ended.id, ended.state, ended.endedAt, ended.error);
-      // Not at every end: a delete of one row per operation would double the writes.
+      // Prune rarely: deleting one row per operation would double the writes.
       if (++sincePrune < 100) return;
       sincePrune = 0;
       records.operations.prune(keptOperations);
     });
   }
 
-  /** The work is done and its end cannot be written down: it stays as running, its volume locked, until it can be. */
+  /** Retries until the end of the operation is recorded. Until then the operation counts as running, and its volume stays locked. */
   async function insist(signal: AbortSignal, attempt: () => Promise<void>): Promise<void> {
     for (let told = false; ; told = true) {
       try {
@@ -146,14 +146,14 @@ function createEnd(parts: OperationRunnerParts, written: (write: () => void) => 
   };
 }
 
-type Ended = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
+type EndedOperation = Operation & { readonly state: 'done' | 'canceled' | 'failed'; readonly endedAt: number };
 
-function failed(operation: Operation, failure: StowageError, endedAt: number): Ended {
+function failed(operation: Operation, failure: StowageError, endedAt: number): EndedOperation {
   const state = failure.code === 'canceled' ? 'canceled' : 'failed';
   return { ...operation, state, endedAt, error: errorOf(failure) };
 }
 
-/** What is kept of it on record. */
+/** The part of an error that operation records contain. */
 export const errorOf = ({ code, reason, message, action }: StowageError): NonNullable<Operation['error']> => ({
   code,
   reason,
@@ -171,7 +171,7 @@ export function publishOperation(
 }
 
 function interrupted(cause?: unknown): StowageError {
-  return new StowageError('Stowage is stopping; the operation goes on at its next start', {
+  return new StowageError('Stowage is stopping; the operation continues at the next start', {
     code: 'unavailable',
     reason: 'stopping',
     action: 'Repeat the request when Stowage runs again; repeating is safe.',
@@ -180,7 +180,7 @@ function interrupted(cause?: unknown): StowageError {
 }
 
 export function refusedWhileStopping(): StowageError {
-  return new StowageError('Stowage is stopping and begins nothing new', {
+  return new StowageError('Stowage is stopping and starts no new operations', {
     code: 'unavailable',
     reason: 'stopping',
     action: 'Repeat the request when Stowage runs again.',

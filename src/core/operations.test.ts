@@ -37,7 +37,7 @@ test('an operation is on record before its work begins', async () => {
   expect(server.core.operations.running).toBe(0);
 });
 
-test('an end that cannot be written down is written later; until then it runs, and its volume is locked', async () => {
+test('retries recording the end of an operation, which counts as running and locks its volume until then', async () => {
   const { records } = server.core;
   const full = new Error('database or disk is full');
   const writing = vi.spyOn(records, 'transaction').mockImplementation(() => {
@@ -58,7 +58,7 @@ test('an end that cannot be written down is written later; until then it runs, a
 });
 
 describe('cancel', () => {
-  test('ends the work, says so, and leaves nothing behind', async () => {
+  test('ends the work, reports that, and leaves nothing behind', async () => {
     const gate = kind.close('create');
     const made = create('a');
     await gate.reached;
@@ -71,14 +71,14 @@ describe('cancel', () => {
     await create('a');
   });
 
-  test('of something that has ended changes nothing', async () => {
+  test('of an operation that has ended changes nothing', async () => {
     await create('a');
     const operation = newest();
     expect(operation && server.core.operations.cancel(operation.id)).toBe(false);
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
-  test("a caller's own signal ends its operation, and one that waits in line never begins", async () => {
+  test('an aborted caller that waits for a lock never starts its operation', async () => {
     const gate = kind.close('create');
     const mine = new AbortController();
     const first = create('a');
@@ -93,7 +93,7 @@ describe('cancel', () => {
 });
 
 describe('drain', () => {
-  test('waits for what runs', async () => {
+  test('waits for running operations', async () => {
     const gate = kind.close('create');
     const made = create('a');
     await gate.reached;
@@ -104,17 +104,17 @@ describe('drain', () => {
     expect(newest()).toMatchObject({ state: 'done' });
   });
 
-  test('begins nothing new', async () => {
+  test('rejects new operations', async () => {
     await server.core.operations.drain(0);
     await expect(create('a')).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
-      message: 'Stowage is stopping and begins nothing new',
+      message: 'Stowage is stopping and starts no new operations',
     });
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(0);
   });
 
-  test('who waits in line when it begins is refused, not left waiting', async () => {
+  test('rejects callers that wait for a lock when it begins', async () => {
     const gate = kind.close('create');
     const first = create('a');
     await gate.reached;
@@ -126,7 +126,7 @@ describe('drain', () => {
     await drained;
   });
 
-  test('after the grace, what still runs is interrupted, stays on record and is done at the next start', async () => {
+  test('interrupts operations after the grace period, and the next start replays them', async () => {
     const gate = kind.close('create');
     const made = create('late');
     await gate.reached;
@@ -135,7 +135,7 @@ describe('drain', () => {
     const refused = expect(made).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'stopping',
-      message: 'Stowage is stopping; the operation goes on at its next start',
+      message: 'Stowage is stopping; the operation continues at the next start',
     });
     clock.advance(10_000);
     await drained;
@@ -152,7 +152,7 @@ describe('drain', () => {
   });
 });
 
-test('ended operations are kept in a bounded number', async () => {
+test('keeps a bounded number of ended operations', async () => {
   const many = Array.from({ length: 1200 }, (_, i) => i);
   for (let i = 0; i < many.length; i += 100) {
     await Promise.all(many.slice(i, i + 100).map((n) => create(`v${n}`)));

@@ -6,22 +6,22 @@ import { canceled } from './errors.ts';
 import type { Events } from './events.ts';
 import type { Operation, OperationId } from './model.ts';
 import { newOperationId } from './names.ts';
+import { createReplays, type Replays } from './operation-replays.ts';
 import {
   createOperationRunner,
   errorOf,
   publishOperation,
-  type Running,
+  type RunningOperation,
   refusedWhileStopping,
   ShuttingDown,
 } from './operation-runner.ts';
 import type { OperationQuery, Page, Records } from './ports.ts';
-import { createReplays, type Replays } from './replays.ts';
 
-/** Who asks, and how to be told about it. */
+/** A caller's request. */
 export interface Call extends Scope {
   /** The same request id gives the same result. */
   readonly requestId: string;
-  /** Called once the work has its record, before it begins. */
+  /** Called after the operation is recorded, before its work begins. */
   readonly onOperation?: (operation: Operation) => void;
 }
 
@@ -31,7 +31,7 @@ export interface Progress {
   readonly unit: string;
 }
 
-export interface Intent {
+export interface OperationIntent {
   readonly kind: string;
   readonly store?: string;
   readonly subject: string;
@@ -44,12 +44,12 @@ export interface Work extends Scope {
   progress(progress: Progress): void;
 }
 
-/** What the work came to. */
+/** The result of an operation's work. */
 export interface Outcome<T> {
   readonly value: T;
-  /** Written in the same transaction that ends the operation; tried again when that fails. */
+  /** Writes the result, in the transaction that ends the operation. Retried if the transaction fails. */
   readonly record?: () => void;
-  /** Told to whoever listens, once it is on record. */
+  /** Publishes events, after the transaction. */
   readonly announce?: () => void;
 }
 
@@ -60,30 +60,30 @@ export interface OperationView {
 
 export interface Operations {
   /**
-   * Holds the keys, so that two operations on one volume follow each other. If the replay of an interrupted operation has one of them and
-   * cannot be finished, this throws 'busy' after some seconds.
+   * Locks the keys, so that operations on one volume run one after the other. Throws 'busy' after some seconds if the replay of an
+   * interrupted operation holds one of them and cannot finish.
    */
   lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
-  /** Writes the intent, does the work, records the end. Call it with the locks held and the request checked. */
-  run<T>(intent: Intent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
-  /** Does the work of an intent that a crash left behind, and retries it while it is refused for the moment. */
+  /** Records the intent, does the work, records the end. Call it after checking the request, with the locks held. */
+  run<T>(intent: OperationIntent, call: Call, work: (scope: Work) => Promise<Outcome<T>>): Promise<T>;
+  /** Replays an operation that a crash interrupted, with retries for temporary failures. */
   readonly resume: Replays['resume'];
-  /** The store was opened: its operations that wait for a retry need not wait longer. */
+  /** The store was opened: retries its pending operations at once. */
   readonly wake: Replays['wake'];
   get(id: OperationId): OperationView | undefined;
   /** Newest first. */
   page(query: OperationQuery): Page<OperationView>;
-  /** False: it is not running. */
+  /** False: the operation is not running. */
   cancel(id: OperationId): boolean;
   readonly running: number;
-  /** Of those, the ones that concern such a store. */
+  /** The number of running operations on visible stores. */
   runningIn(visible: (store: string | undefined) => boolean): number;
-  /** Begins nothing new and waits for what runs; after `graceMs` the rest is interrupted and stays recorded for the next start. */
+  /** Rejects new operations and waits for running ones. After `graceMs` interrupts the rest, which stay recorded for the next start. */
   drain(graceMs: number): Promise<void>;
 }
 
 const defaultDeadlineMs = 120_000;
-/** What hears that it is interrupted has ended by then. */
+/** How long interrupted operations get to react to the abort. */
 const interruptedMs = 2_000;
 
 export function createOperations(parts: {
@@ -94,7 +94,7 @@ export function createOperations(parts: {
 }): Operations {
   const { records, events, clock } = parts;
   const locks = createKeyedLock();
-  const running = new Map<OperationId, Running>();
+  const running = new Map<OperationId, RunningOperation>();
   const perform = createOperationRunner({ ...parts, running });
   const replays = createReplays({ ...parts, perform, locks, running });
   let stopping = false;
@@ -150,15 +150,19 @@ export function createOperations(parts: {
   };
 }
 
-function begun({ kind, store, subject, params }: Intent, startedAt: number): Operation {
+function begun({ kind, store, subject, params }: OperationIntent, startedAt: number): Operation {
   const id = newOperationId();
   return { id, kind, store, subject, params, state: 'running', startedAt, endedAt: undefined, error: undefined };
 }
 
-async function drain(running: ReadonlyMap<OperationId, Running>, graceMs: number, clock: Clock): Promise<void> {
+async function drain(
+  running: ReadonlyMap<OperationId, RunningOperation>,
+  graceMs: number,
+  clock: Clock,
+): Promise<void> {
   const all = (): Promise<unknown> => Promise.all([...running.values()].map((entry) => entry.ended));
   await endsWithin(all(), graceMs, clock);
   for (const entry of running.values()) entry.controller.abort(new ShuttingDown('Stowage is stopping'));
-  // A disk that does not answer hears no signal; what hangs on it is on record, and the next start takes it up.
+  // A system call on a hung disk cannot be aborted. Its operation is on record, and the next start resumes it.
   await endsWithin(all(), interruptedMs, clock);
 }

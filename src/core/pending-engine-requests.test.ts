@@ -6,7 +6,7 @@ import { createPendingEngineRequests } from './pending-engine-requests.ts';
 const id = 'sv1-00000000-0000-0000-0000-000000000000' as VolumeId;
 const { signal } = new AbortController();
 
-test('what an engine was told of a moment ago is not closed before it can have listed its container', async () => {
+test('close waits until an engine with a recent request can have listed its container', async () => {
   const clock = createFakeClock();
   const requests = createPendingEngineRequests(clock);
   expect(await requests.note(id, signal)).toBe('noted');
@@ -23,7 +23,7 @@ test('what an engine was told of a moment ago is not closed before it can have l
   using _ = await closing;
 });
 
-test('nothing is waited for where no engine asked, where that is long ago, or where the engine itself deletes it', async () => {
+test('close does not wait without a recent request, or if the engine itself deletes the volume', async () => {
   const clock = createFakeClock();
   const requests = createPendingEngineRequests(clock);
   (await requests.close(id, false, signal))[Symbol.dispose]();
@@ -33,7 +33,7 @@ test('nothing is waited for where no engine asked, where that is long ago, or wh
   (await requests.close(id, false, signal))[Symbol.dispose]();
 });
 
-test('an engine that asks meanwhile waits for the end, and then has to ask anew', async () => {
+test('a request during a deletion waits for its end, and must then look the volume up again', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
   const closed = await requests.close(id, false, signal);
   const noted = requests.note(id, signal);
@@ -46,7 +46,7 @@ test('an engine that asks meanwhile waits for the end, and then has to ask anew'
   expect(await requests.note(id, signal)).toBe('noted');
 });
 
-test('who gives up waiting leaves it open', async () => {
+test('an aborted close does not block requests', async () => {
   const requests = createPendingEngineRequests(createFakeClock());
   await requests.note(id, signal);
   const caller = new AbortController();

@@ -4,25 +4,25 @@ import { endsWithin } from '#base/wait.ts';
 import type { VolumeId } from './model.ts';
 
 /**
- * What container engines have just asked for. An engine that makes a container asks for its volumes first, and lists the container a
- * moment later: in between nobody but us knows that somebody is about to name the volume.
+ * Recent requests of container engines. An engine that creates a container requests its volumes first and lists the container a moment
+ * later; in between, only these requests show that a container is about to reference the volume.
  */
 export interface PendingEngineRequests {
   /**
-   * An engine is about to be told of it. Waits while it is being deleted, `over`: what is true has to be found out anew. `deleting`:
-   * it is still, after as long as that.
+   * Call it before telling an engine about a volume. Waits while the volume is being deleted. `over`: that deletion ended, so look the volume
+   * up again. `deleting`: it is still being deleted after `patienceMs`.
    */
   note(volume: VolumeId, signal: AbortSignal, patienceMs?: number): Promise<'noted' | 'over' | 'deleting'>;
   /**
-   * From now on, until disposed of, no engine is told of it. Resolves when those that were must have listed what they asked
-   * for; at once for an engine that deletes it and looks after that by itself.
+   * Blocks `note` for the volume until disposed. Resolves when engines have had time to list containers for earlier requests, or
+   * at once if an engine deletes the volume, since it checks its own containers.
    */
   close(volume: VolumeId, isByEngine: boolean, signal: AbortSignal): Promise<Disposable>;
 }
 
-/** Docker takes milliseconds; what it copies into a new volume before is a mount, which counts by itself. */
+/** Docker takes milliseconds. If it first copies files into a new volume, it has the volume mounted, which counts as a use. */
 const listingMs = 1_000;
-/** Those of longer ago mean nothing any more. */
+/** Requests older than `listingMs` are dropped when there are this many. */
 const mostKept = 1_000;
 
 export function createPendingEngineRequests(clock: Clock): PendingEngineRequests {

@@ -15,7 +15,7 @@ test.each<[Placement | undefined, boolean | undefined, boolean, boolean]>([
   ['anywhere', true, false, true],
   ['mount-worker', true, false, false],
   [undefined, undefined, false, false],
-])('of a store that is placed %s the answers are %s, %s and %s', (placement, shared, onNode, inController) => {
+])('placement %s: shared %s, on a node %s, opened in the controller %s', (placement, shared, onNode, inController) => {
   expect(placement && isShared(placement)).toBe(shared);
   expect(isOnNode(placement)).toBe(onNode);
   expect(opensInController(placement)).toBe(inController);

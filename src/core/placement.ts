@@ -2,16 +2,16 @@ import type { StoreKind } from './ports.ts';
 import { schemeOf } from './store-uri.ts';
 
 /**
- * Who can use the volumes of a store, and which process runs its verbs. Known while the store is closed.
- * - `node`: only this machine. Its own Stowage runs the verbs.
- * - `anywhere`: any host. Any process that has the store open runs them.
- * - `mount-worker`: any host. The verbs need a mount of the store, so they run in a worker that has it mounted, never in the controller.
+ * Which hosts can use the volumes of a store, and which process runs the store's methods. Known while the store is closed.
+ * - `node`: only this machine. Its own Stowage runs the methods.
+ * - `anywhere`: any host. Any process that has the store open runs the methods.
+ * - `mount-worker`: any host. The methods need a mount of the store, so they run in a worker that has it mounted, never in the controller.
  *
- * Ask the functions below instead of comparing a placement with a string: a new value then changes only this file.
+ * Use the functions below instead of comparing a placement with a string, so that a new value changes only this file.
  */
 export type Placement = 'node' | 'anywhere' | 'mount-worker';
 
-/** Undefined: this Stowage has no such kind. The Store object of a newer Stowage, or an invalid one, can name one. */
+/** Undefined: this version has no such store kind. An invalid Store object, or one for a newer version, can name an unknown kind. */
 export const placementOf = (
   kinds: ReadonlyMap<string, Pick<StoreKind, 'placement'>>,
   uri: string,

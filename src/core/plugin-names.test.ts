@@ -36,8 +36,8 @@ const resolve = (name: string, plugin: PluginName = 'stowage-local'): Promise<Vo
 const listed = async (): Promise<readonly string[]> =>
   (await server.core.pluginNames.list('stowage-local', aCall())).map(({ name }) => name).toSorted();
 
-describe('the names that engines know volumes by', () => {
-  test('are looked up in the default store, then in the others, and with the store in front anywhere', async () => {
+describe('the names of volumes in engines', () => {
+  test('are looked up in the default store first, then in the others, or in the store that the name contains', async () => {
     const [ours, theirs] = [await make('local', 'a'), await make('silver', 'a')];
     const only = await make('gold', 'b');
     expect(await resolve('a')).toEqual(ours);
@@ -46,7 +46,7 @@ describe('the names that engines know volumes by', () => {
     expect(await listed()).toEqual(['a', 'b', 'silver..a']);
   });
 
-  test('that are in several of the others are refused, with the candidates', async () => {
+  test('are rejected with the candidates if several other stores have them', async () => {
     await make('silver', 'a');
     await make('gold', 'a');
     await expect(resolve('a')).rejects.toMatchObject({
@@ -57,7 +57,7 @@ describe('the names that engines know volumes by', () => {
     expect(await listed()).toEqual(['gold..a', 'silver..a']);
   });
 
-  test('mean the same volume when another of that name appears where it would be found first', async () => {
+  test('keep their volume when a volume with the same name appears in a store with precedence', async () => {
     const first = await make('silver', 'a');
     expect(await resolve('a')).toEqual(first);
     const later = await make('local', 'a');
@@ -68,7 +68,7 @@ describe('the names that engines know volumes by', () => {
     expect(await resolve('a')).toEqual(later);
   });
 
-  test('are forgotten with the volume, whoever destroyed it, once no container has them', async () => {
+  test('are forgotten when the volume is gone and no container references it', async () => {
     const all = ['a', 'local..a', 'b', 'c'];
     const known = () => all.filter((name) => server.core.pluginNames.known('stowage-local', name) !== undefined);
     const [first, second, third] = [await make('local', 'a'), await make('local', 'b'), await make('gold', 'c')];
@@ -77,12 +77,12 @@ describe('the names that engines know volumes by', () => {
     server.core.pluginNames.forget(first.id);
     expect(known()).toEqual(['b', 'c']);
     docker.run('web', { c: 'stowage-local' }, false);
-    await server.core.references.lookAll(aCall());
+    await server.core.references.refreshAll(aCall());
     for (const { id } of [second, third]) server.core.records.volumes.remove(id);
     expect(await listed()).toEqual([]);
     expect(known()).toEqual(['c']);
     docker.remove('web');
-    await server.core.references.lookAll(aCall());
+    await server.core.references.refreshAll(aCall());
     await listed();
     expect(known()).toEqual([]);
   });
@@ -95,7 +95,7 @@ describe('the names that engines know volumes by', () => {
     expect(await listed()).toEqual(['a']);
   });
 
-  test('of the other scope are answered for by saying which driver has them', async () => {
+  test('in the scope of the other plugin are rejected with the driver to use', async () => {
     await make('local', 'a');
     await expect(resolve('a', 'stowage')).rejects.toMatchObject({
       reason: 'plugin-other-scope',
@@ -108,7 +108,7 @@ describe('the names that engines know volumes by', () => {
   });
 });
 
-describe('names in both scopes, which Docker asks both plugins for, in any order', () => {
+describe('names in both scopes, for which Docker asks both plugins in any order', () => {
   const both: readonly PluginName[] = ['stowage', 'stowage-local'];
   const answers = async (name: string): Promise<readonly (Volume | string)[]> =>
     await Promise.all(both.map((plugin) => resolve(name, plugin).catch((error: StowageError) => error.reason)));
@@ -119,13 +119,13 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
     await server.core.stores.add('far', 'nfs://server/far', aCall());
   });
 
-  test('mean what is in the default store', async () => {
+  test('refer to the volume in the default store', async () => {
     const [ours] = [await make('local', 'a'), await make('far', 'a')];
     expect(await answers('a')).toEqual(['plugin-other-scope', ours]);
     expect(await Promise.all(both.map(listedBy))).toEqual([['far..a'], ['a']]);
   });
 
-  test('are refused by both, with the candidates, when they are in several of the others', async () => {
+  test('are rejected by both plugins, with the candidates, if several other stores have them', async () => {
     await make('silver', 'a');
     await make('far', 'a');
     expect(await answers('a')).toEqual(['volume-ambiguous', 'volume-ambiguous']);
@@ -133,7 +133,7 @@ describe('names in both scopes, which Docker asks both plugins for, in any order
     expect(await resolve('far..a', 'stowage')).toMatchObject({ store: 'far' });
   });
 
-  test('mean what they meant before', async () => {
+  test('keep their recorded volume', async () => {
     const first = await make('far', 'a');
     expect(await answers('a')).toEqual([first, 'plugin-other-scope']);
     await make('local', 'a');
@@ -146,7 +146,7 @@ describe('the store for a new volume', () => {
   const placeFor = (name: string, store?: string, plugin: PluginName = 'stowage-local') =>
     server.core.pluginNames.placeFor(plugin, name, store);
 
-  test('is the one that was named, the one in the name, or the default', () => {
+  test('is the requested store, the store in the name, or the default store', () => {
     expect(placeFor('a')).toEqual({ store: 'local', name: 'a' });
     expect(placeFor('a', 'silver')).toEqual({ store: 'silver', name: 'a' });
     expect(placeFor('gold..a')).toEqual({ store: 'gold', name: 'a' });
@@ -162,7 +162,7 @@ describe('the store for a new volume', () => {
     );
   });
 
-  test('is of the scope of the plugin', () => {
+  test('must be in the scope of the plugin', () => {
     expect(() => placeFor('a', 'silver', 'stowage')).toThrow('not for plugin stowage');
     expect(() => placeFor('a', undefined, 'stowage')).toThrow('has no store');
   });

@@ -10,24 +10,24 @@ import { unknownStore } from './store-errors.ts';
 import type { Stores } from './stores.ts';
 
 /**
- * The flat names by which container engines know volumes. A name means the same volume on this host for as long as that
- * exists: one that is made later, under the same name in another store, must not take its place in a container.
+ * The flat volume names of container engines. On this host a name refers to the same volume for as long as that volume exists: a
+ * volume that is created later with the same name in another store must not replace it in a container.
  */
 export interface PluginNames {
-  /** What the name means on this host, by our records alone: also while its store does not answer. */
+  /** The volume that the name refers to according to our records, even while its store does not answer. */
   known(plugin: PluginName, name: string): VolumeId | undefined;
-  /** From now on the name means this volume. */
+  /** Records that the name refers to this volume. */
   remember(plugin: PluginName, name: string, id: VolumeId): void;
-  /** It is gone, and its names with it. Of one that was destroyed by others, `list` finds out. */
+  /** Removes the names of a deleted volume. `list` removes the names of volumes that other hosts destroyed. */
   forget(id: VolumeId): void;
   /**
-   * By what the name meant before, as `store..name`, in the default store, or in the only other one, whatever their scope:
-   * Docker asks both plugins for a name, in any order, and takes whichever has it.
+   * Looks up the recorded name, then `store..name`, then the default store, then the only other store with that name, of either
+   * plugin's scope: Docker asks both plugins for a name, in any order, and takes the first that has it.
    */
   resolve(plugin: PluginName, name: string, scope: Scope): Promise<Volume>;
-  /** Each volume of that scope once. Of stores that do not answer, what was there when they last did. */
+  /** Lists each volume in the plugin's scope once. Stores that do not answer contribute their last known volumes. */
   list(plugin: PluginName, scope: Scope): Promise<readonly { readonly name: string; readonly volume: Volume }[]>;
-  /** Where a volume of that name is to be made, and as what. */
+  /** The store and the volume name for a create request. */
   placeFor(
     plugin: PluginName,
     name: string,
@@ -58,15 +58,16 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
     try {
       return await catalogue.resolve(id, scope, isIn(plugin));
     } catch (thrown) {
-      // Only when every store has answered: then the volume is gone, and its name is free.
+      // 'not-found' means that every store answered, so the volume is gone and its name is free.
       if (stowageError(thrown).code !== 'not-found') throw thrown;
       if (!isNamed(id)) records.engineNames.remove(plugin, name);
       return undefined;
     }
   }
 
-  /** By containers that are still there; and whoever has it mounted lets go of it by that name. */
-  const isNamed = (id: VolumeId): boolean => records.holds.of(id).length > 0 || records.references.of(id).length > 0;
+  /** A container still references the volume, or an engine has it mounted and will unmount it by this name. */
+  const isNamed = (id: VolumeId): boolean =>
+    records.engineMounts.of(id).length > 0 || records.references.of(id).length > 0;
 
   function forgetThose(plugin: PluginName, isGone: (id: VolumeId) => boolean): void {
     for (const { name, id } of records.engineNames.list(plugin))
@@ -79,17 +80,17 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
     if (stowageError(thrown).code !== 'not-found' || !isVolumeName(bare)) return thrown;
     const there = records.volumes.named(bare).find(({ store }) => isIn(other)(store));
     if (there === undefined) return thrown;
-    // Not found all the same: what is to be removed is gone.
+    // Still 'not-found', so that an engine can remove the volume.
     return otherScope(`volume '${there.store}/${there.name}'`, there.store, plugin, 'not-found');
   }
 
-  /** Where the name means, on this host, what the other plugin has. */
+  /** Throws if the name refers to a volume of the other plugin on this host. */
   async function refuseMeantElsewhere(plugin: PluginName, found: Volume, name: string, scope: Scope): Promise<void> {
     const other = otherThan(plugin);
     const id = records.engineNames.get(other, name);
     const known = id && records.volumes.byId(id);
     const isQualified = partsOfQualified(name) !== undefined;
-    // In the default store it is what is meant, unless the name was taken before; then nobody else need be asked.
+    // A volume in the default store takes precedence unless the name was recorded before, so other stores need not be asked.
     if (known === undefined && (isQualified || found.store === stores.defaultName)) return;
     const meant = known ?? (await catalogue.resolve(name, scope));
     if (meant.id !== found.id && isIn(other)(meant.store))
@@ -125,7 +126,7 @@ export function createPluginNames(parts: PluginNamesParts): PluginNames {
         if (volumes.length < pageSize) break;
       }
       const there = new Set(all.map(({ id }) => id));
-      // When every store has answered, what is not there is gone, unless it was made meanwhile.
+      // If every store answered, volumes that were not listed are gone, unless they were created in the meantime.
       if (unsaid.length === 0) forgetThose(plugin, (id) => !there.has(id) && records.volumes.byId(id) === undefined);
       const others = new Set(records.engineNames.list(otherThan(plugin)).map(({ name }) => name));
       const isOthers = isIn(otherThan(plugin));
@@ -209,7 +210,7 @@ function otherScope(
   });
 }
 
-/** Whoever asks by way of an engine may have no other way to see which there are. */
+/** Lists this plugin's stores: users of a container engine may have no other way to see them. */
 function noStore(name: string, others: readonly StoreName[]): StowageError {
   const { message, code, reason, action } = unknownStore(name);
   const these = others.map(quoted).join(', ');

@@ -32,22 +32,22 @@ import type {
 import type { Placement } from './placement.ts';
 
 /**
- * A place volumes come from. Every call may be repeated, also after a crash in the middle of the first one; a second
- * call answers as the first did. Errors are StowageErrors. Optional members are facets: a facet that is present IS the capability, and
- * core/store-facets.ts has the errors for those that are missing.
+ * Provides volumes. Every method is idempotent, even if a crash interrupted the first call: a second call returns the same result. Errors
+ * are StowageErrors. Optional members are facets: the presence of a facet is the capability, and core/store-facets.ts has the errors for
+ * missing facets.
  */
 export interface Store {
   readonly name: StoreName;
   readonly access: readonly Access[];
   /** The source kinds that `source()` can return. */
   readonly sources: readonly SourceKind[];
-  /** Same request id and parameters: the same volume. Same name otherwise: 'exists'. A failure leaves nothing behind. */
+  /** The same request id and parameters return the same volume; a taken name is 'exists'. A failure leaves nothing behind. */
   create(want: VolumeSpec, scope: Scope): Promise<Volume>;
-  /** By name, from the store itself. Undefined: no such volume (said only when the store answered). */
+  /** Reads the volume from the store itself. Undefined: the store answered and has no such volume. */
   get(name: VolumeName, scope: Scope): Promise<Inspection | undefined>;
-  /** All volumes the store records, in no particular order. Unreadable records are left out (see orphans). */
+  /** All recorded volumes, in no particular order. Omits unreadable records (see orphans). */
   list(scope: Scope): AsyncIterable<Volume>;
-  /** Destroys data and record. Absent is success; another volume's id under that name is left alone, and success. */
+  /** Destroys data and record. Absent is success. If the name belongs to another volume by now, leaves that alone and succeeds. */
   delete(volume: VolumeRef, scope: Scope, how?: DeletionMode): Promise<void>;
   label(volume: VolumeRef, labels: Labels, scope: Scope): Promise<Volume>;
   source(volume: VolumeRef, scope: Scope): Promise<Source>;
@@ -55,104 +55,104 @@ export interface Store {
   close(): Promise<void>;
 
   /**
-   * What the place says it is, the same for as long as the store lives. Absent: it has no such record, so core does not notice
-   * that another store lies there.
+   * The id recorded in the store itself, constant for the store's lifetime. Absent: the store has no such record, so core cannot
+   * detect that another store took its place.
    */
   readonly identity?: string | undefined;
-  /** Present where one place can have several names: what a directory below this store's says that it is, if a store. */
+  /** Reads the identity of another store in a subdirectory. Present if one location can have several URIs. */
   identityBelow?(path: string): Promise<string | undefined>;
-  /** Present where names are cheaper to list than volumes. Also gives the names of records that cannot be read. */
+  /** Present if names are cheaper to list than volumes. Includes the names of unreadable records. */
   names?(scope: Scope): Promise<readonly VolumeName[]>;
-  /** Present where others can add, change and remove volumes. A listing asks the store first. */
+  /** Present if other hosts can add, change and remove volumes. A listing then asks the store first. */
   readonly changedByOthers?: ChangedByOthers;
-  /** Present where volumes are, or can be, held to their sizes. Absent: a size is a label. */
+  /** Present if the store can enforce volume sizes. Absent: a size is informational. */
   readonly enforcement?: Enforcement;
-  /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
+  /** The file system that a new volume of this size gets. Present if volumes have their own file systems. */
   filesystemFor?(bytes: bigint): string;
-  /** Present where a server can fall silent: ends when it has given a sign of life, and throws when it does not. */
+  /** Checks that the server answers; throws otherwise. Present if the store has a server. */
   ping?(scope: Scope): Promise<void>;
-  /** Absent: 'unsupported'. Never shrinks ('out-of-range'); already that size is success. The client grows the file system. */
+  /** Absent: 'unsupported'. Never shrinks ('out-of-range'); success if the size is unchanged. The client grows the file system. */
   expand?(volume: VolumeRef, bytes: bigint, scope: Scope): Promise<Volume>;
   /**
-   * Absent: 'unsupported'. Already so is success; 'not-found' when neither name holds that id; 'exists' when the new name is
+   * Absent: 'unsupported'. Success if already renamed; 'not-found' if neither name has this id; 'exists' if the new name is
    * taken.
    */
   rename?(volume: VolumeRef, to: VolumeName, scope: Scope): Promise<Volume>;
-  /** The volume's own figures, not the file system's around it. Absent: core reports those of the mount, or none. */
+  /** The usage of the volume itself, not of the file system around it. Absent: core reports the mount's usage, or none. */
   usage?(volume: VolumeRef, scope: Scope): Promise<Usage>;
-  /** One call to the disk or server, unlike `check`. Absent: the free space is unknown. */
+  /** The total and free space, with a single call to the disk or server. Absent: unknown. */
   room?(scope: Scope): Promise<Room>;
-  /** Present where what can be mounted for writing may yet be of no use to anybody: throws why. */
+  /** Throws if a writable mount would be useless, such as when nobody could write to it. Absent: never the case. */
   usable?(source: Source, scope: Scope): Promise<void>;
   /**
-   * Present where what is in a volume cannot be counted: that somebody is given it is on record when this returns, over a power
-   * cut too, so that it is not taken for empty from then on. Before every mount. Already so is success.
+   * Records durably that the volume was mounted, so that it is never considered empty again. Core calls it before every mount. Present if
+   * the store cannot see what a volume contains. Idempotent: returns success if already done.
    */
   noteUse?(volume: VolumeRef, scope: Scope): Promise<void>;
   /**
-   * Present where a group can use a volume only if its files are the group's on the store: gives it all of them. Already so, by
-   * what the top directory says, is success, and costs one look. What is interrupted is gone on with by the next call.
+   * Changes the group of all files of the volume. Present if a group can use a volume only if it owns the files on the store. If the top
+   * directory already has the group, returns success after one call. A call continues what an interrupted call left.
    */
   chownToGroup?(source: Source, group: number, scope: Scope): Promise<void>;
-  /** Present where the store can keep deleted volumes for a while. Absent: onDelete=archive is refused. */
+  /** Present if the store can keep deleted volumes for a while. Absent: onDelete=archive is rejected. */
   readonly trash?: Trash;
   /**
-   * Present where the store can forget a volume without touching its data, and make existing data a volume. Absent: onDelete=retain
-   * is refused.
+   * Present if the store can forget a volume without touching its data, and turn existing data into a volume. Absent: onDelete=retain
+   * is rejected.
    */
   readonly adoption?: AdoptionFacet;
-  /** Present where a crash can leave something half done on the store, or something can lie there that belongs to no volume. */
+  /** Present if a crash can leave unfinished work on the store, or if the store can contain things that belong to no volume. */
   readonly housekeeping?: Housekeeping;
-  /** Present where other hosts can use the store's volumes: who does, by records on the store itself. */
+  /** The use records of hosts, kept on the store itself. Present if other hosts can use the store's volumes. */
   readonly uses?: Uses;
 }
 
 export interface ChangedByOthers {
   /**
-   * The names that `names` gives, each with a mark that differs after a change. Absent: a listing sees
-   * which names came and went, but no changes of volumes that are on record.
+   * The names that `names` returns, each with a mark that changes when the volume changes. Absent: a listing detects added and
+   * removed names, but not changes of recorded volumes.
    */
   marks?(scope: Scope): Promise<ReadonlyMap<VolumeName, string>>;
 }
 
 export interface Enforcement {
-  /** The store holds every volume to its size, so `create` needs one. */
+  /** The store enforces the size of every volume, so `create` requires a size. */
   readonly always: boolean;
-  /** Holds the volume to its size from now on. Idempotent: returns success if already done. Absent: the store is read-only. */
+  /** Enforces the volume's size from now on. Idempotent: returns success if already done. Absent: the store is read-only. */
   enforce?(volume: VolumeRef, scope: Scope): Promise<Volume>;
 }
 
 export interface DeletionMode {
   /**
-   * The step that removes the data must itself fail when there are any ('conflict', reason 'volume-not-empty'): a check
-   * before it would be too early. Volumes whose content can't be counted must never have been mounted. A refused deletion
-   * changes nothing. Data that are missing count as empty, so that an interrupted deletion can be completed. A store that cannot tell
-   * whether a volume is empty refuses.
+   * The step that removes the data must itself fail if there is data ('conflict', reason 'volume-not-empty'): an earlier check
+   * would be racy. Volumes whose content can't be counted must never have been mounted. A rejected deletion changes nothing. Missing data
+   * counts as empty, so that an interrupted deletion can be completed. A store that cannot tell whether a volume is empty must reject the
+   * deletion.
    */
   readonly onlyIfEmpty?: boolean;
 }
 
 export interface AdoptionFacet {
-  /** Existing data without a record that could become volumes, and those that cannot with the reason. */
+  /** Existing data without a record: candidates for adoption, and data that cannot be adopted, with the reason. */
   adoptable(scope: Scope): Promise<readonly Adoptable[]>;
-  /** Records existing data as a volume, without copying. A released volume comes back under its old id. */
+  /** Records existing data as a volume, without copying. A released volume gets its old id back. */
   adopt(name: VolumeName, spec: VolumeSpec, scope: Scope): Promise<Volume>;
-  /** Makes a volume recorded by another instance this instance's own. */
+  /** Takes over a volume that another instance recorded. */
   claim(volume: VolumeRef, instance: string, scope: Scope): Promise<Volume>;
-  /** Forgets the volume and leaves its data where they are; `adopt` takes them in again under the same id. */
+  /** Forgets the volume and leaves its data in place. `adopt` restores it under the same id. */
   release(volume: VolumeRef, scope: Scope): Promise<void>;
 }
 
 export interface Housekeeping {
   /**
-   * Finishes what a crash left half done, from what lies on the store alone: interrupted creations, renames, deletions,
-   * moves to and from the trash. Called once after opening, when the recorded operations have been replayed, and before
-   * anybody else may use the store. Touches only what this instance made.
+   * Finishes work that a crash interrupted, based only on the store's content: creates, renames, deletes, moves to and from
+   * the trash. Called once after opening, after the replay of recorded operations and before anybody else may use the
+   * store. Touches only what this instance created.
    */
   sweep(scope: Scope): Promise<void>;
   orphans(scope: Scope): Promise<readonly Orphan[]>;
   /**
-   * Present where the space of deleted volumes is freed after their deletion. Safe at any time; stops at the signal and continues
+   * Frees the space of deleted volumes. Present if deletion does not do that itself. Safe at any time; stops at the signal and resumes
    * at the next call.
    */
   reclaim?(scope: Scope): Promise<void>;
@@ -166,8 +166,8 @@ export interface Adoptable {
 
 export interface Trash {
   /**
-   * Absent or already in the trash is success. Gives until when the trash keeps the volume: for `retention`, by the clock of
-   * the server that has the files. Undefined: that is not known yet.
+   * Moves a volume into the trash. Absent or already in the trash is success. Returns when its retention ends, by the clock of
+   * the server that has the files. Undefined: not known yet.
    */
   put(
     volume: VolumeRef,
@@ -175,78 +175,78 @@ export interface Trash {
     scope: Scope,
   ): Promise<number | undefined>;
   list(scope: Scope): Promise<readonly TrashEntry[]>;
-  /** Already restored under that name is success. */
+  /** Returns success if already restored under this name. */
   restore(id: VolumeId, name: VolumeName, scope: Scope): Promise<Volume>;
-  /** At once. Absent is success. Only: if the entry is still of that deletion, and not of a later one. */
+  /** Purges immediately. Absent is success. `only`: purge only the entry of this deletion, not of a later one. */
   purge(id: VolumeId, scope: Scope, only?: { readonly deletedAt: number }): Promise<void>;
   /**
-   * The entries that this host may purge by now. Keeps count of the time in which it saw them, so call it regularly.
-   * `retention` is for entries without a date, which an older Stowage left.
+   * The entries that this host may purge now. Counts the time during which it observed them, so call it regularly.
+   * `retention` applies to entries without a date, from older versions.
    */
   expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]>;
-  /** Decides again with the volume locked. False: it is not, or no longer, one that this host may purge. */
+  /** Checks again with the volume locked, then purges. False: this host may not purge the entry, or no longer. */
   purgeExpired(id: VolumeId, scope: Scope): Promise<boolean>;
 }
 
 /**
- * Which hosts use a volume. A record goes stale when its host is silent; stale still refuses, until a person breaks it.
- * A volume that has one is not deleted, released, put into the trash or renamed by any host ('in-use'): the store sees
- * to it, since nobody else can keep a host from beginning at that moment.
+ * Use records: which hosts use a volume. A record becomes stale when its host stops renewing it; a stale record still counts until a
+ * person breaks it. While a volume has one, no host can delete, release, archive or rename it ('in-use'). The store enforces
+ * this, since only the store can exclude a host that starts to use the volume at that moment.
  */
 export interface Uses {
-  /** Made or renewed; with the time of the store's own clock. 'not-found' when the volume is not there, or in the trash. */
+  /** Creates or renews the record, with the time of the store's clock. 'not-found' if the volume is absent or in the trash. */
   put(volume: VolumeRef, use: Use, scope: Scope): Promise<void>;
-  /** Of a host that stopped using it, or is said to be gone; it no longer is the writer either. Absent is success. */
+  /** Removes a host's record, and its writer lease. Absent is success. */
   remove(volume: VolumeId, host: string, scope: Scope): Promise<void>;
-  /** The writer too, whatever it recorded. */
+  /** All use records. Includes the writer even if it has no use record. */
   list(volume: VolumeId, scope: Scope): Promise<readonly SeenUse[]>;
-  /** For who alone may write. Already ours is success; another's is 'in-use', also a stale one's. 'not-found' as for `put`. */
+  /** Makes this host the single writer. Success if it already is; 'in-use' if another host is, even a stale one. 'not-found' as for `put`. */
   takeWriter(volume: VolumeRef, host: string, scope: Scope): Promise<void>;
-  /** Another's is left alone. */
+  /** Does nothing if another host is the writer. */
   dropWriter(volume: VolumeId, host: string, scope: Scope): Promise<void>;
 }
 
-/** Knows a scheme of store URIs. */
+/** Opens the stores of one URI scheme. */
 export interface StoreKind {
   readonly scheme: string;
   readonly placement: Placement;
-  /** Present where volumes lie in a directory of this machine. Undefined for a URI that cannot be parsed. */
+  /** Present if volumes are in a directory of this machine. Returns undefined for a URI that cannot be parsed. */
   localDirectory?(config: StoreConfig): LocalDirectory | undefined;
-  /** The client's name in what users see (`bind`, `loop`, …). Known while the store is closed. */
+  /** The client's name for users (`bind`, `loop`, …). Known while the store is closed. */
   clientName(config: StoreConfig): string;
-  /** The kind's own option names, for the error that lists what is allowed, with one line of help each. */
+  /** The kind's own options, with one line of help each. */
   readonly options: Readonly<Record<string, string>>;
-  /** Throws a StowageError for options, or a place, that can never be right. */
+  /** Throws a StowageError for options or a location that can never be valid. */
   refuse?(config: StoreConfig): void;
-  /** Opens and locks it. Throws a StowageError that says what is wrong with the place or the options. */
+  /** Opens and locks the store. Throws a StowageError if the location or the options are wrong. */
   open(config: StoreConfig, policy: StorePolicy, context: StoreContext, scope: Scope): Promise<Store>;
   /**
-   * Checks the way to a store that cannot be opened, step by step. Absent: that is all there is to say. From: where it is to
-   * start, instead of where the store's own traffic does.
+   * Checks the connection to a store that cannot be opened, step by step. Absent: the error from `open` says everything. `from`: the
+   * network to check from, instead of the one that the store's own traffic uses.
    */
   probe?(config: StoreConfig, policy: StorePolicy, scope: Scope, from?: string): Promise<StoreCheck>;
 }
 
 export interface LocalDirectory {
   readonly path: string;
-  /** It holds images, which loop devices are attached to. */
+  /** The directory contains images for loop devices. */
   readonly hasImages: boolean;
 }
 
 export interface StoreContext {
   readonly instance: string;
   readonly node: NodeName;
-  /** The store's identity when it was last open: a place that has another one, or none, is refused. Undefined: never seen. */
+  /** The store's identity when it was last open. A location with another identity, or none, is rejected. Undefined: never opened. */
   readonly identity?: string | undefined;
-  /** Undefined: a process that nobody knows of, after another that may be alive. */
+  /** Undefined: this process has no mark, and a predecessor may still be alive. */
   readonly marks?: ProcessMarks | undefined;
 }
 
-/** Tells the processes that work on one shared store apart, also those of one instance. */
+/** Identifies processes in lock files of shared stores, even processes of the same instance. */
 export interface ProcessMarks {
-  /** Random, of this process alone. From 2 to 2^29 - 1. */
+  /** A random number from 2 to 2^29 - 1, unique to this process. */
   readonly own: number;
-  /** Of processes before this one that are certainly dead: what they held is ours at once. */
+  /** The marks of predecessors that are certainly dead: this process may take their locks at once. */
   readonly dead: readonly number[];
 }
 
@@ -257,68 +257,66 @@ export interface StagingTarget {
   readonly path: string;
 }
 
-/** Makes one kind of source a mount on this node. It outlives the process, so it is two calls, not a disposable. */
+/** Mounts one kind of source on this node. Mounts outlive the process, so mounting and unmounting are two calls, not a disposable. */
 export interface Client<K extends SourceKind = SourceKind> {
   readonly kind: K;
-  /** The data are on this node: no other host can use them, and no store has use records of them. */
+  /** The data is on this node: other hosts cannot use it, and stores keep no use records for it. */
   readonly nodeLocal: boolean;
   /**
-   * Staging sets up something that the mount table does not show and that can stay when the mount is gone, such as a loop device.
-   * Core keeps the record of a mount until `unstage` has succeeded, and calls `unstage` again before it renames or deletes the
-   * volume or forgets the mount.
+   * Staging creates something that is not in the mount table and can outlive the mount, such as a loop device. Core keeps the record of a
+   * mount until `unstage` succeeds, and calls `unstage` again before it renames or deletes the volume or forgets the mount.
    */
   readonly outlivesMount: boolean;
-  /** Core uses the recorded source for further mounts of a staged volume, and does not ask the store. */
+  /** For further mounts of a staged volume, core uses the recorded source without asking the store. */
   readonly sourceFixedWhileStaged: boolean;
-  /** Throws for a source that cannot be staged whatever this process may do. */
+  /** Throws for a source that no process could stage, whatever its privileges. */
   refuse?(source: SourceOf<K>): void;
   /**
-   * Already so is success. Also completes a growth that could not happen while unmounted. Unanswered: without making sure
-   * that its server answers; who uses it waits.
+   * Idempotent: returns success if already done. Also completes an expansion that could not happen while the volume was unmounted.
    */
-  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Staged): Promise<void>;
-  /** Not staged is success. Forced: whoever uses it gets errors from then on, and no server is waited for. */
-  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: Unstaging): Promise<void>;
-  /** Every path of this node where the source, or a part of it, is mounted: ours and others', hidden ones too. */
+  stage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: StageOptions): Promise<void>;
+  /** Not staged is success. Forced: programs that use the volume get errors, and no server is waited for. */
+  unstage(source: SourceOf<K>, target: StagingTarget, scope: Scope, how?: UnstageOptions): Promise<void>;
+  /** Every path on this node where the source, or a part of it, is mounted, by anybody, including hidden mounts. */
   mountsOf(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<readonly string[]>;
-  /** Present where the node must do something after the store enlarged a volume that is staged. */
+  /** Completes the expansion of a staged volume on the node. Present if that is needed. */
   grow?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
-  /** Present where what was written may lie in memory of ours: throws when the server does not take it within seconds. */
+  /** Writes cached data to the server. Throws if that takes more than seconds. Present if the client has a write cache. */
   flush?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<void>;
   /**
-   * Present where it can be known: whether something of the volume is still served that is mounted nowhere here, such as in
-   * the mount namespace of a container. What has just been unmounted is given a moment to end.
+   * True if a mount of the volume is still served in another mount namespace, such as a container's. Waits a moment for a mount that
+   * was just unmounted. Present if the client can tell.
    */
   elsewhere?(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<boolean>;
   /**
-   * Present where a mount can die while the kernel still shows it: the paths of those that have. Never looks into them, and
-   * throws where that cannot be known.
+   * The paths of dead mounts, which the kernel still shows. Never accesses them. Throws if it cannot tell. Present if mounts can
+   * die.
    */
   dead?(
     staged: readonly { readonly source: SourceOf<K>; readonly target: StagingTarget }[],
     scope: Scope,
   ): Promise<readonly string[]>;
-  /** Present where a process of ours serves the mounts. */
+  /** Present if one of our processes serves the mounts. */
   readonly daemon?: {
-    /** Sources with equal keys are served by the same process. Core asks for its trouble once. */
+    /** Sources with equal keys are served by the same process, so core calls `trouble` once for them. */
     key(source: SourceOf<K>, target: StagingTarget): string;
-    /** What is wrong with the process. Undefined: nothing. */
+    /** The problem of the process. Undefined: it is healthy. */
     trouble(source: SourceOf<K>, target: StagingTarget, scope: Scope): Promise<string | undefined>;
   };
-  /** Present where all mounts of a volume on a node share the options of the first one. Pure functions. */
+  /** Pure functions. Present if all mounts of a volume on a node share the options of the first one. */
   readonly sharing?: {
-    /** The source for one more mount. Logs options that differ; throws 'conflict' where sharing would break a promise. */
+    /** The source for another mount. Logs options that differ; throws 'conflict' if sharing would break a guarantee. */
     join(volume: Pick<Volume, 'store' | 'name'>, wanted: SourceOf<K>, staged: SourceOf<K>, log: Log): SourceOf<K>;
-    /** The source that replaces a dead mount: with its options, at the address that the store knows now. */
+    /** The source for remounting a dead mount: the same options, at the store's current address. */
     replace(staged: SourceOf<K>, now: SourceOf<K>): SourceOf<K>;
-    /** The group it is mounted for. Core remounts an idle volume for another group. */
+    /** The group that the volume is mounted for. Core remounts an idle volume for another group. */
     groupOf(source: SourceOf<K>): number | undefined;
   };
-  /** The source as it is recorded and staged for this use. For the same use twice it gives an equal source. */
+  /** The source to record and stage for this use. The same use always gives an equal source. */
   withMountOptions?(source: SourceOf<K>, use: MountUse): SourceOf<K>;
-  /** Present where volumes have file systems of their own. Undefined: a raw block device. */
+  /** Present if volumes have their own file systems. Returns undefined for a raw block device. */
   filesystemOf?(source: SourceOf<K>): string | undefined;
-  /** Every caller has the same rights on the files, so the user that a container runs as does not matter. Absent: false. */
+  /** True if all users have the same rights on the files, so that it does not matter which user a container runs as. Absent: false. */
   isSingleUser?(source: SourceOf<K>): boolean;
 }
 
@@ -328,17 +326,18 @@ export interface MountUse {
   readonly group: number | undefined;
 }
 
-export interface Staged {
-  readonly unanswered: boolean;
+export interface StageOptions {
+  /** Do not check that the server answers; programs that use the volume wait for it. */
+  readonly skipServerCheck: boolean;
 }
 
-export interface Unstaging {
+export interface UnstageOptions {
   readonly force: boolean;
 }
 
 export interface MountPoint {
   readonly at: string;
-  /** What it shows: the same pair for every bind of the same thing. */
+  /** Device and root are the same for every bind mount of the same directory. */
   readonly device: string;
   readonly root: string;
   readonly source: string;
@@ -347,61 +346,60 @@ export interface MountPoint {
 }
 
 export interface Mounter {
-  /** Undefined: it can. Otherwise what is missing and how to get it. */
+  /** Why this process cannot mount, and what to do. Undefined: it can. */
   readonly unable: { readonly why: string; readonly action: string } | undefined;
   /**
-   * Already so: nothing; something else there: 'conflict'. A file is bound onto a file, a directory, always nosuid and
-   * nodev, onto a directory. `at` and every other target is as `inspectTarget` gave it; one that leads elsewhere by
-   * now, through a symbolic link, is 'conflict'.
+   * Idempotent; 'conflict' if something else is mounted there. Binds a file onto a file, or a directory, always nosuid and nodev, onto
+   * a directory. Pass targets as `inspectTarget` returned them; 'conflict' if a symbolic link makes one lead elsewhere by now.
    */
   bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void>;
   /** Not mounted is success; in use is 'in-use'. */
   unmount(at: string, scope: Scope): Promise<void>;
   /**
-   * Takes it out of sight, in use or not; who uses it still does. Abort: the file system behind it gives everybody errors
-   * from then on, where it is one that can. Not mounted is success.
+   * Detaches lazily (MNT_DETACH), even if in use; open files keep working. `abort`: the file system behind it returns errors from
+   * then on, if it supports that. Not mounted is success.
    */
   detach(at: string, scope: Scope, how?: { readonly abort: boolean }): Promise<void>;
   /**
-   * Makes of the folder one that is in memory, and that whoever sees this machine's mounts sees too: a container engine that
-   * does not, finds nothing where a volume should be, instead of an empty folder to write into. Already so is success.
+   * Mounts a tmpfs with shared propagation at the folder. A container engine that does not see this machine's mounts then finds nothing
+   * where a volume should be, instead of an empty directory to write into. Idempotent: returns success if already done.
    */
   openShared(folder: string, scope: Scope): Promise<void>;
-  /** Takes it away, unless something is mounted in it. */
+  /** Removes the tmpfs, unless something is mounted in it. */
   closeShared(folder: string, scope: Scope): Promise<void>;
   list(scope: Scope): Promise<readonly MountPoint[]>;
-  /** For stages: cheap where there is nothing at all. */
+  /** For staging paths: cheap if the path does not exist. */
   isMounted(at: string, scope: Scope): Promise<boolean>;
-  /** Refuses a target that would hide data or is not for mounting. Gives the path with symbolic links resolved; makes nothing. */
+  /** Rejects a target that would hide data or is not for mounting. Returns the path with symbolic links resolved. Creates nothing. */
   inspectTarget(
     target: string,
     access: Access,
     scope: Scope,
   ): Promise<{ readonly target: string; readonly existed: boolean }>;
   /**
-   * The path as the mount table has it, its symbolic links resolved. What is mounted there is not looked at: whoever serves it may be
-   * gone. Undefined: a folder above it is missing.
+   * The path as in the mount table, with symbolic links resolved. Never accesses the mount at the path, which may be dead. Undefined: a
+   * parent directory is missing.
    */
-  locate(path: string, scope: Scope): Promise<string | undefined>;
-  /** Already there is success. */
+  resolvePath(path: string, scope: Scope): Promise<string | undefined>;
+  /** Returns success if the target exists. */
   makeTarget(target: string, access: Access, scope: Scope): Promise<void>;
-  /** Only if it is empty and nothing is mounted there; absent is success. */
+  /** Removes the target only if it is empty and nothing is mounted there. Absent is success. */
   removeTarget(target: string, scope: Scope): Promise<void>;
-  /** Loop devices and staged mounts under `mountsFolder` or on files under `storeRoots` that no volume in `known` accounts for are let go. */
+  /** Releases staged mounts under `mountsFolder` and loop devices on images of stores if no volume in `known` needs them. Returns their paths. */
   reap(mountsFolder: string, known: ReadonlySet<VolumeId>, scope: Scope): Promise<readonly string[]>;
 }
 
 /**
- * What must outlive the process on this machine. Synchronous, but for `together`: the file is local and each call takes microseconds.
- * Commits survive kill -9; what a power cut can take back is found again on the stores, which sync for themselves.
+ * The persistent state of this machine. Synchronous, except `groupCommit`: the file is local and each call takes microseconds.
+ * Commits survive kill -9. Commits that a power cut loses can be restored from the stores, which sync themselves.
  */
 export interface Records extends ContainerRecords {
   transaction<T>(work: () => T): T;
   /**
-   * The same, in one with whatever else is to be written in this turn of the loop: in a burst of work each commit costs more than
-   * what it says. Each is done or not by itself.
+   * Like `transaction`, but commits together with other writes of this turn of the event loop: in a burst, commits cost more than the
+   * writes. Each `work` succeeds or fails by itself.
    */
-  together(work: () => void): Promise<void>;
+  groupCommit(work: () => void): Promise<void>;
   readonly settings: {
     get(key: string): string | undefined;
     set(key: string, value: string): void;
@@ -416,14 +414,14 @@ export interface Records extends ContainerRecords {
     remove(id: VolumeId): void;
     byId(id: VolumeId): Volume | undefined;
     byName(store: StoreName, name: VolumeName): Volume | undefined;
-    /** What that request made, whatever it is called by now. */
+    /** The volume that the request created, even if it was renamed since. */
     byRequest(store: StoreName, requestId: string): Volume | undefined;
-    /** In every store, for a name without one. */
+    /** The volumes with this name, in all stores. */
     named(name: VolumeName): readonly Volume[];
     page(query: VolumeQuery): readonly Volume[];
     names(store: StoreName): readonly { readonly id: VolumeId; readonly name: VolumeName }[];
     totals(store: StoreName): VolumeTotals;
-    /** The store is gone from the configuration; its volumes live on the store itself. */
+    /** Removes the records of a store that was removed from the configuration. Its volumes stay on the store. */
     forgetStore(store: StoreName): void;
   };
   readonly operations: {
@@ -452,13 +450,13 @@ export interface Records extends ContainerRecords {
   readonly answers: {
     get(key: string): StoredAnswer | undefined;
     put(key: string, answer: StoredAnswer): void;
-    /** Idempotency keys live for a day. */
+    /** Idempotency keys are kept for a day. */
     prune(olderThan: number): void;
   };
   close(): void;
 }
 
-/** How many volumes a store has, and the sum of their sizes. */
+/** The number of volumes on a store, and the sum of their sizes. */
 export interface VolumeTotals {
   readonly volumes: number;
   readonly bytes: bigint;
@@ -466,33 +464,33 @@ export interface VolumeTotals {
 
 export interface StoredAnswer {
   readonly fingerprint: string;
-  /** Undefined while the first request with that key is still running, or was when the process died. */
+  /** Undefined: the first request with this key is still running, or was running when the process died. */
   readonly status: number | undefined;
   readonly body: string;
   readonly at: number;
 }
 
 export interface OperationQuery {
-  /** Undefined: everything, also what concerns no store. Empty: none at all. */
+  /** Undefined: all operations, including those that concern no store. Empty: none. */
   readonly stores?: readonly string[] | undefined;
-  /** The `next` of the page before. */
+  /** `next` of the previous page. */
   readonly after?: number | undefined;
   readonly limit: number;
 }
 
 export interface Page<T> {
   readonly items: readonly T[];
-  /** Undefined: there is nothing more. */
+  /** Undefined: this is the last page. */
   readonly next: number | undefined;
 }
 
 export interface VolumeQuery {
-  /** Empty: none at all, so that an empty scope cannot list everything. */
+  /** Empty: none, so that an empty scope cannot list everything. */
   readonly stores: readonly StoreName[];
   readonly labels: Labels;
-  /** Only names that contain this. */
+  /** Only volumes whose names contain this. */
   readonly contains: string | undefined;
-  /** The last volume of the page before, as `store/name`. */
+  /** The last volume of the previous page. */
   readonly after: { readonly store: string; readonly name: string } | undefined;
   readonly limit: number;
 }

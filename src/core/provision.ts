@@ -3,35 +3,35 @@ import { stowageError } from './errors.ts';
 import type { StoreName, Volume } from './model.ts';
 import type { Call } from './operations.ts';
 import type { Stores } from './stores.ts';
-import type { Created, NewVolume, Volumes } from './volumes.ts';
+import type { CreatedVolume, NewVolume, Volumes } from './volumes.ts';
 
-/** A volume that a caller asks for again, with the same request id, when an answer was lost. */
-export interface Provisioning {
-  /** The stores on which an earlier call may have made it. */
+/** A request for a volume. The caller repeats it with the same request id if an answer was lost. */
+export interface ProvisionRequest {
+  /** The stores on which an earlier call may have created the volume. */
   readonly stores: readonly StoreName[];
-  /** What to make if no earlier call made it. */
+  /** The volume to create if no earlier call created it. */
   readonly want: () => NewVolume;
-  /** Throws if the volume that an earlier call made is not what the caller wants now, going by its record. */
+  /** Throws if the record of the existing volume does not match the request. */
   readonly accept?: (volume: Volume) => void;
-  /** The same going by its data, which are there by then. */
+  /** Throws if the data of the existing volume does not match the request. Called once the data exists. */
   readonly acceptData?: (volume: Volume) => Promise<void>;
 }
 
 /**
- * At most one volume for a request id. Gives the one that an earlier call made, even if it was renamed, labelled or enlarged since, and
- * makes its data if a kill or a power cut left a record without them.
+ * Creates at most one volume per request id. Returns the volume of an earlier call, even if it was renamed, labelled or enlarged since, and
+ * recreates its data if a kill or a power cut left a record without data.
  */
-export type Provision = (wanted: Provisioning, call: Call) => Promise<Created>;
+export type Provision = (wanted: ProvisionRequest, call: Call) => Promise<CreatedVolume>;
 
 export interface ProvisionParts {
   readonly stores: Pick<Stores, 'list'>;
   readonly catalogue: Pick<Catalogue, 'madeBy' | 'resolve'>;
-  readonly volumes: Pick<Volumes, 'createKnown' | 'complete'>;
+  readonly volumes: Pick<Volumes, 'createWithStoreIdentity' | 'complete'>;
 }
 
 export function createProvision({ stores, catalogue, volumes }: ProvisionParts): Provision {
-  /** The volume of that name, if another host made it for the same request: only its record is missing here. */
-  async function madeElsewhere({ store, name }: NewVolume, call: Call): Promise<Created | undefined> {
+  /** The volume with this name, if another host created it for the same request and only our record is missing. */
+  async function madeElsewhere({ store, name }: NewVolume, call: Call): Promise<CreatedVolume | undefined> {
     const ref = store === undefined ? name : `${store}..${name}`;
     const volume = await catalogue.resolve(ref, call).catch(() => undefined);
     if (volume === undefined || volume.requestId !== call.requestId) return undefined;
@@ -51,7 +51,7 @@ export function createProvision({ stores, catalogue, volumes }: ProvisionParts):
     }
     const wanted = want();
     try {
-      return await volumes.createKnown(wanted, call);
+      return await volumes.createWithStoreIdentity(wanted, call);
     } catch (thrown) {
       if (stowageError(thrown).code !== 'exists') throw thrown;
       const made = await madeElsewhere(wanted, call);

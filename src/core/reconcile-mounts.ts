@@ -3,17 +3,17 @@ import { patiently } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Mount } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { repairing, type Staging } from './staging.ts';
+import { type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
 /** For all volumes together. */
 const unstageMs = 10_000;
 
-export function createReconcile(parts: MountParts, staging: Staging): Mounts['reconcile'] {
+export function createReconcileMounts(parts: MountParts, staging: VolumeStaging): Mounts['reconcile'] {
   const { records, mounter, clients, log, clock } = parts;
 
   /**
-   * A device that is in use stays attached after its stage is gone. Keep the record then, so that a repeated unmount can detach the
-   * device: `reap` removes only the stage.
+   * A device that is in use stays attached after its staged mount is gone. Keep the record then, so that a repeated unmount can detach the
+   * device: `reap` removes only the staged mount.
    */
   async function isDetached(mount: Mount, scope: Scope): Promise<boolean> {
     if (!clients.outlivesMount(mount.source)) return true;
@@ -29,11 +29,11 @@ export function createReconcile(parts: MountParts, staging: Staging): Mounts['re
   }
 
   return async (scope) => {
-    // A disk that does not answer must not hold up the start.
+    // A disk that does not answer must not delay the start.
     using limit = clock.deadline(unstageMs, scope.signal);
-    for (const mount of await staging.live(records.mounts.list(), scope)) {
-      // Taken down to be made anew when a crash came: `repair` finishes that.
-      if (mount.mounted || repairing(records).includes(mount.volumeId)) continue;
+    for (const mount of await staging.withKernelState(records.mounts.list(), scope)) {
+      // A crash interrupted the repair of this mount; `repair` finishes it.
+      if (mount.mounted || volumesUnderRepair(records).includes(mount.volumeId)) continue;
       log.info('mount is gone', { volume: mount.volumeId, target: mount.target });
       if (mounter.unable === undefined && !(await isDetached(mount, { ...scope, signal: limit.signal }))) continue;
       records.mounts.remove(mount.target);
@@ -43,6 +43,6 @@ export function createReconcile(parts: MountParts, staging: Staging): Mounts['re
     if (mounter.unable !== undefined) return;
     const known = new Set(records.mounts.list().map((mount) => mount.volumeId));
     const gone = await mounter.reap(parts.mountsFolder, known, scope);
-    for (const what of gone) log.info('let go of a leftover', { what });
+    for (const what of gone) log.info('released a leftover mount or device', { what });
   };
 }

@@ -47,7 +47,7 @@ function refusing(engines: readonly ContainerEngine[], source = onNfs('root')) {
 }
 
 describe('an engine that remaps users', () => {
-  test('is refused, with what can be done', async () => {
+  test('cannot mount volumes, and the error has an action', async () => {
     for (const source of [onNfs('none'), onNfs('root'), { kind: 'directory' } as Source])
       await expect(refusing([engine('docker', true)], source).refuse()).rejects.toMatchObject({
         code: 'unsupported',
@@ -57,11 +57,11 @@ describe('an engine that remaps users', () => {
       });
   });
 
-  test('is served by a store that makes one user of everybody', async () => {
+  test('can mount volumes of a store that maps all users to one', async () => {
     await refusing([engine('docker', true)], onNfs('all')).refuse();
   });
 
-  test('is told from others by its kind; of two of a kind nobody knows which one asks', async () => {
+  test('is identified by its kind; with two engines of one kind, mounts are allowed', async () => {
     const { refuse } = refusing([engine('docker', true), engine('podman', false)]);
     await refuse(podman);
     await expect(refuse()).rejects.toMatchObject({ reason: 'engine-remaps-users' });
@@ -69,7 +69,7 @@ describe('an engine that remaps users', () => {
     await refusing([]).refuse();
   });
 
-  test('is asked once in a while, and one that does not answer is taken for what it last said', async () => {
+  test('is asked again after a while, and its last answer counts while it does not answer', async () => {
     const docker = engine('docker', true);
     const { clock, look, refuse } = refusing([docker]);
     await look();
@@ -88,7 +88,7 @@ describe('an engine that remaps users', () => {
     expect(docker.times).toBe(3);
   });
 
-  test('that was started anew with it is refused at the next mount', async () => {
+  test('since its restart cannot mount from the next mount on', async () => {
     const docker = engine('docker', false);
     const { clock, refuse } = refusing([docker]);
     await refuse();
@@ -100,30 +100,27 @@ describe('an engine that remaps users', () => {
   test.each([
     ['docker', 'a1b2', 1_000],
     ['podman', podman, 200],
-  ] as const)(
-    'of %s that does not say it while it waits for the mount is not waited for long',
-    async (kind, id, ms) => {
-      const silent = engine(kind, false);
-      const { promise, resolve } = Promise.withResolvers<boolean>();
-      silent.remapsUsers = () => promise;
-      const { clock, look, refuse } = refusing([silent]);
-      const ended: string[] = [];
-      const first = refuse(id).then(() => ended.push('first'));
-      clock.advance(ms - 1);
-      // They have waited together.
-      const second = refuse(id).then(() => ended.push('second'));
-      await Promise.resolve();
-      expect(ended).toEqual([]);
-      clock.advance(1);
-      await Promise.all([first, second]);
-      await refuse(id);
-      resolve(true);
-      await look();
-      await expect(refuse(id)).rejects.toMatchObject({ reason: 'engine-remaps-users' });
-    },
-  );
+  ] as const)('of kind %s delays a mount only briefly if it does not answer during the mount', async (kind, id, ms) => {
+    const silent = engine(kind, false);
+    const { promise, resolve } = Promise.withResolvers<boolean>();
+    silent.remapsUsers = () => promise;
+    const { clock, look, refuse } = refusing([silent]);
+    const ended: string[] = [];
+    const first = refuse(id).then(() => ended.push('first'));
+    clock.advance(ms - 1);
+    // They have waited together.
+    const second = refuse(id).then(() => ended.push('second'));
+    await Promise.resolve();
+    expect(ended).toEqual([]);
+    clock.advance(1);
+    await Promise.all([first, second]);
+    await refuse(id);
+    resolve(true);
+    await look();
+    await expect(refuse(id)).rejects.toMatchObject({ reason: 'engine-remaps-users' });
+  });
 
-  test('that says it late, and within the time, is refused', async () => {
+  test('cannot mount if it answers late but within the timeout', async () => {
     const docker = engine('docker', true);
     const { promise, resolve } = Promise.withResolvers<boolean>();
     docker.remapsUsers = () => promise;
@@ -135,7 +132,7 @@ describe('an engine that remaps users', () => {
     await refused;
   });
 
-  test('is asked again soon after it did not answer, and that is not taken for an answer', async () => {
+  test('is asked again soon after it did not answer, and the failure does not count as an answer', async () => {
     const docker = engine('docker', new Error('connect ECONNREFUSED'));
     const { clock, refuse } = refusing([docker]);
     await refuse();

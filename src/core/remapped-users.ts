@@ -2,28 +2,28 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
-import { type ContainerEngine, type EngineKind, holderOf } from './containers.ts';
+import { type ContainerEngine, type EngineKind, engineKindOf } from './containers.ts';
 import { StowageError, stowageError } from './errors.ts';
 import type { Volume } from './model.ts';
 import type { Stores } from './stores.ts';
 
 /**
- * An engine that remaps users runs its containers as users that own nothing on any store, root included: what they write is
- * refused, or belongs to nobody. Where the store makes one user of everybody that does no harm; elsewhere the mount is refused.
+ * Container users of an engine with userns-remap, including root, are unprivileged users that own nothing on any store: their writes fail,
+ * or create files of an unknown owner. That is harmless if the store maps all users to one; otherwise the mount is rejected.
  */
 export interface RemappedUsers {
-  /** Asks those of whom it is not known, or was long ago. */
+  /** Asks the engines whose answer is missing or outdated. */
   look(scope: Scope): Promise<void>;
   refuse(volume: Volume, hold: string, scope: Scope): Promise<void>;
 }
 
-/** It is what the engine was started with; and then it is started anew with something else. */
+/** How long an answer is valid. The setting changes only when the engine is restarted. */
 const knownMs = 10_000;
 const silentMs = 1_000;
 const askMs = 5_000;
 /**
- * From the moment that it is asked. Docker answers while it waits for a mount, unless it is starting. Podman does not: then it is
- * known only after the first one.
+ * How long a mount waits for the engine's answer. Docker answers while it waits for a mount, except during its start-up. Podman does not,
+ * so its answer is known only after the first mount.
  */
 const patienceMs = { docker: 1_000, podman: 200 } as const satisfies Record<EngineKind, number>;
 const unending = new AbortController().signal;
@@ -35,7 +35,7 @@ export function createRemappedUsers(parts: {
   readonly clock: Clock;
 }): RemappedUsers {
   const { clock, engines } = parts;
-  /** Undefined: it has never said. */
+  /** `remaps` undefined: the engine has never answered. */
   const known = new Map<ContainerEngine, { readonly remaps: boolean | undefined; readonly until: number }>();
   const asking = new Map<ContainerEngine, { readonly since: number; readonly ended: Promise<void> }>();
 
@@ -46,7 +46,7 @@ export function createRemappedUsers(parts: {
       known.set(engine, { remaps, until: clock.elapsed() + knownMs });
     } catch (thrown) {
       log.info('a container engine did not say whether it remaps users', { why: stowageError(thrown).message });
-      // As it was, and asked again soon, by whoever does not wait for it.
+      // Keep the last answer, and let a later call retry soon.
       known.set(engine, { remaps: known.get(engine)?.remaps, until: clock.elapsed() + silentMs });
     }
   }
@@ -60,7 +60,7 @@ export function createRemappedUsers(parts: {
     return ended;
   }
 
-  /** However many mounts come meanwhile, they wait until the same moment. */
+  /** The timeout runs from the question, so concurrent mounts all wait until the same moment. */
   async function wait(engine: ContainerEngine): Promise<void> {
     const asked = asking.get(engine);
     if (asked === undefined) return;
@@ -75,14 +75,14 @@ export function createRemappedUsers(parts: {
       await Promise.all(engines.filter(isDue).map((engine) => begin(engine, scope)));
     },
     refuse: async (volume, hold, scope) => {
-      const kind = holderOf({ id: hold });
+      const kind = engineKindOf({ id: hold });
       const [engine, ...others] = engines.filter((one) => one.kind === kind);
-      // Which of several engines asks, nobody says.
+      // With several engines of one kind it is unknown which one requests the mount.
       if (engine === undefined || others.length > 0) return;
       if (isDue(engine)) void begin(engine, scope);
       await wait(engine);
-      // What it starts before it answers it has started before: to refuse that would keep containers down which were not refused
-      // then. Nothing is open by it: the kernel and the server check as ever.
+      // Allow mounts while the answer is unknown: the engine restarts containers during its start-up, and they were allowed before.
+      // That is safe, since the kernel and the server still check permissions.
       if (known.get(engine)?.remaps !== true) return;
       const source = await parts.stores().use(volume.store, (store) => store.source(volume, scope));
       if (parts.clients.isSingleUser(source)) return;

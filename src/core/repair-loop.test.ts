@@ -23,9 +23,9 @@ function mounts() {
   return { all, repairing, pass };
 }
 
-test('what could not be repaired is tried again, ever more rarely, until it is', async () => {
+test('retries a failed repair with increasing pauses until it succeeds', async () => {
   const { all, repairing, pass } = mounts();
-  await repairing.look();
+  await repairing.trigger();
   await pass(10);
   all.throws = true;
   await pass(110);
@@ -35,35 +35,35 @@ test('what could not be repaired is tried again, ever more rarely, until it is',
   expect(all.at.slice(8)).toEqual([121]);
 });
 
-test('whoever doubts later does not wait for the next try; at the end there is none', async () => {
+test('a later trigger does not wait for the next retry, and disposing cancels the retry', async () => {
   const { all, repairing, pass } = mounts();
-  await repairing.look();
+  await repairing.trigger();
   await pass(9);
   expect(all.at).toEqual([0, 1, 3, 7]);
-  await repairing.look();
+  await repairing.trigger();
   expect(all.at).toEqual([0, 1, 3, 7, 9]);
   repairing[Symbol.dispose]();
   await pass(100);
-  await repairing.look();
+  await repairing.trigger();
   expect(all.at).toEqual([0, 1, 3, 7, 9]);
 });
 
 test.each([
   ['and fails', true],
   ['and seems done', false],
-])('a repair that is itself what makes somebody doubt has its pause, %s', async (_, dead) => {
+])('pauses after a repair that itself causes a trigger, %s', async (_, dead) => {
   const { all, repairing, pass } = mounts();
   all.dead = dead;
-  all.meanwhile = () => void repairing.look();
-  await repairing.look();
+  all.meanwhile = () => void repairing.trigger();
+  await repairing.trigger();
   // And at once afterwards.
-  await repairing.look();
+  await repairing.trigger();
   await pass(100);
   expect(all.at).toEqual([0, 1, 3, 7, 15, 31, 61, 91]);
   all.dead = false;
   all.meanwhile = () => undefined;
   await pass(100);
   expect(all.at.slice(8)).toEqual([121]);
-  await repairing.look();
+  await repairing.trigger();
   expect(all.at.slice(9)).toEqual([191 + 9]);
 });

@@ -3,13 +3,13 @@ import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { Mounts } from './mounts.ts';
 
-/** Repairs when somebody doubts that all mounts are served, and goes on for as long as one could not be repaired. */
+/** Repairs dead mounts when triggered, and retries until all are repaired. */
 export interface RepairLoop extends Disposable {
-  /** At once, unless a repair has just been made: it may be what the doubt comes from, and is given its pause. */
-  look(): Promise<void>;
+  /** Starts a repair at once, or after a pause if one has just run, since that repair may itself have caused the trigger. */
+  trigger(): Promise<void>;
 }
 
-/** Whatever is in the way may be gone in a moment, or last for hours. */
+/** Exponential backoff: an obstacle may be gone in a moment, or last for hours. */
 const pause = { shortest: 1_000, longest: 30_000 } as const;
 
 export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Clock, scope: Scope): RepairLoop {
@@ -21,12 +21,12 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
   let ms: number = pause.shortest;
   let restsUntil = 0;
 
-  /** False: some mounts are dead still, or it is not known. */
+  /** False: some mounts are still dead, or their state is unknown. */
   async function repaired(): Promise<boolean> {
     try {
       return (await repair(own)).length === 0;
     } catch (thrown) {
-      if (!own.signal.aborted) own.log.warn('mounts were not looked at', { why: stowageError(thrown).message });
+      if (!own.signal.aborted) own.log.warn('mounts could not be checked', { why: stowageError(thrown).message });
       return false;
     }
   }
@@ -48,18 +48,18 @@ export function createRepairLoop({ repair }: Pick<Mounts, 'repair'>, clock: Cloc
   }
 
   function start(): Promise<void> {
-    // Who doubts while it begins doubts during it.
+    // Start asynchronously: a trigger that arrives during start-up then causes another pass.
     running = Promise.resolve().then(round);
     return running;
   }
 
   return {
-    look: async () => {
+    trigger: async () => {
       if (own.signal.aborted) return;
       isDoubted = true;
       if (running !== undefined) return await running;
       if (clock.elapsed() < restsUntil) return later();
-      // Nothing is left of earlier troubles.
+      // No retry is pending, so reset the backoff.
       if (next === undefined) ms = pause.shortest;
       await start();
     },

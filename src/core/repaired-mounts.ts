@@ -2,8 +2,8 @@ import type { Mount } from './model.ts';
 import type { Records } from './ports.ts';
 
 /**
- * Mounts that were made anew under somebody who used them. It is remembered for as long as that user has the mount, also over a
- * restart: what it has of the mount before is dead, and nobody but its user, or who started it, can do something about that.
+ * Mounts that were repaired while in use. Recorded for as long as the user has the mount, also across restarts: files that the user opened
+ * before the repair are dead, and only restarting the user helps.
  */
 const settingKey = 'mounts.repaired';
 
@@ -17,14 +17,14 @@ export function noteRepaired(
   at: number,
 ): void {
   const mounts = records.mounts.list();
-  // Those of others that have gone since, or have come since at the same place, are forgotten on the way.
+  // Also drop entries of mounts that are gone, or that were replaced by a newer mount at the same target.
   const known = Object.entries(noted(records)).filter(([place, then]) =>
     mounts.some((mount) => mount.target === place && mount.since <= then),
   );
   records.settings.set(settingKey, JSON.stringify({ ...Object.fromEntries(known), [target]: at }));
 }
 
-/** Undefined: it is still the one that its user got. */
+/** When the mount was repaired. Undefined: it was not repaired since its user mounted it. */
 export function repairedAt(
   records: Pick<Records, 'settings'>,
   { target, since }: Pick<Mount, 'target' | 'since'>,

@@ -52,7 +52,7 @@ const list = async ({ core }: TestCore): Promise<readonly Volume[]> => {
 };
 
 describe('two hosts on one store', () => {
-  test('see at once what the other makes, changes, renames and deletes', async () => {
+  test('see at once what the other host creates, changes, renames and deletes', async () => {
     const made = await create(one, 'a');
     expect(await list(other)).toEqual([made]);
     const labelled = await other.core.volumes.label(made.id, { team: 'red' }, undefined, aCall());
@@ -65,7 +65,7 @@ describe('two hosts on one store', () => {
     expect(await list(one)).toEqual([]);
   });
 
-  test('a volume that another host renamed is deleted, not just forgotten', async () => {
+  test('deleting a volume that another host renamed destroys it', async () => {
     const { id } = await create(one, 'a');
     await list(other);
     await one.core.volumes.rename(id, 'b', undefined, aCall());
@@ -73,7 +73,7 @@ describe('two hosts on one store', () => {
     expect(await readdir(folder)).toEqual(['.stowage']);
   });
 
-  test('a name that was deleted and given away elsewhere stands for the new volume', async () => {
+  test('a name that another host deleted and reused refers to the new volume', async () => {
     const first = await create(one, 'a');
     await list(other);
     await one.core.deletions.delete(first.id, undefined, aCall());
@@ -86,7 +86,7 @@ describe('two hosts on one store', () => {
     expect(await list(one)).toEqual([second]);
   });
 
-  test('both asked for one name at once make one volume, and say so to the other', async () => {
+  test('concurrent creates of one name create one volume, and the other host gets an error', async () => {
     for (let round = 0; round < 10; round++) {
       const results = await Promise.allSettled([create(one, `v${round}`), create(other, `v${round}`)]);
       const made = results.filter((result) => result.status === 'fulfilled');
@@ -98,7 +98,7 @@ describe('two hosts on one store', () => {
     expect(await list(other)).toEqual(await list(one));
   });
 
-  test('a volume that another host uses is neither deleted nor renamed, also when that host is silent', async () => {
+  test('refuse to delete or rename a volume that another host uses, even if that host is stale', async () => {
     const made = await create(one, 'a');
     await other.core.stores.use('silver', async (store) => {
       const use = { host: 'host-2', node: 'far' as never, users: [{ kind: 'container', name: 'db' }] } as const;
@@ -114,7 +114,7 @@ describe('two hosts on one store', () => {
 });
 
 test.skipIf(needs('mount'))(
-  'a host that may not have a volume, since another writes to it, does not say that it uses it',
+  'a host that is rejected because another host is the writer publishes no use record',
   async () => {
     const made = await create(one, 'a');
     const use = { host: 'elsewhere', node: 'elsewhere' as NodeName, users: [] };

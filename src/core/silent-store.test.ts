@@ -34,7 +34,7 @@ async function started(options: ServerOptions = {}): Promise<Started> {
 const stateIn = async ({ admin }: TestServer): Promise<unknown> =>
   (await admin.get('/v1/stores')).body.items.find(({ name }: { name: string }) => name === 'silver')?.state;
 
-test('is told as not answering, without waiting for it twice, and as open when it answers', async () => {
+test('a store that does not answer is shown as such without waiting for it twice, and as open when it answers', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });
   expect(await stateIn(server)).toBe('open');
@@ -70,7 +70,7 @@ interface RoomJson {
   readonly freeBytes: string | null;
 }
 
-test('the list and the metrics show free space, and do not wait for a store that owes the answer', async () => {
+test('the list and the metrics show free space without waiting for a store that does not answer', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });
   const roomIn = async (store: string): Promise<RoomJson> =>
@@ -99,7 +99,7 @@ test('the list and the metrics show free space, and do not wait for a store that
   await vi.waitFor(async () => expect((await roomIn('silver')).freeBytes).not.toBeNull());
 });
 
-test('one that was killed is told as not answering, and as open when it runs again', async () => {
+test('a store whose server was killed is shown as not answering, and as open when the server runs again', async () => {
   const { server, own } = await started();
   expect(await stateIn(server)).toBe('open');
   await own.server.close();
@@ -108,7 +108,7 @@ test('one that was killed is told as not answering, and as open when it runs aga
   await vi.waitFor(async () => expect(await stateIn(server)).toBe('open'), 20_000);
 });
 
-test('one whose server no longer allows this host is told as denying access, not as silent', async () => {
+test('a store whose server no longer allows this host is shown as denying access, not as unresponsive', async () => {
   const { server, own } = await started();
   const user = await server.as('user');
   await own.restart({ networks: ['192.0.2.0/24'] });
@@ -127,7 +127,7 @@ test('one whose server no longer allows this host is told as denying access, not
   expect((await user.get('/v1/stores/silver')).body.problem).toBeNull();
 });
 
-test('one that answers and denies every request is shown with that problem, and without it when it allows them again', async () => {
+test('a store that denies every request is shown with that problem until it allows them again', async () => {
   const own = await startOwnServer({ path: '/export' });
   const kind = refusing(createNfsStoreKind());
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
@@ -150,7 +150,7 @@ test('one that answers and denies every request is shown with that problem, and 
   expect((await server.admin.get('/v1/status')).body).toMatchObject({ storesInTrouble: [] });
 });
 
-test('one whose trash is not listed in time, and whose server no longer allows this host, is told as denying access', async () => {
+test('a store whose trash listing times out because its server no longer allows this host is shown as denying access', async () => {
   const clock = createFakeClock();
   const { server, kind, own } = await started({ clock });
   const user = await server.as('user');
@@ -169,7 +169,7 @@ test('one whose trash is not listed in time, and whose server no longer allows t
   });
 });
 
-test('one whose list takes long is not told as silent, and is asked for single names all the same', async () => {
+test('a store whose list takes long is not shown as unresponsive, and single names are still looked up', async () => {
   const clock = createFakeClock();
   const { server, kind } = await started({ clock });
   const gate = kind.close('changedByOthers.marks', { deaf: true, store: 'silver' });

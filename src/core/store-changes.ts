@@ -1,37 +1,40 @@
 import type { Scope } from '#base/log.ts';
 import type { Events } from './events.ts';
 import type { StoreConfig, StoreName } from './model.ts';
-import { askedPatienceMs, type Entries } from './store-entries.ts';
-import { beingAdded, cannotAdd, notOurs, removed, stillMounted, taken } from './store-errors.ts';
-import type { Reading } from './store-reading.ts';
+import { askedPatienceMs, type StoreEntries } from './store-entries.ts';
+import { cannotAdd, notRemovable, storeBeingAdded, storeExists, storeMounted, storeRemoved } from './store-errors.ts';
+import type { StoreLookup } from './store-lookup.ts';
 import { parseStoreConfig } from './store-uri.ts';
 import type { Stores, StoresParts, StoreView } from './stores.ts';
 
-export const published = (events: Events, type: 'added' | 'removed' | 'changed', { name, uri }: StoreConfig): void =>
-  events.publish(`store.${type}`, name, name, { name, uri });
+export const publishStoreEvent = (
+  events: Events,
+  type: 'added' | 'removed' | 'changed',
+  { name, uri }: StoreConfig,
+): void => events.publish(`store.${type}`, name, name, { name, uri });
 
-export function createChanges(
+export function createStoreChanges(
   parts: StoresParts,
-  entries: Entries,
-  reading: Reading,
+  entries: StoreEntries,
+  reading: StoreLookup,
 ): Pick<Stores, 'setDefault' | 'add' | 'remove'> {
   const { records, events } = parts;
-  /** Under way: the name is reserved, and whoever asks for the same gets the same. */
+  /** Adds in progress. The name is reserved, and a repeated request waits for the same result. */
   const adding = new Map<string, { readonly uri: string; readonly work: Promise<StoreView> }>();
 
-  /** Nobody else waits for a server that does not answer; what is looked up and noted is one step that nothing comes between. */
+  /** Opens the store without blocking others, then checks the name and records the store in one synchronous step. */
   async function addNew(config: StoreConfig, scope: Scope): Promise<StoreView> {
     const present = entries.all.get(config.name);
     if (present?.config.uri === config.uri && present.problem === undefined) return reading.view(present);
-    if (present !== undefined) throw taken(present.config);
-    const entry = await entries.prepare(config, scope, askedPatienceMs);
+    if (present !== undefined) throw storeExists(present.config);
+    const entry = await entries.openUnlisted(config, scope, askedPatienceMs);
     try {
       if (entry.problem !== undefined) throw cannotAdd(entry.problem);
       const meanwhile = entries.all.get(config.name);
-      if (meanwhile !== undefined) throw taken(meanwhile.config);
-      entries.settle(entry);
+      if (meanwhile !== undefined) throw storeExists(meanwhile.config);
+      entries.add(entry);
       records.stores.put(config.name, config.uri);
-      published(events, 'added', config);
+      publishStoreEvent(events, 'added', config);
       return reading.view(entry);
     } catch (cause) {
       await entries.shut(entry);
@@ -42,29 +45,29 @@ export function createChanges(
 
   return {
     setDefault: (name) => {
-      const entry = reading.known(name);
+      const entry = reading.entryOf(name);
       records.settings.set('defaultStore', entry.config.name);
-      published(events, 'changed', entry.config);
+      publishStoreEvent(events, 'changed', entry.config);
       return reading.view(entry);
     },
     add: async (name, uri, scope) => {
       const config = parseStoreConfig(name, uri, 'api', parts.kinds);
       const under = adding.get(config.name);
-      if (under !== undefined && under.uri !== uri) throw beingAdded(config.name);
+      if (under !== undefined && under.uri !== uri) throw storeBeingAdded(config.name);
       const work = under?.work ?? addNew(config, scope).finally(() => adding.delete(config.name));
       adding.set(config.name, { uri, work });
       return await work;
     },
     remove: async (name) => {
-      const entry = reading.known(name);
+      const entry = reading.entryOf(name);
       const { config } = entry;
-      if (config.origin !== 'api') throw notOurs(config);
+      if (config.origin !== 'api') throw notRemovable(config);
       refuseWhileMounted(parts, config);
-      // It keeps its name while what is done on it ends; nobody who changes others waits for that.
+      // The store keeps its name until its calls end. Changes of other stores do not wait for that.
       await entries.shut(entry);
-      const now = reading.known(name);
-      // The file has the name by now.
-      if (now !== entry) throw notOurs(now.config);
+      const now = reading.entryOf(name);
+      // The configuration file claimed the name in the meantime.
+      if (now !== entry) throw notRemovable(now.config);
       entries.drop(entry);
       parts.identities.forget(config.name);
       records.transaction(() => {
@@ -72,14 +75,14 @@ export function createChanges(
         records.volumes.forgetStore(config.name);
         giveUp(parts, config.name);
       });
-      published(events, 'removed', config);
+      publishStoreEvent(events, 'removed', config);
     },
   };
 }
 
-/** What was interrupted on it can never be taken up again. */
+/** Ends the store's interrupted operations, which can never be replayed now. */
 function giveUp({ records, clock }: StoresParts, store: StoreName): void {
-  const { code, reason, message, action } = removed(store);
+  const { code, reason, message, action } = storeRemoved(store);
   for (const operation of records.operations.unfinished()) {
     if (operation.store !== store) continue;
     records.operations.end(operation.id, 'canceled', clock.now(), { code, reason, message, action });
@@ -88,5 +91,5 @@ function giveUp({ records, clock }: StoresParts, store: StoreName): void {
 
 export function refuseWhileMounted({ mountedOn }: StoresParts, config: StoreConfig): void {
   const mounted = mountedOn(config.name);
-  if (mounted.length > 0) throw stillMounted(config, mounted);
+  if (mounted.length > 0) throw storeMounted(config, mounted);
 }

@@ -31,7 +31,7 @@ function controlled() {
   return { begun, kind, kinds, config: parseStoreConfig('silver', 'nfs://filer/export', 'file', kinds) };
 }
 
-test('few checks from other networks run at once; the others wait in line, as long as somebody waits for them', async () => {
+test('limits concurrent checks from other networks; the others wait until they run or are aborted', async () => {
   const { begun, kind, config } = controlled();
   const server = await startServer({ kinds: [createLocalStoreKind(), kind] });
   onTestFinished(() => server[Symbol.asyncDispose]());
@@ -53,7 +53,7 @@ test('few checks from other networks run at once; the others wait in line, as lo
   expect(await Promise.all(all)).toEqual(Array(4).fill(fine));
 });
 
-test('a check from another network that does not end blames no disk', async () => {
+test('a check from another network that times out does not blame a disk', async () => {
   const { kinds, config } = controlled();
   const clock = createFakeClock();
   const checked = probeFrom(

@@ -4,11 +4,11 @@ import { endsWithin } from '#base/wait.ts';
 import type { StowageError } from './errors.ts';
 import type { StoreCheck, StoreConfig } from './model.ts';
 import type { StoreKind } from './ports.ts';
-import { notReached, silent, slowFrom, unavailable } from './store-errors.ts';
+import { noAnswerStep, slowCheckStep, storeNotOnNetwork, storeUnavailable } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
 import type { Stores } from './stores.ts';
 
-/** A disk or server that is alive answers a check within this. */
+/** A healthy disk or server answers a check within this time. */
 export const checkDeadlineMs = 15_000;
 
 const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
@@ -18,11 +18,11 @@ const failed = (...steps: StoreCheck['steps']): StoreCheck => ({
   freeBytes: undefined,
 });
 
-/** A disk that hangs is what people ask about with a check, so it must not hang with it. */
+/** People check stores whose disk hangs, so the check itself must not hang. */
 async function inTime(check: Promise<StoreCheck>, clock: Clock, from?: string): Promise<StoreCheck> {
   if (await endsWithin(check, checkDeadlineMs, clock)) return await check;
   const seconds = Math.round(checkDeadlineMs / 1000);
-  return failed(from === undefined ? silent(seconds) : slowFrom(from, seconds));
+  return failed(from === undefined ? noAnswerStep(seconds) : slowCheckStep(from, seconds));
 }
 
 export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scope, clock: Clock): Promise<StoreCheck> =>
@@ -31,7 +31,7 @@ export const checkOpen = (stores: Pick<Stores, 'use'>, name: string, scope: Scop
     clock,
   );
 
-/** The way to a store that is not open, for kinds that can tell. */
+/** Probes a store that is not open. Undefined: its kind has no probe, or the probe failed. */
 export async function probeClosed(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
@@ -43,7 +43,7 @@ export async function probeClosed(
   return work === undefined ? undefined : await inTime(work, clock).catch(() => undefined);
 }
 
-/** From where somebody else's traffic would start. */
+/** Probes the store from another place, such as the network of a container. */
 export async function probeFrom(
   kinds: ReadonlyMap<string, StoreKind>,
   config: StoreConfig,
@@ -52,16 +52,16 @@ export async function probeFrom(
   clock: Clock,
 ): Promise<StoreCheck> {
   const kind = kinds.get(schemeOf(config.uri));
-  if (kind?.probe === undefined) throw notReached(config);
+  if (kind?.probe === undefined) throw storeNotOnNetwork(config);
   return await inTime(kind.probe(config, config.policy, scope, from), clock, from);
 }
 
-/** Whatever way to it was found: why it is not open. */
+/** The steps of the probe, followed by the reason why the store is not open. */
 export function notOpened(
   probed: StoreCheck | undefined,
   config: StoreConfig,
   problem: StowageError | undefined,
 ): StoreCheck {
-  const { message, action, reason } = unavailable(config, problem);
+  const { message, action, reason } = storeUnavailable(config, problem);
   return failed(...(probed?.steps ?? []), { step: 'open', ok: false, detail: message, action, reason });
 }

@@ -4,84 +4,84 @@ import { endsWithin } from '#base/wait.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import type { Store, StoreContext, StoreKind } from './ports.ts';
-import { busy, closing, opening } from './store-errors.ts';
+import { storeBusy, storeClosing, storeOpening } from './store-errors.ts';
 import { refusePolicy } from './store-facets.ts';
 import { schemeOf } from './store-uri.ts';
 
-/** Brings a freshly opened store and our records of it together, before anybody may use it. */
-export type TakeUp = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
+/** Recovers a newly opened store before anybody may use it. */
+export type RecoverStore = (store: Store, config: StoreConfig, scope: Scope) => Promise<void>;
 
-export interface Entry {
+export interface StoreEntry {
   config: StoreConfig;
   store: Store | undefined;
   problem: StowageError | undefined;
-  /** Under way, also when nobody waits for it any more. */
+  /** The attempt to open it that is in progress, even if nobody waits for it any more. */
   opening: Promise<void> | undefined;
-  /** Under way: whoever else wants it shut waits for the same. */
+  /** The close that is in progress. Concurrent callers share it. */
   shutting: Promise<void> | undefined;
   users: number;
-  /** Of these, such as end by themselves when the store is to be closed. */
+  /** How many of the users stop by themselves when the store is about to close. */
   background: number;
   idle: PromiseWithResolvers<void> | undefined;
-  /** Ends what is done in the background, so that the store can be closed. */
+  /** Aborts background work, so that the store can close. */
   closing: AbortController;
-  /** A change that waits until it can be made. */
+  /** A configuration change that is not possible yet. */
   pending: { readonly config: StoreConfig | undefined; readonly why: string } | undefined;
 }
 
-export interface EntryParts {
+export interface StoreEntryParts {
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly clock: Clock;
   readonly log: Log;
   readonly context: StoreContext;
-  /** What the store at that place called itself when it was last open. */
+  /** The identity of the store at this location when it was last open. */
   readonly identityOf: (config: StoreConfig) => string | undefined;
-  readonly takeUp: TakeUp;
+  readonly recover: RecoverStore;
 }
 
-/** The configured stores, open or with the reason why not. One that was shut is never opened again: another takes its place. */
-export interface Entries {
-  readonly all: Map<string, Entry>;
-  /** Those that are to become one of them once they are open. */
-  readonly coming: ReadonlyMap<string, Entry>;
-  /** Opens it, or notes the problem. Open already: nothing. One that takes longer goes on being opened behind it. */
-  open(entry: Entry, scope: Scope, patienceMs?: number): Promise<void>;
-  /** Lists it and opens it. Whatever else has its name, or is to have it, is dropped. */
-  bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
-  /** Opens it without listing it. */
-  prepare(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry>;
-  /** Lists what was prepared. Throws when it was dropped meanwhile. */
-  settle(entry: Entry): void;
-  /** Waits until nobody uses it, and closes it. Throws 'busy' when that takes too long: it then stays open. */
-  shut(entry: Entry): Promise<void>;
-  /** It is no longer one of them; what is under way to open it ends, and touches nothing any more. */
-  drop(entry: Entry): void;
-  /** In the place of one that was shut; `worked`: it was open. False: the new options do not work, so it has the old ones. */
-  replace(entry: Entry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
+/** The configured stores, open or with a problem. An entry that was shut is never reopened; a new entry replaces it. */
+export interface StoreEntries {
+  readonly all: Map<string, StoreEntry>;
+  /** Entries that are being opened and are not yet in `all`. */
+  readonly unlisted: ReadonlyMap<string, StoreEntry>;
+  /** Opens the store or records the problem. Does nothing if it is open. If it takes longer than `patienceMs`, opening continues in the background. */
+  open(entry: StoreEntry, scope: Scope, patienceMs?: number): Promise<void>;
+  /** Adds an entry and opens it. Drops any other entry with the same name. */
+  addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
+  /** Opens a store without adding it to `all`. */
+  openUnlisted(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry>;
+  /** Adds an entry from `openUnlisted` to `all`. Throws if it was dropped in the meantime. */
+  add(entry: StoreEntry): void;
+  /** Waits until the store is unused, then closes it. Throws 'busy' if that takes too long; the store then stays open. */
+  shut(entry: StoreEntry): Promise<void>;
+  /** Removes the entry and aborts an attempt to open it. */
+  drop(entry: StoreEntry): void;
+  /** Replaces an entry that was shut. `worked`: it was open before. False: the new options do not work, so it keeps the old ones. */
+  replace(entry: StoreEntry, config: StoreConfig, worked: boolean, scope: Scope): Promise<boolean>;
 }
 
 /**
- * A disk or server that needs longer keeps nobody from starting, or from using the other stores. Less than a second in all:
- * container engines wait for whoever answers at their sockets, and whoever uses this one store waits for it (`use`).
+ * How long the start waits for a store. A slow disk or server must not delay the start or other stores. Less than a second: container
+ * engines wait for the plugin socket meanwhile. Requests that need this store wait longer (`use`).
  */
 const openPatienceMs = 500;
-/** Where somebody asked for this one store. */
+/** How long a request that explicitly opens one store waits for it. */
 export const askedPatienceMs = 60_000;
 const openDeadlineMs = 30_000;
 const drainDeadlineMs = 30_000;
 const closeDeadlineMs = 5_000;
 
-export function createEntries(parts: EntryParts): Entries {
+export function createStoreEntries(parts: StoreEntryParts): StoreEntries {
   const { clock, log } = parts;
-  const all = new Map<string, Entry>();
-  const coming = new Map<string, Entry>();
-  /** Openings of entries that are none any more, on disks that do not answer. Nobody begins another one beside them. */
+  const all = new Map<string, StoreEntry>();
+  const unlisted = new Map<string, StoreEntry>();
+  /** Attempts to open dropped entries, on disks that do not answer. No other attempt starts for the same name meanwhile. */
   const abandoned = new Map<string, Promise<void>>();
 
-  async function attempt(entry: Entry, scope: Scope): Promise<void> {
+  async function attempt(entry: StoreEntry, scope: Scope): Promise<void> {
     const { config, closing: dropped } = entry;
     try {
-      const store = await openTaken(parts, config, {
+      const store = await openRecovered(parts, config, {
         ...scope,
         signal: AbortSignal.any([scope.signal, dropped.signal]),
       });
@@ -99,90 +99,90 @@ export function createEntries(parts: EntryParts): Entries {
     }
   }
 
-  async function open(entry: Entry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
+  async function open(entry: StoreEntry, scope: Scope, patienceMs = openPatienceMs): Promise<void> {
     if (entry.store !== undefined || entry.closing.signal.aborted) return;
     if (abandoned.has(entry.config.name)) {
-      entry.problem ??= opening(entry.config.name);
+      entry.problem ??= storeOpening(entry.config.name);
       return;
     }
     entry.opening ??= attempt(entry, scope);
-    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= opening(entry.config.name);
+    if (!(await endsWithin(entry.opening, patienceMs, clock))) entry.problem ??= storeOpening(entry.config.name);
   }
 
-  async function bring(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<Entry> {
+  async function addAndOpen(config: StoreConfig, scope: Scope, patienceMs?: number): Promise<StoreEntry> {
     const entry = newEntry(config);
-    for (const before of [all.get(config.name), coming.get(config.name)]) if (before !== undefined) drop(before);
+    for (const before of [all.get(config.name), unlisted.get(config.name)]) if (before !== undefined) drop(before);
     all.set(config.name, entry);
     await open(entry, scope, patienceMs);
     return entry;
   }
 
-  function drop(entry: Entry): void {
+  function drop(entry: StoreEntry): void {
     const { name } = entry.config;
-    for (const map of [all, coming]) if (map.get(name) === entry) map.delete(name);
-    entry.closing.abort(closing(name));
+    for (const map of [all, unlisted]) if (map.get(name) === entry) map.delete(name);
+    entry.closing.abort(storeClosing(name));
     if (entry.opening === undefined) return;
     const left = entry.opening.finally(() => abandoned.delete(name));
     abandoned.set(name, left);
   }
 
-  function shut(entry: Entry): Promise<void> {
+  function shut(entry: StoreEntry): Promise<void> {
     entry.shutting ??= drainAndClose(entry).finally(() => {
       entry.shutting = undefined;
     });
     return entry.shutting;
   }
 
-  async function drainAndClose(entry: Entry): Promise<void> {
+  async function drainAndClose(entry: StoreEntry): Promise<void> {
     const { store } = entry;
-    if (store === undefined) return entry.closing.abort(closing(entry.config.name));
+    if (store === undefined) return entry.closing.abort(storeClosing(entry.config.name));
     entry.store = undefined;
-    entry.problem = closing(entry.config.name);
+    entry.problem = storeClosing(entry.config.name);
     entry.closing.abort(entry.problem);
     if (await isIdle(entry, clock)) {
-      // A disk that does not answer may keep even this; nobody else shall wait for it.
+      // Closing can hang on a disk that does not answer, so do not wait forever.
       if (!(await endsWithin(store.close(), closeDeadlineMs, clock)))
         log.warn('store is still being closed', { store: entry.config.name });
       return;
     }
     const { users } = entry;
     Object.assign(entry, { store, problem: undefined, closing: new AbortController() });
-    throw busy(entry.config.name, users);
+    throw storeBusy(entry.config.name, users);
   }
 
   return {
     all,
-    coming,
+    unlisted,
     open,
-    bring,
+    addAndOpen,
     shut,
     drop,
-    prepare: async (config, scope, patienceMs) => {
+    openUnlisted: async (config, scope, patienceMs) => {
       const entry = newEntry(config);
-      coming.set(config.name, entry);
+      unlisted.set(config.name, entry);
       await open(entry, scope, patienceMs);
       return entry;
     },
-    settle: (entry) => {
+    add: (entry) => {
       const { name } = entry.config;
-      if (!coming.delete(name) || entry.closing.signal.aborted) throw closing(name);
+      if (!unlisted.delete(name) || entry.closing.signal.aborted) throw storeClosing(name);
       all.set(name, entry);
     },
     replace: async (entry, config, worked, scope) => {
-      const brought = await bring(config, scope, askedPatienceMs);
-      const { problem } = brought;
+      const added = await addAndOpen(config, scope, askedPatienceMs);
+      const { problem } = added;
       if (problem === undefined || problem.reason === 'store-opening' || !worked) return true;
-      // Removed by hand meanwhile.
-      if (all.get(config.name) !== brought) return true;
+      // Removed through the API in the meantime.
+      if (all.get(config.name) !== added) return true;
       const { message, action } = problem;
       log.warn('store keeps its old options', { store: config.name, why: message, action });
-      await bring(entry.config, scope);
+      await addAndOpen(entry.config, scope);
       return false;
     },
   };
 }
 
-function newEntry(config: StoreConfig): Entry {
+function newEntry(config: StoreConfig): StoreEntry {
   return {
     config,
     store: undefined,
@@ -197,7 +197,7 @@ function newEntry(config: StoreConfig): Entry {
   };
 }
 
-async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
+async function isIdle(entry: StoreEntry, clock: Clock): Promise<boolean> {
   if (entry.users === 0) return true;
   entry.idle = Promise.withResolvers();
   using _late = clock.after(drainDeadlineMs, entry.idle.resolve);
@@ -206,7 +206,7 @@ async function isIdle(entry: Entry, clock: Clock): Promise<boolean> {
   return entry.users === 0;
 }
 
-async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
+async function openRecovered(parts: StoreEntryParts, config: StoreConfig, scope: Scope): Promise<Store> {
   const scheme = schemeOf(config.uri);
   const kind = parts.kinds.get(scheme);
   if (kind === undefined) throw new Error(`no store kind ${scheme}`);
@@ -214,10 +214,10 @@ async function openTaken(parts: EntryParts, config: StoreConfig, scope: Scope): 
   using limit = parts.clock.deadline(openDeadlineMs, scope.signal);
   const store = await kind.open(config, config.policy, context, { ...scope, signal: limit.signal });
   try {
-    // It may have been given up while it was opened; then another one has its name, and its records.
+    // The entry may have been dropped while it was opening; then its name and records belong to another store.
     scope.signal.throwIfAborted();
     refusePolicy(store, config.policy);
-    await parts.takeUp(store, config, scope);
+    await parts.recover(store, config, scope);
     return store;
   } catch (cause) {
     await store.close();

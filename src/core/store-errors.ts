@@ -1,9 +1,9 @@
+import { isAccessDenied, refusalToUsers } from './access-denial.ts';
 import { relayed, StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
 import { quoted } from './names.ts';
-import { isAccessDenied, refusalToUsers } from './refusals.ts';
 
-/** Names no others: who asks may not be allowed to know them. */
+/** Does not list other stores, since the caller may not be allowed to see them. */
 export function unknownStore(name: string): StowageError {
   return new StowageError(`there is no store ${quoted(name)}`, {
     code: 'not-found',
@@ -13,8 +13,8 @@ export function unknownStore(name: string): StowageError {
 }
 
 /**
- * A volume that is not found was on a store that is not configured any more. Nobody asks such a store, so every volume of it would look
- * deleted. `action`: how to configure the store again, where the caller's users do that.
+ * For a volume that is not found because its store is not configured any more. Such a store cannot be asked, so all its volumes would look
+ * deleted. `action`: how users of the caller configure the store again.
  */
 export function storeGone(store: string, action: string): StowageError {
   return new StowageError(`store '${store}' is not configured any more, and the volume may still be on it`, {
@@ -24,8 +24,8 @@ export function storeGone(store: string, action: string): StowageError {
   });
 }
 
-/** Of an operation that waits for its store. */
-export function notConfigured(name: string): StowageError {
+/** For an operation that waits for its store. */
+export function storeNotConfigured(name: string): StowageError {
   return new StowageError(`store ${quoted(name)} is not configured`, {
     code: 'unavailable',
     reason: 'store-not-configured',
@@ -35,19 +35,19 @@ export function notConfigured(name: string): StowageError {
 
 const mistakes = ['store-root-missing', 'nfs-export-unknown', 'nfs-export-withheld', 'nfs-host-unknown'];
 
-/** What is missing from a store we have is trouble that may pass; from one that is being added, a mistake. */
+/** For a configured store a missing directory or server may be temporary; for a store that is being added it is a mistake. */
 export function cannotAdd(problem: StowageError): StowageError {
   const { reason, message, cause } = problem;
   const code = mistakes.includes(reason) ? 'invalid' : problem.code;
-  // There is no such store yet that could be checked.
+  // The store does not exist yet, so it cannot be checked.
   return relayed(message, { code, reason, action: withoutCheck(problem.action), cause });
 }
 
-/** For who has just checked the store, or cannot. */
+/** Removes the advice to check the store, for callers who just did or cannot. */
 export const withoutCheck = (action: string): string =>
   action.replace(/(?:[;.] [Tt]hen|, or look with)?: stowage store check \S+$/, '.');
 
-export function closing(name: string): StowageError {
+export function storeClosing(name: string): StowageError {
   return new StowageError(`store '${name}' is being closed`, {
     code: 'unavailable',
     reason: 'store-closing',
@@ -55,7 +55,7 @@ export function closing(name: string): StowageError {
   });
 }
 
-export function opening(name: string): StowageError {
+export function storeOpening(name: string): StowageError {
   return new StowageError(`store '${name}' is still being opened`, {
     code: 'unavailable',
     reason: 'store-opening',
@@ -63,7 +63,7 @@ export function opening(name: string): StowageError {
   });
 }
 
-export function busy(name: string, users: number): StowageError {
+export function storeBusy(name: string, users: number): StowageError {
   return new StowageError(`store '${name}' is busy with ${users} call${users === 1 ? '' : 's'} that did not end`, {
     code: 'busy',
     reason: 'store-busy',
@@ -71,7 +71,7 @@ export function busy(name: string, users: number): StowageError {
   });
 }
 
-/** Of a store that is open. `refusal`: it answers, and denies access. */
+/** For an open store. `refusal`: it answers but denies access. */
 export function notAnswering(name: string, refusal: StowageError | undefined): StowageError {
   if (refusal !== undefined) {
     const what = refusalToUsers(refusal, `store '${name}'`);
@@ -97,7 +97,7 @@ export interface Unsearched {
   readonly refusal: StowageError | undefined;
 }
 
-/** Why a search over these stores is incomplete, and what to do if access is denied. For users, too. */
+/** Why a search over these stores is incomplete, and what to do if access is denied. Safe to show to users. */
 export function unsearched(stores: readonly Unsearched[]): {
   readonly down: string;
   readonly action: string | undefined;
@@ -117,8 +117,8 @@ export function unsearched(stores: readonly Unsearched[]): {
   };
 }
 
-/** The step of a check that is about a disk or server which does not answer at all. */
-export function silent(seconds: number): { step: string; ok: false; detail: string; action: string } {
+/** The failed step of a check if the disk or server does not answer at all. */
+export function noAnswerStep(seconds: number): { step: string; ok: false; detail: string; action: string } {
   return {
     step: 'answer',
     ok: false,
@@ -127,8 +127,8 @@ export function silent(seconds: number): { step: string; ok: false; detail: stri
   };
 }
 
-/** The same of a check from somewhere else: the container engine, or the search for the network, may be what is slow. */
-export function slowFrom(from: string, seconds: number): ReturnType<typeof silent> {
+/** Like `noAnswerStep` for a check from another place: the container engine, or finding the network, may be slow instead. */
+export function slowCheckStep(from: string, seconds: number): ReturnType<typeof noAnswerStep> {
   return {
     step: 'answer',
     ok: false,
@@ -138,7 +138,7 @@ export function slowFrom(from: string, seconds: number): ReturnType<typeof silen
   };
 }
 
-export function taken({ name, origin }: StoreConfig): StowageError {
+export function storeExists({ name, origin }: StoreConfig): StowageError {
   return new StowageError(`there is a store '${name}' already`, {
     code: 'exists',
     reason: 'store-exists',
@@ -146,7 +146,7 @@ export function taken({ name, origin }: StoreConfig): StowageError {
   });
 }
 
-export function beingAdded(name: string): StowageError {
+export function storeBeingAdded(name: string): StowageError {
   return new StowageError(`a store '${name}' is being added already, with another URI`, {
     code: 'busy',
     reason: 'store-being-added',
@@ -154,15 +154,15 @@ export function beingAdded(name: string): StowageError {
   });
 }
 
-export function notOurs(config: StoreConfig): StowageError {
+export function notRemovable(config: StoreConfig): StowageError {
   if (config.origin === 'cluster')
-    return new StowageError(`store '${config.name}' is given as a Store object of Kubernetes`, {
+    return new StowageError(`store '${config.name}' is defined by a Store object in Kubernetes`, {
       code: 'denied',
       reason: 'store-from-cluster',
       action: `Delete the object: kubectl delete store ${config.name}`,
     });
   const inFile = config.origin === 'file';
-  return new StowageError(`store '${config.name}' is ${inFile ? 'given in stowage.yaml' : 'built in'}`, {
+  return new StowageError(`store '${config.name}' is ${inFile ? 'defined in stowage.yaml' : 'built in'}`, {
     code: 'denied',
     reason: 'store-from-file',
     action: inFile
@@ -171,7 +171,7 @@ export function notOurs(config: StoreConfig): StowageError {
   });
 }
 
-export function stillMounted(config: StoreConfig, mounted: readonly string[]): StowageError {
+export function storeMounted(config: StoreConfig, mounted: readonly string[]): StowageError {
   return new StowageError(`store '${config.name}' has mounted volumes: ${mounted.slice(0, 5).join(', ')}`, {
     code: 'in-use',
     reason: 'store-in-use',
@@ -179,8 +179,8 @@ export function stillMounted(config: StoreConfig, mounted: readonly string[]): S
   });
 }
 
-/** `unavailable` whatever the problem is: the store is opened again by itself, so whoever waits for it may retry. */
-export function unavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
+/** Always `unavailable`, whatever the problem is: Stowage reopens the store by itself, so callers may retry. */
+export function storeUnavailable({ name }: StoreConfig, problem: StowageError | undefined): StowageError {
   const isDenied = problem !== undefined && isAccessDenied(problem);
   return relayed(`store '${name}' cannot be used: ${problem?.message ?? 'it is not open yet'}`, {
     code: 'unavailable',
@@ -191,7 +191,7 @@ export function unavailable({ name }: StoreConfig, problem: StowageError | undef
   });
 }
 
-export function removed(name: string): StowageError {
+export function storeRemoved(name: string): StowageError {
   return new StowageError(`store '${name}' was removed before this was done`, {
     code: 'canceled',
     reason: 'store-removed',
@@ -199,7 +199,7 @@ export function removed(name: string): StowageError {
   });
 }
 
-export function notReached({ name }: StoreConfig): StowageError {
+export function storeNotOnNetwork({ name }: StoreConfig): StowageError {
   return new StowageError(`store '${name}' is on this machine: no network leads to it`, {
     code: 'unsupported',
     reason: 'store-without-network',

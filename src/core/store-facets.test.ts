@@ -71,8 +71,8 @@ describe('a store with the required members only', () => {
     await runMaintenance(server.core);
   });
 
-  test('has no identity that core could remember', async () => {
-    const made = await server.core.volumes.createKnown(
+  test('has no identity for core to remember', async () => {
+    const made = await server.core.volumes.createWithStoreIdentity(
       { store: 'plain', name: 'a', bytes: undefined, access: undefined, labels: {} },
       aCall(),
     );
@@ -86,7 +86,7 @@ describe('a store with the required members only', () => {
     expect(view().problem).toBeUndefined();
   });
 
-  test('is not compared with the places of other stores', async () => {
+  test('is not compared with the locations of other stores', async () => {
     const apart = keepApart({ ...minimal, placement: 'anywhere' }, async ({ name }) => ({ on: [name], root }));
     const { policy, ...given } = view().config;
     const context = { instance: 'i', node: server.core.node };
@@ -105,27 +105,27 @@ describe('a store with the required members only', () => {
     expect(await volumes()).toEqual(['a']);
   });
 
-  test('is changed by Stowage only, so that the catalogue is not compared with it for each list', async () => {
+  test('is changed by Stowage only, so listings do not refresh the catalogue from it', async () => {
     const made = await create('a');
     minimal.volumesAt(root).delete(made.name);
     expect(await volumes()).toEqual(['a']);
     expect(await server.core.liveness.silent([view().config.name], aCall())).toEqual(new Set());
   });
 
-  test('cannot hold a volume to its size, which is a label', async () => {
+  test('cannot enforce the size of a volume, which is informational', async () => {
     const { id } = await create('a');
     const enforcing = { store: 'plain', name: 'b', bytes: 10n, enforce: true, access: undefined, labels: {} };
     const unsupported = {
       code: 'unsupported',
       reason: 'enforcement-unsupported',
-      message: "store 'plain' cannot hold a volume to its size",
+      message: "store 'plain' cannot enforce the size of a volume",
     };
     await expect(server.core.volumes.create(enforcing, aCall())).rejects.toMatchObject(unsupported);
     await expect(server.core.volumes.enforce(id, true, undefined, aCall())).rejects.toMatchObject(unsupported);
     expect(operations()).toEqual(['volume.create']);
   });
 
-  test('refuses to enlarge a volume before an operation is recorded, unless it has that size already', async () => {
+  test('rejects an expansion before recording an operation, unless the volume has that size already', async () => {
     const made = await create('a', 10n);
     await expect(server.core.volumes.expand(made.id, 20n, undefined, aCall())).rejects.toMatchObject({
       code: 'unsupported',
@@ -140,7 +140,7 @@ describe('a store with the required members only', () => {
     expect(operations().filter((one) => one === 'volume.expand')).toEqual([]);
   });
 
-  test('refuses to rename a volume before an operation is recorded, unless it has that name already', async () => {
+  test('rejects a rename before recording an operation, unless the volume has that name already', async () => {
     const made = await create('a');
     await expect(server.core.volumes.rename(made.id, 'b', undefined, aCall())).rejects.toMatchObject({
       code: 'unsupported',
@@ -151,7 +151,7 @@ describe('a store with the required members only', () => {
     expect(operations()).toEqual(['volume.create']);
   });
 
-  test('does not know how much a volume holds, neither for CSI nor for Docker', async () => {
+  test('reports no usage, neither to CSI nor to Docker', async () => {
     const made = await create('a');
     await expect(server.core.volumes.usage(made.id, aCall())).rejects.toMatchObject({
       code: 'unsupported',
@@ -166,7 +166,7 @@ describe('a store with the required members only', () => {
     expect(log.lines).toEqual([]);
   });
 
-  test('decides by itself whether a volume is deleted that must be empty', async () => {
+  test('decides by itself whether a volume that must be empty is deleted', async () => {
     const { id } = await create('a');
     await expect(server.core.deletions.delete(id, undefined, aCall(), { discard: true })).rejects.toMatchObject({
       code: 'conflict',
@@ -183,7 +183,7 @@ describe('a store with the required members only', () => {
     expect(log.lines).toEqual([]);
   });
 
-  test('is left out where trash is listed, searched and expired', async () => {
+  test('is skipped when trash is listed, searched and expired', async () => {
     const { id } = await create('a');
     const { trash, trashOf, restore, purge } = server.core.deletions;
     expect(await trashOf('plain', aCall())).toEqual([]);
@@ -197,7 +197,7 @@ describe('a store with the required members only', () => {
     expect(log.lines.filter((line) => line.includes('trash'))).toEqual([]);
   });
 
-  test('refuses to adopt before an operation is recorded', async () => {
+  test('rejects an adoption before recording an operation', async () => {
     for (const dryRun of [true, false]) {
       const adopting = server.core.adoptions.adopt('plain', { dryRun, data: true }, aCall());
       await expect(adopting).rejects.toMatchObject({
@@ -217,7 +217,7 @@ describe('a store with the required members only', () => {
     expect(view().problem).toBeUndefined();
   });
 
-  test('has no records of who uses its volumes', async () => {
+  test('has no use records', async () => {
     const made = await create('a');
     expect(await server.core.uses.of(made, aCall())).toBeUndefined();
     await expect(server.core.uses.release(made.id, 'host-2', aCall())).rejects.toMatchObject({
@@ -272,7 +272,7 @@ describe.each(['archive', 'retain'])('onDelete=%s on a store that does not suppo
     expect(view().pending).toBeUndefined();
   });
 
-  test('is refused by the deletion itself when the policy changed while the store was being opened', async () => {
+  test('makes the deletion fail if the policy changed while the store was being opened', async () => {
     const { id } = await create('a');
     await writeFile(config, `stores:\n  local: local://${folder}/local\n`);
     await server.reload();

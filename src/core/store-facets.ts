@@ -66,6 +66,6 @@ function policyUnsupported(store: StoreName, wanted: OnDelete): StowageError {
   });
 }
 
-/** A store without the cheap listing lists its volumes. */
+/** Falls back to listing volumes if the store has no `names`. */
 export const namesOf = async (store: Store, scope: Scope): Promise<readonly VolumeName[]> =>
   (await store.names?.(scope)) ?? (await Array.fromAsync(store.list(scope), ({ name }) => name));

@@ -7,7 +7,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { plainPolicy as policy } from '#testing/policy.ts';
 import type { StoreConfig, StoreName, VolumeId, VolumeName } from './model.ts';
 import type { Records, Store } from './ports.ts';
-import { createIdentities, type Identities } from './store-identity.ts';
+import { createStoreIdentities, type StoreIdentities } from './store-identity.ts';
 
 const name = 'silver' as StoreName;
 const id = 'sv1-1' as VolumeId;
@@ -15,7 +15,7 @@ const at = (uri: string): StoreConfig => ({ name, uri, origin: 'file', policy, o
 
 let folder: string;
 let records: Records;
-let identities: Identities;
+let identities: StoreIdentities;
 
 /** As when it was opened there, and said who it is. */
 function opened(uri: string): void {
@@ -26,7 +26,7 @@ function opened(uri: string): void {
 beforeEach(() => {
   folder = mkdtempSync(join(tmpdir(), 'stowage-identity-'));
   records = openRecords(':memory:');
-  identities = createIdentities({ records, clock: createFakeClock() });
+  identities = createStoreIdentities({ records, clock: createFakeClock() });
   opened('nfs://10.0.0.1,filer:2050/export/a');
   const volume = { id, name: 'v' as VolumeName, store: name, bytes: 1n, access: 'filesystem', labels: {} } as const;
   records.volumes.put({ ...volume, requestId: 'r', createdAt: 1, revision: 1, instance: 'here', enforce: false });
@@ -41,13 +41,13 @@ test.each([
   'nfs://10.0.0.1,filer,10.0.0.3:2050/export/a',
   'nfs://10.0.0.3,10.0.0.1:2050/export/a',
   'nfs://Filer:2050/export/a',
-])('the same server by %s is the same place', (uri) => {
+])('the same server with URI %s is the same location', (uri) => {
   expect(identities.known(at(uri))).toBe('it');
   opened(uri);
   expect(records.volumes.byId(id)).toMatchObject({ name: 'v' });
 });
 
-test('addresses can be exchanged one by one', () => {
+test('addresses can be replaced one by one', () => {
   for (const hosts of ['filer,10.0.0.3', '10.0.0.3', '10.0.0.3,[fd00::1]', '[fd00::1]']) {
     const uri = `nfs://${hosts}:2050/export/a`;
     expect(identities.known(at(uri))).toBe('it');
@@ -63,13 +63,13 @@ test.each([
   'nfs://10.0.0.1:2049/export/a',
   'nfs://10.0.0.1/export/a',
   'local:///export/a',
-])('%s is another place', (uri) => {
+])('%s is another location', (uri) => {
   expect(identities.known(at(uri))).toBeUndefined();
   identities.forgetOtherPlace(at(uri));
   expect(records.volumes.byId(id)).toBeUndefined();
 });
 
-test('without a host, only the same path is the same place', () => {
+test('without a host, only the same path is the same location', () => {
   opened('local:///srv/a');
   expect(identities.known(at('local:///srv/a?onDelete=retain'))).toBe('it');
   expect(identities.known(at('local:///srv/b'))).toBeUndefined();

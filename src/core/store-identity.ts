@@ -3,27 +3,33 @@ import type { Operation, StoreConfig } from './model.ts';
 import type { Records, Store } from './ports.ts';
 
 /**
- * Which store lies where. What we have on record of a store is worth nothing when another one lies in its place: the
- * name means another directory now, or the disk is not mounted and its empty mount point is all there is.
+ * Remembers the location and the identity of each store. Our records of a store are invalid if another store is at its location: the
+ * name refers to another directory now, or the disk is not mounted and only its empty mount point is there.
  */
-export interface Identities {
-  /** What the store at that place called itself when it was last open. */
+export interface StoreIdentities {
+  /** The identity of the store at this location when it was last open. */
   known(config: StoreConfig): string | undefined;
-  /** A name that now means another place: its volumes are not those we have on record, even where names are the same. */
+  /** If the store has another location now, drops our records of its volumes: they are other volumes, even if names are equal. */
   forgetOtherPlace(config: StoreConfig): void;
   remember(config: StoreConfig, store: Store): void;
-  /** Whatever lies there from now on is the store. */
+  /** Accepts whatever store is at the location next. */
   forget(name: string): void;
 }
 
 const elsewhere: Operation['error'] = {
   code: 'conflict',
   reason: 'store-moved',
-  message: 'the store lies somewhere else now, so what was interrupted in its old place is not done in the new one',
+  message: 'the store has another location now, so the interrupted operation was not continued',
   action: 'Repeat the request if it is still wanted.',
 };
 
-export function createIdentities({ records, clock }: { readonly records: Records; readonly clock: Clock }): Identities {
+export function createStoreIdentities({
+  records,
+  clock,
+}: {
+  readonly records: Records;
+  readonly clock: Clock;
+}): StoreIdentities {
   const { settings } = records;
   const placeKey = (name: string): string => `place of ${name}`;
   const identityKey = (name: string): string => `identity of ${name}`;
@@ -37,7 +43,7 @@ export function createIdentities({ records, clock }: { readonly records: Records
   return {
     known: (config) => (isKnownPlace(config) ? settings.get(identityKey(config.name)) || undefined : undefined),
     forgetOtherPlace: (config) => {
-      // Whatever opened it has compared its identity: of its addresses, the next change may leave only the new ones.
+      // Opening compared the identity, so remember the current addresses: a later change may keep only the new ones.
       if (isKnownPlace(config)) return keep(placeKey(config.name), placeOf(config));
       records.transaction(() => {
         if (settings.get(placeKey(config.name)) !== undefined) {
@@ -47,7 +53,7 @@ export function createIdentities({ records, clock }: { readonly records: Records
           }
         }
         keep(placeKey(config.name), placeOf(config));
-        // Not the old one's, should opening the new one fail before it has said its own.
+        // Clear the old identity, in case opening fails before the new one is known.
         keep(identityKey(config.name), '');
       });
     },
@@ -63,7 +69,7 @@ export function createIdentities({ records, clock }: { readonly records: Records
 
 const placeOf = ({ uri }: StoreConfig): string => uri.replace(/\?.*$/s, '');
 
-/** Also by other addresses of one server, as long as one of them stays: what lies there says itself which store it is. */
+/** Also true for other addresses of one server, as long as one address stays: the store's identity is compared anyway. */
 function isSamePlace(before: string | undefined, now: string): boolean {
   if (before === undefined || before === now) return before === now;
   const [one, other] = [partsOf(before), partsOf(now)];

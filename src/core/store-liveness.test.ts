@@ -26,7 +26,7 @@ function setUp(ping: () => Promise<void>, verbs: object = {}) {
 const lookThatFails = (liveness: StoreLiveness, thrown: Error): Promise<boolean> =>
   liveness.look(silver, aCall(), () => Promise.reject(thrown));
 
-test('keeps a refusal that comes after nobody waits for it any more', async () => {
+test('records a denial that arrives after the timeout', async () => {
   const { promise, reject } = Promise.withResolvers<void>();
   const { clock, liveness } = setUp(() => promise);
   const asked = liveness.silent([silver], aCall());
@@ -37,7 +37,7 @@ test('keeps a refusal that comes after nobody waits for it any more', async () =
   await vi.waitFor(() => expect(liveness.refusal(silver)).toBe(denied));
 });
 
-test('has no refusal of a store that was removed meanwhile', () => {
+test('has no denial for a store that was removed in the meantime', () => {
   const { liveness } = setUp(() => Promise.reject(denied));
   expect(liveness.refusal('removed' as StoreName)).toBeUndefined();
 });
@@ -46,7 +46,7 @@ test.each([
   ['list', 'names'],
   ['look', 'get'],
 ] as const)(
-  'keeps the refusal of a %s while the server answers pings, until the store allows that',
+  'keeps the denial of a %s while the server answers pings, until the store allows it',
   async (question, verb) => {
     let verbs: () => Promise<undefined> = () => Promise.reject(denied);
     const { liveness } = setUp(() => Promise.resolve(), { [verb]: () => verbs() });
@@ -61,7 +61,7 @@ test.each([
   },
 );
 
-test.each(['list', 'look'] as const)('finds out by a ping why a %s is not answered in time', async (question) => {
+test.each(['list', 'look'] as const)('uses a ping to find out why a %s is not answered in time', async (question) => {
   const { clock, liveness } = setUp(() => Promise.reject(denied));
   const reached = Promise.withResolvers<void>();
   const asked = liveness[question](silver, aCall(), () => {
@@ -80,7 +80,7 @@ test.each([
   ['unavailable', 'nfs-no-route', 'nfs-hangs-up'],
   ['unavailable', 'nfs-refused', 'nfs-hangs-up'],
 ] as const)(
-  'forgets a refusal when a lookup fails with %s %s (a ping with %s): it is the network now',
+  'forgets a denial when a lookup fails with %s %s (a ping with %s), since the network is the problem now',
   async (code, reason, ping) => {
     let now: Error = denied;
     const { liveness } = setUp(() => Promise.reject(now));
@@ -93,7 +93,7 @@ test.each([
 );
 
 test.each(['nfs-connection-lost', 'nfs-timeout'])(
-  'keeps a refusal when a lookup fails with %s and the server still ends every connection',
+  'keeps a denial when a lookup fails with %s and the server still closes every connection',
   async (reason) => {
     const { liveness } = setUp(() => Promise.reject(denied));
     await liveness.silent([silver], aCall());

@@ -1,45 +1,48 @@
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
+import { isAccessDenied } from './access-denial.ts';
 import { type StowageError, stowageError } from './errors.ts';
 import type { Room, StoreName } from './model.ts';
 import { volumeName } from './names.ts';
 import type { Store } from './ports.ts';
-import { isAccessDenied } from './refusals.ts';
 import { namesOf } from './store-facets.ts';
 import type { Stores } from './stores.ts';
 
-/** Which of the stores that others can change answer, and which are not worth waiting for. */
+/** Tracks which stores answer, so that callers do not wait for a store that does not. Concerns stores that other hosts can change. */
 export interface StoreLiveness {
-  /** Whether it has listed its names; what only we can change need not be asked. One that was late lately is not asked. */
+  /**
+   * Asks the store to list its names; false if it did not answer. Skips the question, with true, for an open store that only we can change,
+   * and, with false, for a store that was recently late.
+   */
   list(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
-  /** The same for one name, which is asked for unless the server does not answer at all: a long list takes its time. */
+  /** Like `list` for a single name. Asks even if the list was late, since a long list can take long, unless the server does not answer at all. */
   look(name: StoreName, scope: Scope, ask: (open: Store) => Promise<void>): Promise<boolean>;
-  /** Those whose names were not listed lately. */
+  /** The stores whose last list was late. */
   late(names: readonly StoreName[]): readonly StoreName[];
-  /** Those that are open and do not answer, as of now. */
+  /** Asks now, and returns the open stores that do not answer. */
   silent(names: readonly StoreName[], scope: Scope): Promise<ReadonlySet<string>>;
-  /** Those of them that are open and say it soon. A list must not wait longer for it than for `silent`. */
+  /** The free space of open stores that answer soon. A list must not wait longer for this than for `silent`. */
   rooms(names: readonly StoreName[], scope: Scope): Promise<ReadonlyMap<string, Room>>;
-  /** Why the store denies access, as of when it was last opened or asked. Undefined: it does not. */
+  /** Why the store denied access when it was last opened or asked. Undefined: it did not. */
   refusal(name: StoreName): StowageError | undefined;
 }
 
-/** What is asked of a store: each can be owed while another is answered. */
+/** The kinds of questions to a store. One can be unanswered while another is answered. */
 type Question = 'list' | 'look' | 'ping' | 'room';
 
-/** A store that is alive has listed its names by then. */
+/** A healthy store lists its names within this time. */
 const patienceMs = 3_000;
-/** Whether it is there at all takes it one call, and so does its free space. */
+/** The timeout of a ping and of the free space, which take a single call. */
 const onePatienceMs = 2_000;
-/** Who took longer to fail is not asked again for a while. */
+/** A store that takes longer than `quickMs` to fail is not asked again for `restMs`. */
 const quickMs = 1_000;
 const restMs = 10_000;
 
-/** Whether there is such a volume does not matter. */
+/** A name to look up; such a volume need not exist. */
 const anyName = volumeName('access');
 
-/** Whether it may be that the server ends every connection at once. Only a ping finds out. */
+/** True if the cause may be that the server closes every connection at once. Only a ping can tell. */
 const isUncertain = (question: Question, { reason }: StowageError): boolean =>
   (question === 'list' || question === 'look') && ['nfs-connection-lost', 'nfs-timeout'].includes(reason);
 
@@ -48,20 +51,20 @@ export function createStoreLiveness(parts: {
   readonly stores: () => Pick<Stores, 'list' | 'view' | 'use'>;
 }): StoreLiveness {
   const { clock, stores } = parts;
-  /** Asked and not answered, and until when: nobody waits for those meanwhile. */
+  /** Unanswered questions, and until when nobody waits for them. */
   const late = {
     list: new Map<StoreName, number>(),
     look: new Map<StoreName, number>(),
     ping: new Map<StoreName, number>(),
     room: new Map<StoreName, number>(),
   };
-  /** Said by those that were asked last and denied access. */
+  /** The stores that denied access in their last answer. */
   const refusals = new Map<StoreName, { readonly question: Question; readonly failure: StowageError }>();
   const restOf = (question: Question, name: StoreName): number => (late[question].get(name) ?? 0) - clock.elapsed();
   const isLate = (name: StoreName, ...questions: Question[]): boolean =>
     questions.some((question) => restOf(question, name) > 0);
 
-  /** Free space is for everybody on some servers, and for nobody on others: it says nothing about access. */
+  /** Ignores free space: some servers report it to everybody, others to nobody, so it says nothing about access. */
   function keepRefusal(question: Question, name: StoreName, failure: StowageError | undefined): void {
     if (question === 'room') return;
     if (failure !== undefined && isAccessDenied(failure)) refusals.set(name, { question, failure });
@@ -69,11 +72,11 @@ export function createStoreLiveness(parts: {
       refusals.delete(name);
   }
 
-  /** Some servers answer pings of hosts that they deny everything else. A lookup succeeds if only the record cannot be read. */
+  /** Some servers answer pings of hosts to which they deny everything else. A lookup succeeds even if the record cannot be read. */
   const provesAccess = (question: Question, name: StoreName): boolean =>
     ['ping', question].includes(refusals.get(name)?.question ?? 'ping') || question === 'list';
 
-  /** What was denied, which the store may allow by now. */
+  /** Repeats a denied question, which the store may allow by now. */
   async function asksAgain(name: StoreName, scope: Scope): Promise<void> {
     const question = refusals.get(name)?.question;
     if (question === 'list' && !isLate(name, 'list'))
@@ -90,7 +93,7 @@ export function createStoreLiveness(parts: {
   ): Promise<boolean> {
     const owed = late[question];
     const since = clock.elapsed();
-    /** One that says no at once costs nobody anything, and may say yes the next time. */
+    /** A quick failure is cheap, so the store is asked again the next time. */
     const failed = (thrown: unknown): StowageError => {
       const now = clock.elapsed();
       if (now - since > quickMs) owed.set(name, now + restMs);
@@ -109,7 +112,7 @@ export function createStoreLiveness(parts: {
       owed.set(name, Number.POSITIVE_INFINITY);
       if (question === 'ping') refusals.delete(name);
       asked.then(succeeded, failed);
-      // Perhaps the server ends every connection at once, which this call may learn much later.
+      // The server may close every connection at once, which this call may learn much later than a ping.
       if (!isOneCall) await pings(name, scope);
       return false;
     }
@@ -121,7 +124,7 @@ export function createStoreLiveness(parts: {
       scope.signal.throwIfAborted();
       const hadRefusal = refusals.has(name);
       const failure = failed(thrown);
-      // Other calls cannot tell whether the server is down now or still ends every connection.
+      // Only a ping can tell whether the server is down now or still closes every connection.
       if (hadRefusal && isUncertain(question, failure)) await pings(name, scope);
       if (question === 'room')
         scope.log.debug('free space of a store is unknown', { store: name, why: failure.message });
@@ -130,7 +133,7 @@ export function createStoreLiveness(parts: {
     }
   }
 
-  /** Not asked again while it still owes the answer. */
+  /** Does not ping again while an earlier ping is unanswered. */
   const pings = async (name: StoreName, scope: Scope): Promise<boolean> =>
     restOf('ping', name) !== Number.POSITIVE_INFINITY &&
     (await answers('ping', name, scope, async (open) => await open.ping?.(scope)));
@@ -152,7 +155,7 @@ export function createStoreLiveness(parts: {
     return isAnswered ? room : undefined;
   }
 
-  /** Whether one name can be asked for; where other answers are late, the server is asked first whether it is there. */
+  /** True if a lookup is worth trying. If other answers are late, pings the server first. */
   async function isThere(name: StoreName, { ping }: Store, scope: Scope): Promise<boolean> {
     if (ping === undefined) return !isLate(name, 'look');
     if (isLate(name, 'ping')) return false;
@@ -180,7 +183,7 @@ export function createStoreLiveness(parts: {
       return new Map(asked.flatMap(([name, room]) => (room === undefined ? [] : [[name, room]])));
     },
     refusal: (name) => {
-      // It may have been removed since its name was listed.
+      // The store may have been removed since the caller listed it.
       const { store, problem } =
         stores()
           .list()

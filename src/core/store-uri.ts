@@ -5,10 +5,10 @@ import type { OnDelete, StoreConfig, StorePolicy } from './model.ts';
 import { quoted, storeName } from './names.ts';
 import type { StoreKind } from './ports.ts';
 
-/** Of a URI that was checked. */
+/** The scheme of a validated URI. */
 export const schemeOf = (uri: string): string => uri.slice(0, uri.indexOf(':'));
 
-/** What the administrator may say about any store. The same keys in a URI's query and in stowage.yaml. */
+/** The options of stores of any kind. The same keys in a URI's query and in stowage.yaml. */
 export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
   onDelete: 'delete (default), retain (leave the data in place) or archive (a trash)',
   retention: 'how long archive keeps a deleted volume, e.g. 12h, 7d (default)',
@@ -21,7 +21,7 @@ export const policyOptions: Readonly<Record<keyof StorePolicy, string>> = {
 };
 
 const week = 7 * 86_400_000;
-/** Beyond it a date can no longer be written down. */
+/** Longer durations would exceed the range of dates. */
 const longestMs = 1000 * 365 * 86_400_000;
 
 function refuse(message: string, action: string, reason: ReasonWith<'invalid'> = 'store-uri-invalid'): StowageError {
@@ -43,7 +43,7 @@ export function parseStoreConfig(
   if (kind === undefined)
     throw refuse(`no store is known for ${scheme}://`, `Use one of ${known}`, 'store-kind-unknown');
   const [, authority = ''] = /^[^:]*:\/\/([^/?#]*)/.exec(uri) ?? [];
-  // Several addresses are no host to a URL, and which hosts there can be is the kind's own business.
+  // URL does not accept several hosts in an authority. The store kind validates them.
   const plain = uri.replace(authority, authority === '' ? '' : 'host');
   if (!URL.canParse(plain))
     throw refuse(`${quoted(uri)} is not a valid URI`, 'Escape special characters in it as %XX.');

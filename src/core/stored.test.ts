@@ -14,7 +14,7 @@ import { startCore, type TestCore } from '#testing/start-core.ts';
 import type { Mount, NodeName, Operation, StoreName, Volume } from './model.ts';
 import { newOperationId, newVolumeId } from './names.ts';
 import { noteRepaired, repairedAt } from './repaired-mounts.ts';
-import { noteRepairing, ownSource, repairing } from './staging.ts';
+import { ownSource, setUnderRepair, volumesUnderRepair } from './volume-staging.ts';
 
 /**
  * The intents and settings that 0.1 writes into state.db. A later version replays the intents after a crash, so the fixture never changes.
@@ -265,9 +265,9 @@ describe('mounts that 0.1 left', () => {
 
   test('keep the notes about repairs', () => {
     const { settings, mounts } = records.open();
-    noteRepairing({ settings }, id, true);
+    setUnderRepair({ settings }, id, true);
     expect(settings.get('mounts.repairing')).toBe(`["${id}"]`);
-    expect(repairing({ settings })).toEqual([id]);
+    expect(volumesUnderRepair({ settings })).toEqual([id]);
     mounts.put(mount);
     noteRepaired({ settings, mounts }, mount, 7);
     expect(settings.get('mounts.repaired')).toBe('{"/mnt/a":7}');

@@ -33,7 +33,7 @@ const inFile = (name: string, uri: string): StoreConfig =>
 const resolve = (ref: string): Promise<Volume> => server.core.catalogue.resolve(ref, aCall());
 
 describe('add and remove', () => {
-  test('a store that was added is there after a restart, with its volumes', async () => {
+  test('an added store exists after a restart, with its volumes', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.stop();
@@ -42,7 +42,7 @@ describe('add and remove', () => {
     expect(await next.core.catalogue.resolve('keep..a', aCall())).toMatchObject({ id });
   });
 
-  test('the same again is fine, the same name for something else is not', async () => {
+  test('adding the same store again succeeds; another URI for the name is rejected', async () => {
     await add('keep');
     await add('keep');
     await expect(add('keep', '?onDelete=archive')).rejects.toMatchObject({
@@ -52,7 +52,7 @@ describe('add and remove', () => {
     });
   });
 
-  test('a directory that is not there is refused, and nothing is kept of it', async () => {
+  test('rejects a directory that does not exist, and records nothing', async () => {
     const uri = `local://${server.folder}/nowhere`;
     await expect(server.core.stores.add('x', uri, aCall())).rejects.toMatchObject({
       code: 'invalid',
@@ -61,14 +61,14 @@ describe('add and remove', () => {
     expect(names()).toEqual(['local']);
   });
 
-  test('a directory that another store has is refused', async () => {
+  test('rejects a directory that another store has', async () => {
     await expect(server.core.stores.add('x', `local://${server.storeFolder}`, aCall())).rejects.toMatchObject({
       code: 'conflict',
       reason: 'store-locked',
     });
   });
 
-  test('many at once, of one name and one directory, give one store', async () => {
+  test('concurrent adds of one name and one directory give one store', async () => {
     const path = await place('keep');
     const adding = Array.from({ length: 10 }, (_, i) =>
       server.core.stores.add(i % 2 === 0 ? 'one' : 'two', `local://${path}`, aCall()),
@@ -78,7 +78,7 @@ describe('add and remove', () => {
     expect(names()).toEqual(['local', expect.stringMatching(/^(one|two)$/)]);
   });
 
-  test('removing forgets the store and leaves what lies on it', async () => {
+  test('removing forgets the store and leaves its data', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.core.stores.remove('keep', aCall());
@@ -88,7 +88,7 @@ describe('add and remove', () => {
     expect(await resolve('keep..a')).toMatchObject({ id });
   });
 
-  test('removing waits for who uses it', async () => {
+  test('removing waits for calls that use the store', async () => {
     await add('keep');
     const gate = kind.close('create');
     const made = create('keep', 'a');
@@ -105,7 +105,7 @@ describe('add and remove', () => {
     expect(names()).toEqual(['local']);
   });
 
-  test('the built-in store and those of the file cannot be removed here', async () => {
+  test('the built-in store and stores from the configuration file cannot be removed', async () => {
     await expect(server.core.stores.remove('local', aCall())).rejects.toMatchObject({
       code: 'denied',
       message: "store 'local' is built in",
@@ -140,7 +140,7 @@ describe('add and remove', () => {
 });
 
 describe('the default store', () => {
-  test('is the first, unless one is preferred, unless one was chosen; a choice outlives a restart', async () => {
+  test('is the one that was chosen, else the preferred one, else the first; a choice survives a restart', async () => {
     expect(server.core.stores.defaultName).toBe('local');
     await add('keep');
     server.core.stores.setDefault('keep');
@@ -161,7 +161,7 @@ describe('configure', () => {
   const configure = (...configs: StoreConfig[]): Promise<void> =>
     server.core.stores.configure(configs, configs[0]?.name, aCall());
 
-  test('adds, removes and changes, and does not touch what is the same', async () => {
+  test('adds, removes and changes stores, and does not touch unchanged ones', async () => {
     const [a, b] = [await place('a'), await place('b')];
     await configure(inFile('a', `local://${a}`), inFile('b', `local://${b}`));
     expect(names()).toEqual(['a', 'b']);
@@ -176,13 +176,13 @@ describe('configure', () => {
     expect(server.core.stores.defaultName).toBe('b');
   });
 
-  test('a store added by hand stays', async () => {
+  test('a store that was added through the API stays', async () => {
     await add('keep');
     await configure(inFile('a', `local://${await place('a')}`));
     expect(names().sort()).toEqual(['a', 'keep']);
   });
 
-  test('a store that was removed by hand while the file was read does not come back', async () => {
+  test('a store that was removed through the API while the file was read does not come back', async () => {
     await add('keep');
     const { config } = server.core.stores.view('keep');
     await server.core.stores.remove('keep', aCall());
@@ -190,7 +190,7 @@ describe('configure', () => {
     expect(names()).toEqual(['a']);
   });
 
-  test('options that do not work leave the store as it was', async () => {
+  test('invalid options leave the store as it was', async () => {
     const a = await place('a');
     await configure(inFile('a', `local://${a}`));
     await create('a', 'x');
@@ -201,7 +201,7 @@ describe('configure', () => {
     expect(await resolve('a..x')).toMatchObject({ name: 'x' });
   });
 
-  test('one that cannot be opened stays listed with its problem, and is tried again', async () => {
+  test('a store that cannot be opened stays listed with its problem and is retried', async () => {
     const path = join(server.folder, 'later');
     await configure(inFile('later', `local://${path}`));
     expect(server.core.stores.view('later').problem).toMatchObject({ reason: 'store-root-missing' });
@@ -214,7 +214,7 @@ describe('configure', () => {
     expect(await create('later', 'x')).toMatchObject({ name: 'x' });
   });
 
-  test('a name that means another directory now has the volumes of that one', async () => {
+  test('a store whose directory changed has the volumes of the new directory', async () => {
     const [a, b] = [await place('a'), await place('b')];
     await configure(inFile('a', `local://${a}`));
     const first = await create('a', 'same');
@@ -225,7 +225,7 @@ describe('configure', () => {
     expect(await resolve('a..same')).toMatchObject({ id: first.id });
   });
 
-  test('volumes of a store that is no longer configured make no name ambiguous', async () => {
+  test('volumes of a removed store do not make names ambiguous', async () => {
     const [a, b, c] = [await place('a'), await place('b'), await place('c')];
     const rest = [inFile('c', `local://${c}`), inFile('b', `local://${b}`)];
     await configure(...rest, inFile('a', `local://${a}`));
@@ -237,7 +237,7 @@ describe('configure', () => {
 });
 
 describe('finding volumes', () => {
-  test('a bare name means the default store, then the only one of that name, and else it is ambiguous', async () => {
+  test('a bare name refers to the default store, else to the only volume with that name, else it is ambiguous', async () => {
     await add('one');
     await add('two');
     const here = await create('one', 'x');
@@ -255,7 +255,7 @@ describe('finding volumes', () => {
     expect(await resolve('one..x')).toEqual(here);
   });
 
-  test('what is in a store that is not visible is answered for as if it did not exist', async () => {
+  test('volumes of stores that are not visible are reported as not found', async () => {
     await add('one');
     await add('two');
     const { id } = await create('two', 'x');
@@ -266,13 +266,13 @@ describe('finding volumes', () => {
     }
   });
 
-  test('a store whose name ends in a dot, and names with dots, are told apart', async () => {
+  test('distinguishes a store name that ends in a dot from volume names with dots', async () => {
     await add('s.');
     const { id } = await create('s.', 'a.b');
     expect(await resolve('s...a.b')).toMatchObject({ id });
   });
 
-  test('while a store is down, what is not on record is unavailable and not gone', async () => {
+  test('while a store is down, unrecorded volumes are unavailable, not unknown', async () => {
     await add('keep');
     const { id } = await create('keep', 'a');
     await server.stop();
@@ -296,7 +296,7 @@ describe('finding volumes', () => {
     expect(await next.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
   });
 
-  test('directories that appear in and vanish from a read-only store are seen at once', async () => {
+  test('detects at once directories that appear in and disappear from a read-only store', async () => {
     const path = await place('media');
     await mkdir(join(path, 'films'));
     await add('media', '?readOnly=true');
@@ -323,7 +323,7 @@ describe('finding volumes', () => {
     await expect(server.core.deletions.delete('films', undefined, aCall())).rejects.toMatchObject({ code: 'denied' });
   });
 
-  test('a read-only store that is down does not keep the others from being listed', async () => {
+  test('lists the other stores while a read-only store is down', async () => {
     const path = await place('media');
     await add('media', '?readOnly=true');
     await create('local', 'a');
@@ -336,7 +336,7 @@ describe('finding volumes', () => {
     });
   });
 
-  test('a read-only view of the directory of another store takes no volume away from it', async () => {
+  test('a read-only store on the directory of another store takes no volumes from it', async () => {
     const { id } = await create('local', 'a');
     await server.core.stores.add('view', `local://${server.storeFolder}?readOnly=true`, aCall());
     expect(await resolve(id)).toMatchObject({ store: 'local' });
@@ -344,7 +344,7 @@ describe('finding volumes', () => {
   });
 });
 
-test('a record that cannot be read keeps neither its store closed nor the others from being found', async () => {
+test('an unreadable record prevents neither opening its store nor finding other volumes', async () => {
   const { id } = await create('local', 'good');
   await server.stop();
   await mkdir(join(server.storeFolder, 'bad'));
@@ -361,7 +361,7 @@ test('a record that cannot be read keeps neither its store closed nor the others
   ]);
 });
 
-test('check says what is wrong with a store that cannot be opened', async () => {
+test('a check reports why a store cannot be opened', async () => {
   const path = join(server.folder, 'gone');
   const log = collectingLog();
   await server.core.stores.configure([inFile('gone', `local://${path}`)], undefined, aCall({ log }));

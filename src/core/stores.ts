@@ -7,28 +7,28 @@ import type { Events } from './events.ts';
 import type { StoreCheck, StoreConfig, StoreName } from './model.ts';
 import type { Placement } from './placement.ts';
 import type { Enforcement, Records, Store } from './ports.ts';
-import { createChanges, refuseWhileMounted } from './store-changes.ts';
+import { createStoreChanges, refuseWhileMounted } from './store-changes.ts';
 import { checkDeadlineMs, checkOpen, notOpened, probeClosed, probeFrom } from './store-check.ts';
-import { createConfiguring, type Exclusively } from './store-configuring.ts';
-import { askedPatienceMs, createEntries, type EntryParts } from './store-entries.ts';
-import type { Identities } from './store-identity.ts';
-import { createReading } from './store-reading.ts';
+import { createStoreConfiguration, type Exclusively } from './store-configuration.ts';
+import { askedPatienceMs, createStoreEntries, type StoreEntryParts } from './store-entries.ts';
+import type { StoreIdentities } from './store-identity.ts';
+import { createStoreLookup } from './store-lookup.ts';
 
-/** What is known of a store while it is open. Nothing in it asks the store. */
+/** Static properties of an open store. Reading them does not call the store. */
 export type OpenStore = Pick<Store, 'identity' | 'access' | 'filesystemFor'> & {
   readonly enforcement?: Pick<Enforcement, 'always'>;
 };
 
 export interface StoreView {
   readonly config: StoreConfig;
-  /** Undefined: it is not open. */
+  /** Undefined: the store is not open. */
   readonly store: OpenStore | undefined;
   readonly problem: StowageError | undefined;
   readonly placement: Placement;
-  /** The client's name in what users see (`bind`, `loop`, …). */
+  /** The client's name for users (`bind`, `loop`, …). */
   readonly clientName: string;
   readonly default: boolean;
-  /** A change in the configuration that could not be made yet, and why. */
+  /** A configuration change that is not possible yet, and why. */
   readonly pending: string | undefined;
 }
 
@@ -36,10 +36,10 @@ export interface StoreView {
 export const isWritable = ({ store, config }: Pick<StoreView, 'store' | 'config'>): boolean =>
   store !== undefined && !config.policy.readOnly;
 
-/** True if the store is open and holds every volume to its size. */
+/** True if the store is open and enforces the size of every volume. */
 export const enforcesSizes = ({ store }: Pick<StoreView, 'store'>): boolean => store?.enforcement?.always === true;
 
-/** The configured stores. Front ends and controllers get this: it has no way to the verbs of a store. */
+/** The configured stores, for front ends and controllers, which must not call methods of a store. */
 export interface ConfiguredStores {
   list(): readonly StoreView[];
   view(name: string): StoreView;
@@ -47,68 +47,68 @@ export interface ConfiguredStores {
   setDefault(name: string): StoreView;
   add(name: string, uri: string, scope: Scope): Promise<StoreView>;
   remove(name: string, scope: Scope): Promise<void>;
-  /** From: in the network of a container, a network of an engine, or a namespace. */
+  /** `from`: check from the network of a container, from a network of an engine, or from a network namespace. */
   check(name: string, scope: Scope, from?: string): Promise<StoreCheck>;
   /**
-   * What the file (or nothing) says now. Stores that are open and unchanged are not touched; one that fails to open
-   * stays listed with its problem.
+   * Applies a new configuration. Does not touch stores that are open and unchanged. A store that fails to open stays
+   * listed with its problem.
    */
   configure(configs: readonly StoreConfig[], preferred: string | undefined, scope: Scope): Promise<void>;
-  /** Tries again what could not be opened, and the changes that could not be made. */
+  /** Retries stores that could not be opened, and pending configuration changes. */
   retry(scope: Scope): Promise<void>;
-  /** What lies in the store's place is the store from now on, although it is not the one that was there. */
+  /** Accepts the store that is now at the location, although its identity differs from the former store. */
   accept(name: string, scope: Scope): Promise<void>;
 }
 
-/** A store with its verbs, for core. */
+/** A store view with the store's methods, for core only. */
 export interface UsableStoreView extends StoreView {
   readonly store: Store | undefined;
 }
 
-/** The same, for core. */
+/** The configured stores, for core only. */
 export interface Stores extends ConfiguredStores {
   list(): readonly UsableStoreView[];
   view(name: string): UsableStoreView;
   /**
-   * For the length of `work` the store stays open. Throws 'not-found', or 'unavailable' with the reason it cannot be
-   * opened.
+   * Runs `work` with the store, which stays open until it ends. Throws 'not-found', or 'unavailable' with the reason why
+   * the store is not open.
    */
   use<T>(name: string, work: (store: Store, config: StoreConfig) => Promise<T>): Promise<T>;
-  /** The same for work that nobody waits for: it must end when the store is to be closed. */
-  useBehind<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
+  /** Like `use` for background work, which must end when `closing` is aborted because the store is about to close. */
+  useInBackground<T>(name: string, work: (store: Store, closing: AbortSignal) => Promise<T>): Promise<T>;
   close(): Promise<void>;
 }
 
-export interface StoresParts extends Omit<EntryParts, 'identityOf'> {
+export interface StoresParts extends Omit<StoreEntryParts, 'identityOf'> {
   readonly records: Records;
-  readonly identities: Identities;
+  readonly identities: StoreIdentities;
   readonly events: Events;
-  /** Volumes of that store that are mounted here: such a store is not closed. */
+  /** The store's volumes that are mounted on this node. A store with mounted volumes is not closed. */
   readonly mountedOn: (store: StoreName) => readonly string[];
 }
 
 const closeDeadlineMs = 5_000;
-/** Each starts a process in another network, of about 40 MB. */
+/** Each of these checks starts a process of about 40 MB in another network. */
 const checksFromElsewhere = 3;
 
 export function createStores(parts: StoresParts): Stores {
   const { clock, identities } = parts;
-  const entries = createEntries({ ...parts, identityOf: identities.known });
-  const reading = createReading(parts, entries);
+  const entries = createStoreEntries({ ...parts, identityOf: identities.known });
+  const reading = createStoreLookup(parts, entries);
   const changing = createKeyedLock();
   const elsewhere = createLimiter(checksFromElsewhere);
-  /** One reading of the configuration at a time: it may wait long, so who adds, removes or checks one store does not. */
+  /** Applies one configuration at a time. That can take long, so adding, removing or checking a single store does not wait for it. */
   const exclusively: Exclusively = async (scope, work) => {
     using _ = await changing.hold(['configuration'], scope.signal);
     return await work();
   };
-  const configuring = createConfiguring(parts, entries, reading, exclusively);
+  const configuring = createStoreConfiguration(parts, entries, reading, exclusively);
   return {
     list: reading.list,
-    view: (name) => reading.view(reading.known(name)),
+    view: (name) => reading.view(reading.entryOf(name)),
     use: reading.use,
-    useBehind: async (name, work) => {
-      const entry = reading.known(name);
+    useInBackground: async (name, work) => {
+      const entry = reading.entryOf(name);
       entry.background++;
       try {
         return await reading.use(name, (store) => work(store, entry.closing.signal));
@@ -119,35 +119,35 @@ export function createStores(parts: StoresParts): Stores {
     get defaultName() {
       return reading.defaultName();
     },
-    ...createChanges(parts, entries, reading),
+    ...createStoreChanges(parts, entries, reading),
     ...configuring,
     check: async (name, scope, from) => {
-      const known = reading.known(name);
+      const known = reading.entryOf(name);
       if (from !== undefined)
         return await elsewhere.run(() => probeFrom(parts.kinds, known.config, from, scope, clock), scope.signal);
       if (known.store !== undefined) return await checkOpen(reading, name, scope, clock);
       const probed = await probeClosed(parts.kinds, known.config, scope, clock);
-      // Then it cannot be opened either: to wait for that would tell nothing more.
+      // If the probe failed, opening would fail too and reveal nothing more.
       if (probed?.ok === false) return probed;
-      // Looked up again: it may have been removed while this waited.
-      const found = reading.known(name);
+      // Look it up again, since it may have been removed while this waited.
+      const found = reading.entryOf(name);
       await entries.open(found, scope, checkDeadlineMs);
       const { store, config, problem } = found;
       if (store === undefined) return notOpened(probed, config, problem);
       return probed ?? (await checkOpen(reading, name, scope, clock));
     },
     accept: async (name, scope) => {
-      const entry = reading.known(name);
+      const entry = reading.entryOf(name);
       if (entry.problem?.reason !== 'store-identity') return;
       refuseWhileMounted(parts, entry.config);
-      // That one still wants what was there before.
+      // The running attempt still expects the old identity.
       if (entry.opening !== undefined) await endsWithin(entry.opening, askedPatienceMs, clock);
       identities.forget(name);
       await entries.open(entry, scope, askedPatienceMs);
     },
     close: async () => {
-      const all = [...entries.all.values(), ...entries.coming.values()];
-      // One that is still being opened must not come to life, and keep its lock, when all is over.
+      const all = [...entries.all.values(), ...entries.unlisted.values()];
+      // A store that is still opening must not finish, and keep its lock, after the shutdown.
       for (const entry of all) entries.drop(entry);
       await endsWithin(Promise.all(all.map((entry) => entry.store?.close())), closeDeadlineMs, clock);
     },

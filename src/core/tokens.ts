@@ -16,8 +16,8 @@ export interface NewToken {
 
 export interface Tokens {
   /**
-   * The secret is given out once; only its hash is kept. The same request again is the same token with a new secret, and
-   * the secret before it ends: whoever repeats has not got that, and nobody else should have it.
+   * Returns the secret once; only its hash is kept. A repeated request returns the same token with a new secret and revokes
+   * the previous secret: a caller that repeats the request did not receive it, and nobody else should have it.
    */
   create(want: NewToken, requestId?: string): { readonly token: Token; readonly secret: string };
   list(): readonly Token[];
@@ -26,10 +26,10 @@ export interface Tokens {
   verify(secret: string): Token | undefined;
 }
 
-/** Beyond it a date can no longer be written down. */
+/** Longer durations would exceed the range of dates. */
 const longestMs = 1000 * 365 * 86_400_000;
 
-// 256 random bits need no slow hash: there is nothing to guess.
+// 256 random bits cannot be guessed, so a fast hash suffices.
 const hash = (secret: string): string => createHash('sha256').update(secret).digest('hex');
 const idOf = (requestId: string): string => `tk1-${hash(requestId).slice(0, 16)}`;
 

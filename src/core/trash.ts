@@ -1,29 +1,29 @@
 import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
+import { isAccessDenied } from './access-denial.ts';
 import type { DeletionParts, DeletionSteps, Deletions } from './deletion.ts';
 import { StowageError, stowageError } from './errors.ts';
-import { nameKey, volumeKey } from './keys.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { TrashEntry, Volume, VolumeId } from './model.ts';
 import { isVolumeId, quoted, storeName, volumeName } from './names.ts';
 import type { Call } from './operations.ts';
-import { createPasses, type Passes } from './passes.ts';
-import { isAccessDenied } from './refusals.ts';
 import { notAnswering, unsearched } from './store-errors.ts';
 import { isWritable, type StoreView } from './stores.ts';
-import { exists } from './volume-errors.ts';
+import { volumeExists } from './volume-errors.ts';
 
 /** The trash of several stores, newest first. */
 export interface TrashList {
   readonly entries: readonly TrashEntry[];
-  /** The stores whose trash is not in it. */
+  /** The stores that did not answer, whose trash is missing from the list. */
   readonly unanswered: readonly string[];
 }
 
 export interface TrashFinder {
   list(stores: readonly string[], scope: Scope): Promise<TrashList>;
-  /** Of one store, newest first; fails when it does not answer. */
+  /** The trash of one store, newest first. Throws if the store does not answer. */
   of(store: string, scope: Scope): Promise<readonly TrashEntry[]>;
-  /** 'not-found' only when every store answered. */
+  /** Throws 'not-found' only if every store answered. */
   find(id: string, allowed: (store: string) => boolean, scope: Scope): Promise<TrashEntry>;
 }
 
@@ -45,7 +45,7 @@ export function createTrashFinder({
     throw refusal === undefined ? silent(name) : notAnswering(name, refusal);
   }
 
-  /** Undefined: it did not answer, which hides nothing of the other stores. */
+  /** Undefined: the store did not answer. The other stores are listed anyway. */
   async function listIfAnswering(name: string, scope: Scope): Promise<readonly TrashEntry[] | undefined> {
     try {
       return await listOne(name, scope);
@@ -59,7 +59,7 @@ export function createTrashFinder({
   return {
     of: async (name, scope) => newestFirst(await listOne(name, scope)),
     list: async (names, scope) => {
-      // All at once: a store that is removed meanwhile is waited with, and not missed.
+      // Ask all stores at once, so that removing a store waits for its listing.
       const found = await Promise.all(names.map((name) => listIfAnswering(name, scope)));
       return {
         entries: newestFirst(found.flatMap((entries) => entries ?? [])),
@@ -83,7 +83,7 @@ export function createTrashFinder({
 const newestFirst = (entries: readonly TrashEntry[]): readonly TrashEntry[] =>
   entries.toSorted((a, b) => b.deletedAt - a.deletedAt);
 
-/** What the first of them found: a store that does not answer keeps nobody from what another one has. */
+/** The first result, without waiting for stores that do not answer. */
 async function firstOf<T>(searches: readonly Promise<T | undefined>[]): Promise<T | undefined> {
   const nothing = Symbol('nothing');
   const found = searches.map(async (search) => (await search) ?? Promise.reject(nothing));
@@ -100,7 +100,7 @@ export function createRestore(parts: DeletionParts, finder: TrashFinder, steps: 
   const { records, stores, operations, limits } = parts;
   return async (id, wanted, allowed, call) => {
     if (isVolumeId(id)) {
-      // Repeated after an answer that got lost.
+      // A repeated request, after its first answer was lost.
       const back = records.volumes.byId(id);
       if (back !== undefined && allowed(back.store) && (wanted === undefined || wanted === back.name)) return back;
     }
@@ -126,7 +126,7 @@ export function createPurge(
 ): Pick<Deletions, 'purge' | 'expire' | 'stop'> {
   const { stores, operations, clock } = parts;
 
-  /** Expired: only if it still is when the volume is locked, also when the operation is repeated after a crash. */
+  /** `expired`: purge only if the entry is still expired once the volume is locked, also in a replay after a crash. */
   const purgeEntry = (entry: TrashEntry, call: Call, only: { readonly expired: boolean }): Promise<void> =>
     stores.use(entry.volume.store, async (store, config) => {
       const { id, name } = entry.volume;
@@ -136,7 +136,7 @@ export function createPurge(
       await operations.run(intent, call, (work) => steps['trash.purge'](store, config, params, work));
     });
 
-  /** One that cannot be purged does not keep the others. */
+  /** Logs a failure, so that the other entries are still purged. */
   async function purgeExpired(entry: TrashEntry, scope: Scope): Promise<void> {
     const { id, store } = entry.volume;
     try {
@@ -148,7 +148,7 @@ export function createPurge(
     }
   }
 
-  /** Goes on when the pass that began it is over: a store that hangs keeps no other from its next pass. */
+  /** Can outlive the pass that started it, so that a hung store does not block later passes over other stores. */
   async function expireIn(store: string, { log }: Scope): Promise<void> {
     using limit = clock.deadline(expireDeadlineMs, stopping.signal);
     const scope = { signal: limit.signal, log };
@@ -169,15 +169,15 @@ export function createPurge(
     }
   }
 
-  const passes = new Map<string, Passes<VolumeId>>();
+  const passes = new Map<string, FairPass<VolumeId>>();
   /** Each pass starts with the entries that the previous pass did not reach. */
-  function passOf(store: string): Passes<VolumeId> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel: 1, itemMs: purgeMs });
+  function passOf(store: string): FairPass<VolumeId> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel: 1, itemMs: purgeMs });
     passes.set(store, pass);
     return pass;
   }
 
-  /** Each store by itself, and once: one whose disk hangs is not asked again before it answers. */
+  /** At most one run per store: a store whose disk hangs is not asked again before it answers. */
   const expiring = new Map<string, Promise<void>>();
   const stopping = new AbortController();
   return {
@@ -194,7 +194,7 @@ export function createPurge(
 }
 
 function nameTaken(present: Volume): StowageError {
-  const { message } = exists(present);
+  const { message } = volumeExists(present);
   return new StowageError(message, {
     code: 'exists',
     reason: 'volume-exists',

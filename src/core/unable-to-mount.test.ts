@@ -71,7 +71,7 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
   return { core, folder };
 }
 
-test('what nobody can mount is told before what this process lacks', async () => {
+test('reports a source that nobody can mount before missing privileges of this process', async () => {
   const { core, folder } = unprivileged();
   await core.stores.add('silver', 'nfs://nowhere/export?sourceport=700', aCall());
   await core.stores.add('here', `local://${folder('here')}`, aCall());

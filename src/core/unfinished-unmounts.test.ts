@@ -97,7 +97,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
-  test('is finished when it is repeated, also where a mount at the same place failed in between', async () => {
+  test('is finished when it is repeated, even if a mount at the same target failed in between', async () => {
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
@@ -113,7 +113,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
-  test('leaves the volume to be mounted again at the same place', async () => {
+  test('does not prevent mounting the volume again at the same target', async () => {
     const server = await start();
     const volume = await create(server);
     await mount(server, volume);
@@ -128,7 +128,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
     expect([ground.loops(), await listed(server)]).toEqual([[], []]);
   });
 
-  test('refuses a mount of another volume at the same place, with what to do', async () => {
+  test('prevents mounting another volume at the same target, with an action in the error', async () => {
     const server = await start();
     const volume = await create(server);
     const other = await create(server, 'block', 'b');
@@ -212,7 +212,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('an unmount that could not detac
   });
 
   test.each(['the target', 'the target and the stage'])(
-    'is finished when it is repeated after a crash that came when %s was unmounted',
+    'is finished when it is repeated after a crash that followed the unmount of %s',
     async (what) => {
       let server = await start();
       const volume = await create(server);
@@ -263,7 +263,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     },
   );
 
-  test('is detached by one that has to wait for its store', async () => {
+  test('is detached by a deletion that has to wait for its store', async () => {
     let server = await start();
     const volume = await create(server);
     await server.stop();
@@ -301,7 +301,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('a volume whose image is
     },
   );
 
-  test('is deleted when its data are gone', async () => {
+  test('can be deleted if its data is gone', async () => {
     let server = await start();
     const volume = await create(server);
     rmSync(image());

@@ -54,7 +54,7 @@ const shown = async (): Promise<readonly string[]> =>
     .filter((at) => at === stage || at.startsWith(folder));
 
 describe('a mount of a source kind that only a newer Stowage knows', () => {
-  test('is found after a start, and is well', async () => {
+  test('is listed after a start, and is healthy', async () => {
     await restart();
     expect(await server.core.mountHealth(aCall())).toMatchObject([{ target, source, health: { state: 'ok' } }]);
     expect(await server.core.mounts.isDead(volume.id, aCall())).toBe(false);
@@ -82,7 +82,7 @@ describe('a mount of a source kind that only a newer Stowage knows', () => {
     expect(await shown()).toEqual([]);
   });
 
-  test('goes with its volume once its target is unmounted', async () => {
+  test('is removed with its volume once its target is unmounted', async () => {
     await server.core.mounts.unpublish(target, volume.id, aCall());
     await server.core.deletions.delete(volume.id, undefined, aCall());
     expect(await shown()).toEqual([]);
@@ -93,7 +93,7 @@ describe('a mount of a source kind that only a newer Stowage knows', () => {
     expect([await shown(), await server.core.mounts.list(aCall())]).toEqual([[stage], []]);
   });
 
-  test('shares its stage with one more mount', async () => {
+  test('shares its staged mount with another mount', async () => {
     const other = join(folder, 'b');
     mkdirSync(other);
     const how = { readOnly: false, user: undefined };

@@ -101,7 +101,7 @@ describe.each([
     server = await started(uri);
   });
 
-  test('keep a volume from looking gone: it is neither forgotten nor deleted', async () => {
+  test('do not make a volume look gone: it is neither forgotten nor deleted', async () => {
     const { id } = await create('a');
     await create('b');
     await makeNewer('a');
@@ -115,7 +115,7 @@ describe.each([
     expect((await readdir(folder)).filter((name) => name.startsWith('a'))).toEqual([]);
   });
 
-  test('may be those of any volume that is not known: nobody is told that it is not there', async () => {
+  test('may belong to any unknown volume, so no volume is reported as not found', async () => {
     const { id } = await create('a');
     await makeNewer('a');
     await startAnew(uri);
@@ -134,7 +134,7 @@ describe.each([
     await expect(resolve('store..nobody')).rejects.toMatchObject({ reason: 'volume-unknown' });
   });
 
-  test('do so until they can be read, or are gone', async () => {
+  test('stop having these effects once they can be read or are gone', async () => {
     const { id } = await create('a');
     await makeNewer('a');
     await startAnew(uri);
@@ -144,7 +144,7 @@ describe.each([
   });
 });
 
-test('a server that shows no records for a while makes no volume look gone, and is believed again afterwards', async () => {
+test('a server that shows no records for a while makes no volume look gone, and is trusted again afterwards', async () => {
   server = await started(await exported());
   const { id } = await create('a');
   await resolve(id);
@@ -160,7 +160,7 @@ test('a server that shows no records for a while makes no volume look gone, and 
   await expect(resolve(id)).rejects.toMatchObject({ reason: 'volume-unknown' });
 });
 
-test('a volume with something else in the place of its record is not taken for deleted', async () => {
+test('a volume whose record was replaced by something else is not considered deleted', async () => {
   server = await started(await exported());
   const { id } = await create('a');
   const path = join(folder, 'a.meta');

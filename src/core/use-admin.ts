@@ -1,21 +1,21 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from './errors.ts';
-import { volumeKey } from './keys.ts';
+import { volumeKey } from './lock-keys.ts';
 import type { SeenUse, Volume } from './model.ts';
 import { quoted } from './names.ts';
 import type { Call } from './operations.ts';
 import { facetOf } from './store-facets.ts';
-import { readOnly } from './volume-errors.ts';
+import { storeReadOnly } from './volume-errors.ts';
 import { refFrom, type Step } from './volume-steps.ts';
 import type { VolumeParts } from './volumes.ts';
 
-/** Which hosts use a volume, as they say on its store; and what a person does about one that will never take it back. */
+/** Shows the use records of a volume, and lets a person break the record of a host that is gone. */
 export interface UseAdmin {
-  /** Undefined: the store has no such records, since no other host can use what is on it. */
+  /** Undefined: the store keeps no use records, since other hosts cannot use its volumes. */
   of(volume: Volume, scope: Scope): Promise<readonly SeenUse[] | undefined>;
   /**
-   * Breaks the record of a host that is gone, as user and as writer; 'not-found' when it has none. Nothing is asked of
-   * that host: one that lives goes on writing, and says so again with its next renewal.
+   * Breaks the use record and the writer lease of a host; 'not-found' if it has none. Does not contact the host: if it is
+   * alive, it continues writing and recreates the record at its next renewal.
    */
   release(ref: string, host: string, call: Call): Promise<void>;
   readonly steps: Readonly<Record<string, Step>>;
@@ -36,7 +36,7 @@ export function createUseAdmin({
     release: async (ref, host, call) => {
       const before = await catalogue.resolve(ref, call);
       await stores.use(before.store, async (store, config) => {
-        if (config.policy.readOnly) throw readOnly(store.name);
+        if (config.policy.readOnly) throw storeReadOnly(store.name);
         using _ = await operations.lock([volumeKey(before.id)], call.signal);
         const volume = await catalogue.resolve(before.id, call);
         const uses = await facetOf(store, 'uses').list(volume.id, call);

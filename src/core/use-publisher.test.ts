@@ -89,8 +89,8 @@ function started(clock = systemClock()): UsePublisher {
 
 /** As a mount does it, up to where its record is written. */
 async function begin(own: UsePublisher, path: string): Promise<void> {
-  using _ = own.coming(volume.id, userAt(path));
-  await own.begin(volume, store, scope);
+  using _ = own.expectUser(volume.id, userAt(path));
+  await own.publish(volume, store, scope);
 }
 
 const source = { kind: 'nfs', hosts: ['filer'], path: '/export/photos' } as unknown as Source;
@@ -105,7 +105,7 @@ const mountAt = (target: string): Mount => ({
 });
 const names = (): readonly string[] | undefined => said.get('host-1')?.users.map(({ name }) => name);
 
-test('each user is said before its mount, and the rest when one is gone', async () => {
+test('publishes each user before its mount, and the remaining users after an unmount', async () => {
   const own = started();
   for (const target of ['/a', '/b']) {
     await begin(own, target);
@@ -114,23 +114,23 @@ test('each user is said before its mount, and the rest when one is gone', async 
   }
   expect(names()).toEqual(['/a', '/b']);
   records.mounts.remove('/a');
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(names()).toEqual(['/b']);
   records.mounts.remove('/b');
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(said.size).toBe(0);
 });
 
-test('a store that does not answer keeps the mount from being made', async () => {
+test('a mount fails if the store does not answer', async () => {
   isDown = true;
   await expect(begin(started(), '/a')).rejects.toThrow('does not answer');
 });
 
-test('a store that does not answer at an unmount is told later, also by the next start', async () => {
+test('an update that fails at an unmount is retried later, even after a restart', async () => {
   const own = started();
   await begin(own, '/a');
   isDown = true;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(names()).toEqual(['/a']);
   await started().renew(scope);
   expect(names()).toEqual(['/a']);
@@ -139,34 +139,34 @@ test('a store that does not answer at an unmount is told later, also by the next
   expect(said.size).toBe(0);
 });
 
-test('a mount that a crash cut off leaves no record for ever', async () => {
+test('a mount that a crash interrupted does not leave a use record forever', async () => {
   await begin(started(), '/a');
   await started().renew(scope);
   expect(said.size).toBe(0);
 });
 
-test('an unmount that is completed before stores are opened is said when they are', async () => {
+test('an unmount that is completed before stores are open is published when they are', async () => {
   await begin(started(), '/a');
   records.mounts.put(mountAt('/a'));
   await started().renew(scope);
   records.mounts.remove('/a');
   isConfigured = false;
   const next = started();
-  await next.settle(volume.id, scope);
+  await next.update(volume.id, scope);
   isConfigured = true;
   await next.renew(scope);
   expect(said.size).toBe(0);
 });
 
-test('while a mount is being made, saying it again does not take it back', async () => {
+test('a renewal during a mount does not remove its use record', async () => {
   const own = started();
-  using _ = own.coming(volume.id, userAt('/a'));
-  await own.begin(volume, store, scope);
+  using _ = own.expectUser(volume.id, userAt('/a'));
+  await own.publish(volume, store, scope);
   await own.renew(scope);
   expect(names()).toEqual(['/a']);
 });
 
-test('what is used is said again, and that it was broken by somebody does not matter', async () => {
+test('renews use records, even if somebody broke them', async () => {
   const own = started();
   await begin(own, '/a');
   records.mounts.put(mountAt('/a'));
@@ -175,12 +175,12 @@ test('what is used is said again, and that it was broken by somebody does not ma
   expect(names()).toEqual(['/a']);
 });
 
-test('a server that hangs is not waited for, and what it does late does not undo what follows', async () => {
+test('does not wait for a hung server, whose late answer does not undo later updates', async () => {
   const clock = createFakeClock();
   const own = started(clock);
   await begin(own, '/a');
   isHung = true;
-  const settling = own.settle(volume.id, scope);
+  const settling = own.update(volume.id, scope);
   await expect.poll(() => hung.length).toBe(1);
   clock.advance(3_001);
   await settling;
@@ -192,7 +192,7 @@ test('a server that hangs is not waited for, and what it does late does not undo
   expect(names()).toEqual(['/b']);
 });
 
-test('before a deletion only what was left unsaid is asked for', async () => {
+test('before a deletion, calls the store only if an update is pending', async () => {
   const own = started();
   isDown = true;
   await own.end(volume, store, scope);
@@ -202,7 +202,7 @@ test('before a deletion only what was left unsaid is asked for', async () => {
   expect(said.size).toBe(0);
 });
 
-test('a machine that was cut off while it used a volume takes its record back when it is there again', async () => {
+test('a host that lost its connection while using a volume removes its record when it is back', async () => {
   const before = started();
   await begin(before, '/a');
   records.mounts.put(mountAt('/a'));
@@ -213,12 +213,12 @@ test('a machine that was cut off while it used a volume takes its record back wh
   expect(said.size).toBe(0);
 });
 
-test('a volume that is mounted again and again is written down once, until it has not been for a while', async () => {
+test('writes a volume that is mounted repeatedly to the list only once', async () => {
   const own = started();
   const written = vi.spyOn(records.settings, 'set');
   for (let again = 0; again < 3; again++) {
     await begin(own, '/a');
-    await own.settle(volume.id, scope);
+    await own.update(volume.id, scope);
     expect(said.size).toBe(0);
   }
   expect(written).toHaveBeenCalledTimes(1);
@@ -231,13 +231,13 @@ test('a volume that is mounted again and again is written down once, until it ha
   expect(written).toHaveBeenCalledTimes(2);
 });
 
-test('what a store has been told is not told again for every event, but for every mount', async () => {
+test('repeats an unchanged update at every mount, but not at every event', async () => {
   const own = started();
   const put = vi.spyOn(uses, 'put');
   onTestFinished(() => put.mockRestore());
   await begin(own, '/a');
   records.mounts.put(mountAt('/a'));
-  for (let event = 0; event < 3; event++) await own.settle(volume.id, scope);
+  for (let event = 0; event < 3; event++) await own.update(volume.id, scope);
   expect(put).toHaveBeenCalledTimes(1);
   // Somebody has broken it: whoever mounts it counts on it.
   said.clear();
@@ -245,41 +245,41 @@ test('what a store has been told is not told again for every event, but for ever
   expect(names()).toContain('/a');
 });
 
-test('what could not be said is said at the next event', async () => {
+test('retries a failed update at the next event', async () => {
   const own = started();
   await begin(own, '/a');
   records.mounts.put(mountAt('/a'));
   records.mounts.remove('/a');
   isDown = true;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   isDown = false;
-  await own.settle(volume.id, scope);
+  await own.update(volume.id, scope);
   expect(said.size).toBe(0);
 });
 
-describe('as the one who writes', () => {
-  test('it is, until nothing here uses the volume any more', async () => {
+describe('the single writer', () => {
+  test('is this host until nothing here uses the volume', async () => {
     const own = started();
-    const coming = own.coming(volume.id, userAt('/a'));
-    await own.begin(volume, store, scope, 'writer');
+    const coming = own.expectUser(volume.id, userAt('/a'));
+    await own.publish(volume, store, scope, 'writer');
     expect(writer).toBe('host-1');
     coming[Symbol.dispose]();
-    await own.settle(volume.id, scope);
+    await own.update(volume.id, scope);
     expect(writer).toBeUndefined();
     expect(said.size).toBe(0);
   });
 
-  test('it says nothing where another host is', async () => {
+  test('publishes nothing if another host is the writer', async () => {
     writer = 'other';
     const own = started();
-    using _ = own.coming(volume.id, userAt('/a'));
-    await expect(own.begin(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
+    using _ = own.expectUser(volume.id, userAt('/a'));
+    await expect(own.publish(volume, store, scope, 'writer')).rejects.toThrow('host other writes');
     expect(said.size).toBe(0);
   });
 
-  test('killed before it is said who uses it, the next start takes it back', async () => {
+  test('is released at the next start if the process was killed before publishing its users', async () => {
     isDown = true;
-    await expect(started().begin(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
+    await expect(started().publish(volume, store, scope, 'writer')).rejects.toThrow('does not answer');
     expect(writer).toBe('host-1');
     isDown = false;
     await started().renew(scope);
@@ -321,21 +321,24 @@ describe('renewal on several stores', () => {
     return { own, renewed };
   }
 
-  test.each([false, true])('one that does not answer (and hears no signal: %s) starves no other', async (isDeaf) => {
-    const clock = createFakeClock();
-    const { own, renewed } = onTwoStores(clock, isDeaf);
-    for (let round = 1; round <= 3; round++) {
-      const passing = own.renew(scope);
-      await vi.waitFor(() => expect(renewed).toHaveLength(20 * round));
-      clock.advance(20_000);
-      await new Promise((resolve) => setImmediate(resolve));
-      clock.advance(10_000);
-      await passing;
-    }
-    expect(new Set(renewed).size).toBe(20);
-  });
+  test.each([false, true])(
+    'a store that does not answer (and ignores the abort: %s) does not block other stores',
+    async (isDeaf) => {
+      const clock = createFakeClock();
+      const { own, renewed } = onTwoStores(clock, isDeaf);
+      for (let round = 1; round <= 3; round++) {
+        const passing = own.renew(scope);
+        await vi.waitFor(() => expect(renewed).toHaveLength(20 * round));
+        clock.advance(20_000);
+        await new Promise((resolve) => setImmediate(resolve));
+        clock.advance(10_000);
+        await passing;
+      }
+      expect(new Set(renewed).size).toBe(20);
+    },
+  );
 
-  test('a slow one is asked first about what it was not asked about before', async () => {
+  test('a slow store is first asked about volumes that the previous renewal did not reach', async () => {
     const clock = createFakeClock();
     const asked: string[] = [];
     const put = async (ref: VolumeRef, _use: Use, { signal }: Scope): Promise<void> => {

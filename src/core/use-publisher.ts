@@ -4,27 +4,27 @@ import type { Log, Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 import type { Clients } from './clients.ts';
 import { stowageError } from './errors.ts';
+import { createFairPass, type FairPass } from './fair-pass.ts';
 import type { NodeName, StoreName, User, Volume, VolumeId, VolumeName, VolumeRef } from './model.ts';
-import { createPasses, type Passes } from './passes.ts';
 import { isShared } from './placement.ts';
 import type { Records, Store } from './ports.ts';
 import type { Stores } from './stores.ts';
-import { usersOnRecord } from './users.ts';
+import { usersOnRecord } from './volume-users.ts';
 
 /**
- * What this host says on the stores that it uses. Written before a volume is mounted, so that no other host destroys it;
- * taken back when nothing here uses it any more. A store that does not answer then is told later, also after a restart.
+ * Publishes this host's use records on the stores. A record is written before a volume is mounted, so that no other host destroys the
+ * volume, and removed when nothing on this host uses it. If a store does not answer, the update is retried, even after a restart.
  */
 export interface UsePublisher {
-  /** Somebody is about to use it, and counts from now on; until disposed of, when that is on record or came to nothing. */
-  coming(id: VolumeId, by: User): Disposable;
-  /** Before the mount. Throws when it cannot be said. As writer: no other host is, until nothing here uses it any more. */
-  begin(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
-  /** After an unmount: says what is left. Never throws. */
-  settle(id: VolumeId, scope: Scope): Promise<void>;
-  /** Before the volume goes away: nothing here uses it. */
+  /** Counts a user whose mount is in progress. Dispose when the mount is recorded or has failed. */
+  expectUser(id: VolumeId, by: User): Disposable;
+  /** Publishes the use before a mount, or throws. `writer`: also makes this host the single writer until nothing here uses the volume. */
+  publish(volume: Volume, store: Store, scope: Scope, as?: 'user' | 'writer'): Promise<void>;
+  /** Updates the record after an unmount. Never throws. */
+  update(id: VolumeId, scope: Scope): Promise<void>;
+  /** Removes an outdated record before the volume is deleted or renamed, when nothing here uses it. */
   end(volume: VolumeRef, store: Store, scope: Scope): Promise<void>;
-  /** Every half minute: says it again, since a silent host is taken for gone, and what could not be said before. */
+  /** Called every half minute: renews all records, since other hosts consider a silent host gone, and retries failed updates. */
   renew(scope: Scope): Promise<void>;
 }
 
@@ -38,17 +38,17 @@ export interface UsePublisherParts {
   readonly node: NodeName;
 }
 
-/** A volume on whose store there may be a record of this host. */
-interface Told {
+/** A volume whose store may have a use record of this host. */
+interface PublishedUse {
   readonly id: VolumeId;
   readonly name: VolumeName;
   readonly store: StoreName;
 }
 
-/** Named after what was in it once: only what was not said yet. */
+/** The key is historical: the list used to contain only records that were not published yet. */
 const settingKey = 'uses.unsaid';
-const nobody = JSON.stringify([]);
-/** An unmount does not wait longer for a server that is gone. */
+const noUsers = JSON.stringify([]);
+/** The longest that an unmount waits for the store. */
 const settleMs = 3_000;
 const renewMs = 20_000;
 const inParallel = 8;
@@ -65,18 +65,18 @@ export function createUsePublisher({
 }: UsePublisherParts): UsePublisher {
   const { settings, mounts, references } = records;
   const listed = createList(settings);
-  /** What this process last said of a volume and knows to be on its store: its users, as JSON. */
-  const said = new Map<VolumeId, string>();
+  /** The users, as JSON, that this process last published successfully, per volume. */
+  const published = new Map<VolumeId, string>();
   /**
-   * Before anything is said: whatever comes, a power cut too, a record that nothing here stands for is found by this list and
-   * taken back. To write it down waits for the disk, so what is there stays until `renew`, however often the volume is mounted.
+   * Adds the volume to the persistent list. Call it before publishing: after a crash or power cut, the list leads to records that nothing
+   * uses any more. Writing the list waits for the disk, so entries stay until `renew`, however often the volume is mounted.
    */
-  const remember = ({ id, name, store }: Told): void => {
-    said.delete(id);
+  const remember = ({ id, name, store }: PublishedUse): void => {
+    published.delete(id);
     if (!listed.all().has(id)) listed.set([...listed.all().values(), { id, name, store }]);
   };
   const forget = (ids: ReadonlySet<VolumeId>): void => {
-    for (const id of ids) said.delete(id);
+    for (const id of ids) published.delete(id);
     const left = [...listed.all().values()].filter(({ id }) => !ids.has(id));
     if (left.length < listed.all().size) listed.set(left);
   };
@@ -86,29 +86,29 @@ export function createUsePublisher({
     users: users.map(({ kind, name }) => ({ kind, name })),
   });
 
-  /** One after the other for a volume: what was given up on may still be said, and must not come after what follows. */
+  /** Serializes updates per volume: an update that timed out may still be in progress and must not overtake a later one. */
   const turns = createKeyedLock();
 
-  const coming = new Map<VolumeId, Set<User>>();
-  /** As it is at this moment: to be asked for only when it is one's turn to say it. */
+  const expected = new Map<VolumeId, Set<User>>();
+  /** The current users. Call it only while holding the volume's turn. */
   const usersOf = (id: VolumeId): readonly User[] => {
-    const mounted = [...mounts.of(id), ...Array.from(coming.get(id) ?? [], (user) => ({ user }))];
+    const mounted = [...mounts.of(id), ...Array.from(expected.get(id) ?? [], (user) => ({ user }))];
     return usersOnRecord(mounted, references.of(id), node);
   };
 
-  const wordsFor = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
+  const usersAsJson = (users: readonly User[]): string => JSON.stringify(useBy(users).users);
 
-  /** Again: also what it was told before, since others may have taken it away. */
-  async function say(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
+  /** `again`: publish even if unchanged, since others may have removed the record. */
+  async function publishUse(ref: VolumeRef, store: Store, scope: Scope, again: boolean): Promise<void> {
     using _ = await turns.hold([ref.id], scope.signal);
     const users = usersOf(ref.id);
-    const words = wordsFor(users);
-    // Containers come, start, stop and go: for each of that an engine tells, and mostly it is the same as before.
-    if (!again && said.get(ref.id) === words) return;
+    const usersJson = usersAsJson(users);
+    // Engines report every change of a container, and most of them do not change the users.
+    if (!again && published.get(ref.id) === usersJson) return;
     remember({ id: ref.id, name: ref.name, store: store.name });
     if (users.length > 0) await store.uses?.put(ref, useBy(users), scope);
     else await store.uses?.remove(ref.id, instance, scope);
-    said.set(ref.id, words);
+    published.set(ref.id, usersJson);
   }
 
   const isConfigured = (name: StoreName): boolean =>
@@ -116,7 +116,7 @@ export function createUsePublisher({
       .list()
       .some(({ config }) => config.name === name);
 
-  /** What is stopped has no mount to tell by. */
+  /** For stopped containers, which have no mount that would show where the volume is. */
   const isOnShared = ({ volumeId }: { readonly volumeId: VolumeId }): boolean => {
     const store = records.volumes.byId(volumeId)?.store;
     return stores()
@@ -124,75 +124,75 @@ export function createUsePublisher({
       .some(({ placement, config }) => isShared(placement) && config.name === store);
   };
 
-  async function sayTo(what: Told, scope: Scope, again: boolean): Promise<void> {
-    await stores().use(what.store, (store) => say(what, store, scope, again));
+  async function publishTo(use: PublishedUse, scope: Scope, again: boolean): Promise<void> {
+    await stores().use(use.store, (store) => publishUse(use, store, scope, again));
   }
 
-  function complain(what: Told, thrown: unknown): void {
+  function logFailure(use: PublishedUse, thrown: unknown): void {
     const why = stowageError(thrown).message;
-    log.info('a store could not be told who uses its volume; it is told later', { volume: what.id, why });
+    log.info('a use record could not be updated; it is retried later', { volume: use.id, why });
   }
 
-  /** Each store by itself, so that one that does not answer starves no other. */
-  const passes = new Map<StoreName, Passes<VolumeId>>();
+  /** One pass per store, so that a store that does not answer does not delay the others. */
+  const passes = new Map<StoreName, FairPass<VolumeId>>();
 
-  async function renewOn(store: StoreName, volumes: readonly Told[], scope: Scope): Promise<void> {
-    const pass = passes.get(store) ?? createPasses(clock, { inParallel, itemMs: renewMs });
+  async function renewOn(store: StoreName, volumes: readonly PublishedUse[], scope: Scope): Promise<void> {
+    const pass = passes.get(store) ?? createFairPass(clock, { inParallel, itemMs: renewMs });
     passes.set(store, pass);
     const byId = new Map(volumes.map((one) => [one.id, one]));
     using limit = clock.deadline(renewMs, scope.signal);
     await pass(byId.keys(), { ...scope, signal: limit.signal }, async (id, own) => {
       const one = byId.get(id);
-      if (one !== undefined) await sayTo(one, own, true).catch((thrown: unknown) => complain(one, thrown));
+      if (one !== undefined) await publishTo(one, own, true).catch((thrown: unknown) => logFailure(one, thrown));
     });
   }
 
   return {
-    coming: (id, by) => {
-      const all = coming.get(id) ?? new Set();
-      coming.set(id, all.add(by));
+    expectUser: (id, by) => {
+      const all = expected.get(id) ?? new Set();
+      expected.set(id, all.add(by));
       return {
         [Symbol.dispose]: () => {
           all.delete(by);
-          if (all.size === 0) coming.delete(id);
+          if (all.size === 0) expected.delete(id);
         },
       };
     },
-    begin: async (volume, store, scope, as = 'user') => {
+    publish: async (volume, store, scope, as = 'user') => {
       if (store.uses === undefined) return;
       if (as === 'writer') {
-        // First, so that who is refused has said nothing. Both are taken back together, also after a crash.
+        // Take the writer lease first, so that a rejected mount publishes nothing. Both are removed together, even after a crash.
         remember(volume);
         await store.uses.takeWriter(volume, instance, scope);
       }
-      // Whatever it was told before: others may have taken it away.
-      await say(volume, store, scope, true);
+      // Publish even if unchanged, since others may have removed the record.
+      await publishUse(volume, store, scope, true);
     },
-    settle: async (id, scope) => {
+    update: async (id, scope) => {
       const volume = records.volumes.byId(id);
-      const what = volume ?? listed.all().get(id);
-      if (what === undefined) return;
-      // Of what is not there, an earlier program may have said it.
-      if (!listed.all().has(id)) remember(what);
-      // It goes on after that: a call to a server has its own deadline.
-      const saying = sayTo(what, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
-        complain(what, thrown),
+      const use = volume ?? listed.all().get(id);
+      if (use === undefined) return;
+      // An older version may have published a record without adding it to the list.
+      if (!listed.all().has(id)) remember(use);
+      // The update continues in the background after `settleMs`; calls to a server have their own deadlines.
+      const updating = publishTo(use, { ...scope, signal: unending }, false).catch((thrown: unknown) =>
+        logFailure(use, thrown),
       );
-      await endsWithin(saying, settleMs, clock);
+      await endsWithin(updating, settleMs, clock);
     },
     end: async (ref, store, scope) => {
       if (store.uses === undefined || !listed.all().has(ref.id)) return;
-      await say(ref, store, scope, false);
+      await publishUse(ref, store, scope, false);
     },
     renew: async (scope) => {
       const shared = mounts.list().filter(({ source }) => !clients.isNodeLocal(source));
       const ids = new Set([...shared, ...references.list().filter(isOnShared)].map(({ volumeId }) => volumeId));
       const used = [...ids].flatMap((id) => records.volumes.byId(id) ?? []);
-      const isOver = (id: VolumeId): boolean => said.get(id) === nobody && usersOf(id).length === 0;
+      const isOver = (id: VolumeId): boolean => published.get(id) === noUsers && usersOf(id).length === 0;
       forget(new Set([...listed.all().keys()].filter(isOver)));
       const all = new Map([...used, ...listed.all().values()].map((one) => [one.id, one]));
-      const isGone = ({ store }: Told): boolean => !isConfigured(store);
-      // Only here is that certain: at the start, stores are not there yet.
+      const isGone = ({ store }: PublishedUse): boolean => !isConfigured(store);
+      // Forget volumes of removed stores only here: during the start, stores are not configured yet.
       forget(new Set([...all.values()].filter(isGone).map(({ id }) => id)));
       const byStore = Map.groupBy(
         [...all.values()].filter((one) => !isGone(one)),
@@ -203,19 +203,19 @@ export function createUsePublisher({
   };
 }
 
-interface List {
-  all(): ReadonlyMap<VolumeId, Told>;
-  /** On disk when it returns. */
-  set(all: readonly Told[]): void;
+interface PublishedUseList {
+  all(): ReadonlyMap<VolumeId, PublishedUse>;
+  /** Durable when it returns. */
+  set(all: readonly PublishedUse[]): void;
 }
 
-function createList(settings: Records['settings']): List {
-  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, Told> } | undefined;
+function createList(settings: Records['settings']): PublishedUseList {
+  let last: { readonly text: string; readonly all: ReadonlyMap<VolumeId, PublishedUse> } | undefined;
   return {
     all: () => {
-      const text = settings.get(settingKey) ?? nobody;
+      const text = settings.get(settingKey) ?? noUsers;
       if (last?.text !== text)
-        last = { text, all: new Map((JSON.parse(text) as readonly Told[]).map((one) => [one.id, one])) };
+        last = { text, all: new Map((JSON.parse(text) as readonly PublishedUse[]).map((one) => [one.id, one])) };
       return last.all;
     },
     set: (all) => settings.set(settingKey, JSON.stringify(all)),

@@ -21,7 +21,7 @@ export function checkRevision(volume: Volume, expected: number | undefined): voi
   });
 }
 
-/** Beyond this nothing that exists is meant, and arithmetic on allowances stays far from 2^63. */
+/** Larger than any real volume, and small enough that sums of sizes stay far below 2^63. */
 const mostBytes = 1n << 60n;
 
 export function checkSize(bytes: bigint): void {
@@ -34,7 +34,7 @@ export function checkSize(bytes: bigint): void {
 }
 
 export function sizeRequired(store: StoreName): StowageError {
-  return new StowageError(`store '${store}' needs to know how large the volume shall be`, {
+  return new StowageError(`store '${store}' needs the size of the volume`, {
     code: 'invalid',
     reason: 'size-required',
     action: 'Give a size: --size 1G (to Docker: -o size=1G). The administrator can set defaultSize on the store.',
@@ -42,23 +42,26 @@ export function sizeRequired(store: StoreName): StowageError {
 }
 
 export function cannotEnforce(store: StoreName): StowageError {
-  return new StowageError(`store '${store}' cannot hold a volume to its size`, {
+  return new StowageError(`store '${store}' cannot enforce the size of a volume`, {
     code: 'unsupported',
     reason: 'enforcement-unsupported',
     action: 'Use an NFS store without client=host, or a local store with layout=image; or leave out enforce.',
   });
 }
 
-export function enforcedForGood(volume: Volume): StowageError {
-  return new StowageError(`volume '${volume.store}/${volume.name}' is held to its size, and stays so`, {
-    code: 'unsupported',
-    reason: 'enforcement-permanent',
-    action: `Give it a larger size: stowage volume expand ${volume.store}/${volume.name} SIZE; or copy the data to a new volume.`,
-  });
+export function enforcementPermanent(volume: Volume): StowageError {
+  return new StowageError(
+    `the size of volume '${volume.store}/${volume.name}' is enforced; enforcement cannot be switched off`,
+    {
+      code: 'unsupported',
+      reason: 'enforcement-permanent',
+      action: `Give it a larger size: stowage volume expand ${volume.store}/${volume.name} SIZE; or copy the data to a new volume.`,
+    },
+  );
 }
 
 export function enforcedWithoutSize(what: string): StowageError {
-  return new StowageError(`${what} has no size that it could be held to`, {
+  return new StowageError(`${what} has no size to enforce`, {
     code: 'invalid',
     reason: 'enforcement-without-size',
     action:
@@ -66,7 +69,7 @@ export function enforcedWithoutSize(what: string): StowageError {
   });
 }
 
-export function exists(volume: Volume): StowageError {
+export function volumeExists(volume: Volume): StowageError {
   return new StowageError(`there is a volume '${volume.store}/${volume.name}' already`, {
     code: 'exists',
     reason: 'volume-exists',
@@ -85,7 +88,7 @@ export function requestDiffers(present: Volume): StowageError {
   );
 }
 
-export function readOnly(store: StoreName): StowageError {
+export function storeReadOnly(store: StoreName): StowageError {
   return new StowageError(`store '${store}' is read-only`, {
     code: 'denied',
     reason: 'store-read-only',
@@ -93,7 +96,7 @@ export function readOnly(store: StoreName): StowageError {
   });
 }
 
-export function noAccess(store: Store, access: Access): StowageError {
+export function accessUnsupported(store: Store, access: Access): StowageError {
   return new StowageError(`store '${store.name}' has no ${access} volumes`, {
     code: 'unsupported',
     reason: 'access-unsupported',
@@ -101,7 +104,7 @@ export function noAccess(store: Store, access: Access): StowageError {
   });
 }
 
-export function shrink(volume: Volume, bytes: bigint): StowageError {
+export function cannotShrink(volume: Volume, bytes: bigint): StowageError {
   const [now, wanted] = [formatSize(volume.bytes ?? 0n), formatSize(bytes)];
   return new StowageError(`volume '${volume.store}/${volume.name}' has ${now} and cannot shrink to ${wanted}`, {
     code: 'out-of-range',
@@ -110,7 +113,7 @@ export function shrink(volume: Volume, bytes: bigint): StowageError {
   });
 }
 
-export function noDefault(): StowageError {
+export function noDefaultStore(): StowageError {
   return new StowageError('there is no default store', {
     code: 'invalid',
     reason: 'store-required',
@@ -118,8 +121,8 @@ export function noDefault(): StowageError {
   });
 }
 
-export function notEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
-  return new StowageError(`volume '${volume.store}/${volume.name}' is not certain to be empty`, {
+export function volumeNotEmpty(volume: Pick<Volume, 'store' | 'name'>): StowageError {
+  return new StowageError(`volume '${volume.store}/${volume.name}' may not be empty`, {
     code: 'conflict',
     reason: 'volume-not-empty',
     action: `See what is in it. If it is not needed any more: stowage volume delete ${volume.store}/${volume.name}`,

@@ -2,8 +2,8 @@ import type { Volume } from './model.ts';
 import { isVolumeId, partsOfQualified, qualified } from './names.ts';
 
 /**
- * What PersistentVolumes call a volume: its id, in those that a provisioner makes; `store..name`, in those that people write. Compare
- * handles with volumes by these. They follow from the volume, and not the volume from them: only a node knows which volume a name means
+ * The volume handles that PersistentVolumes use for a volume: its id (written by a provisioner) or `store..name` (written by people). To
+ * compare handles with volumes, derive the handles from the volume, not the other way round: only a node knows which volume a name refers to
  * on a store of its own.
  */
 export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'name'>): readonly string[] => [
@@ -11,5 +11,5 @@ export const handlesOf = ({ id, store, name }: Pick<Volume, 'id' | 'store' | 'na
   qualified(store, name),
 ];
 
-/** A bare name is none: what it means depends on the stores that are configured. */
+/** A bare name is not a handle, since its meaning depends on the configured stores. */
 export const isHandle = (text: string): boolean => isVolumeId(text) || partsOfQualified(text) !== undefined;

@@ -1,6 +1,6 @@
 import type { Access, Labels, VolumeId, VolumeName, VolumeSpec } from './model.ts';
 
-/** A volume's wish as JSON values, to be kept in an operation's record. */
+/** A volume spec as JSON values, for an operation's record. */
 export function specParams(spec: VolumeSpec): Record<string, unknown> {
   return { ...spec, bytes: spec.bytes === undefined ? null : String(spec.bytes) };
 }

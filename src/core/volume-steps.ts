@@ -8,7 +8,7 @@ import { facetOf } from './store-facets.ts';
 import { cannotEnforce } from './volume-errors.ts';
 import { specFrom } from './volume-params.ts';
 
-/** The work of one kind of recorded operation, for the first time or after a crash. */
+/** The work of one kind of operation. Idempotent, since a replay runs it again after a crash. */
 export type Step<T = unknown> = (
   store: Store,
   config: StoreConfig,
@@ -45,7 +45,7 @@ export function createVolumeSteps(parts: {
     },
     'volume.expand': async (store, _config, params, work) => {
       const volume = await facetOf(store, 'expand')(refFrom(params), BigInt(String(params['bytes'])), work);
-      // The store has enlarged it, whatever becomes of the file system: on record before growing can fail.
+      // Record the new size now, since the store has enlarged the volume even if growing the file system fails.
       const outcome = kept(volume, 'changed');
       outcome.record();
       outcome.announce();

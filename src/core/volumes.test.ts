@@ -40,7 +40,7 @@ beforeEach(async () => {
 });
 
 describe('create', () => {
-  test('makes the directory, records the volume and tells the readers of events', async () => {
+  test('creates the directory, records the volume and publishes events', async () => {
     const before = server.core.events.last;
     const volume = await create('photos', { bytes: 1000n, labels: { b: '2', a: '1' } });
     expect(volume).toMatchObject({
@@ -67,7 +67,7 @@ describe('create', () => {
     expect(server.core.operations.page({ limit: 10 }).items).toHaveLength(operations);
   });
 
-  test('the same request again, after somebody renamed the volume, finds it and makes no second one', async () => {
+  test('a repeated request finds the volume even if it was renamed, and creates no second one', async () => {
     const call = aCall();
     const first = await server.core.volumes.create(want('a'), call);
     const renamed = await server.core.volumes.rename(first.id, 'b', undefined, aCall());
@@ -77,7 +77,7 @@ describe('create', () => {
     expect((await create('a')).id).not.toBe(first.id);
   });
 
-  test('the same request id with other parameters is refused', async () => {
+  test('rejects the same request id with other parameters', async () => {
     const call = aCall();
     await server.core.volumes.create(want('a', { bytes: 5n }), call);
     await expect(server.core.volumes.create(want('a', { bytes: 6n }), call)).rejects.toMatchObject({
@@ -87,7 +87,7 @@ describe('create', () => {
     });
   });
 
-  test('a name that is taken is refused with the way to what is there', async () => {
+  test('rejects a taken name, with a command that shows the existing volume', async () => {
     await create('a');
     await expect(create('a')).rejects.toMatchObject({
       code: 'exists',
@@ -101,7 +101,7 @@ describe('create', () => {
     ['..', 'name-invalid'],
     ['', 'name-invalid'],
     ['.stowage', 'name-invalid'],
-  ])('the name %j is refused', async (name, reason) => {
+  ])('rejects the name %j', async (name, reason) => {
     await expect(create(name)).rejects.toMatchObject({ code: 'invalid', reason });
   });
 
@@ -110,14 +110,14 @@ describe('create', () => {
     expect(await readdir(server.storeFolder)).toEqual(['.stowage']);
   });
 
-  test('a block volume on a store of directories is refused', async () => {
+  test('rejects a block volume on a store of directories', async () => {
     await expect(create('a', { access: 'block' })).rejects.toMatchObject({
       code: 'unsupported',
       message: "store 'local' has no block volumes",
     });
   });
 
-  test('a directory that is in the way is neither used nor harmed', async () => {
+  test('rejects a name whose directory exists, and leaves the directory alone', async () => {
     await mkdir(join(server.storeFolder, 'mine'));
     await writeFile(join(server.storeFolder, 'mine', 'file'), 'text');
     await expect(create('mine')).rejects.toMatchObject({ code: 'exists' });
@@ -147,7 +147,7 @@ describe('changes', () => {
     expect(await server.core.volumes.rename(id, 'b', undefined, aCall())).toEqual(renamed);
   });
 
-  test('rename onto a name that is taken is refused', async () => {
+  test('rename to a taken name is rejected', async () => {
     await create('a');
     await create('b');
     await expect(server.core.volumes.rename('a', 'b', undefined, aCall())).rejects.toMatchObject({ code: 'exists' });
@@ -164,7 +164,7 @@ describe('changes', () => {
     }
   });
 
-  test('a revision that is not the present one is stale', async () => {
+  test('rejects an outdated revision as stale', async () => {
     const { id } = await create('a');
     await expect(server.core.volumes.label(id, { a: '1' }, 7, aCall())).rejects.toMatchObject({
       code: 'stale',
@@ -173,7 +173,7 @@ describe('changes', () => {
     expect(await server.core.volumes.label(id, { a: '1' }, 1, aCall())).toMatchObject({ revision: 2 });
   });
 
-  test('inspect tells that the data are gone', async () => {
+  test('inspect reports that the data is gone', async () => {
     const { id } = await create('a');
     expect(await server.core.volumes.inspect(id, aCall())).toMatchObject({ condition: 'ok' });
     await rm(join(server.storeFolder, 'a'), { recursive: true });
@@ -205,7 +205,7 @@ describe('several at once on one volume', () => {
     expect(await third).toEqual({ outcome: 'deleted', expiresAt: undefined });
   });
 
-  test('who waited for a rename does not run beside who uses the new name', async () => {
+  test('an operation that waited for a rename does not run concurrently with one on the new name', async () => {
     const { id } = await create('a', { bytes: 1n });
     const renaming = kind.close('rename');
     const renamed = server.core.volumes.rename(id, 'c', undefined, aCall());
@@ -224,7 +224,7 @@ describe('several at once on one volume', () => {
     expect(await other).toMatchObject({ labels: { x: '1' }, bytes: 50n });
   });
 
-  test('two renames to the same name both find it done', async () => {
+  test('two concurrent renames to the same name both succeed', async () => {
     const { id } = await create('a');
     const both = await Promise.all([
       server.core.volumes.rename(id, 'b', undefined, aCall()),
@@ -233,7 +233,7 @@ describe('several at once on one volume', () => {
     expect(both.map((volume) => volume.name)).toEqual(['b', 'b']);
   });
 
-  test('50 creations of one name make one volume', async () => {
+  test('50 concurrent creates of one name create one volume', async () => {
     const results = await Promise.allSettled(Array.from({ length: 50 }, () => create('same')));
     expect(results.filter((result) => result.status === 'fulfilled')).toHaveLength(1);
     const reasons = results.flatMap((result) => (result.status === 'rejected' ? [result.reason.code] : []));
@@ -250,7 +250,7 @@ describe('limits of a store', () => {
   };
   const limited = (name: string, bytes?: bigint): Promise<Volume> => create(name, { store: 'limited', bytes });
 
-  test('50 creations at once never exceed the number of volumes, and fill it exactly', async () => {
+  test('50 concurrent creates never exceed maxVolumes, and reach it exactly', async () => {
     await add('maxVolumes=10');
     const results = await Promise.allSettled(Array.from({ length: 50 }, (_, i) => limited(`v${i}`)));
     const refused = results.flatMap((result) => (result.status === 'rejected' ? [result.reason] : []));
@@ -267,7 +267,7 @@ describe('limits of a store', () => {
     await expect(limited('more')).rejects.toMatchObject({ code: 'exhausted' });
   });
 
-  test('a volume that is made a moment after another was recorded is not refused for having been counted twice', async () => {
+  test('a volume is not counted twice between its reservation and its record', async () => {
     await add('maxVolumes=200');
     const makers = Array.from({ length: 8 }, async (_, maker) => {
       for (let i = 0; i < 25; i++) await limited(`m${maker}-${i}`);
@@ -276,7 +276,7 @@ describe('limits of a store', () => {
     expect(server.core.records.volumes.totals('limited' as never).volumes).toBe(200);
   });
 
-  test('50 creations and expansions at once never exceed the bytes', async () => {
+  test('50 concurrent creates and expansions never exceed maxBytes', async () => {
     await add('maxBytes=1000');
     await limited('base', 100n);
     const grow = Array.from({ length: 25 }, (_, i) =>
@@ -291,7 +291,7 @@ describe('limits of a store', () => {
     }
   });
 
-  test('two expansions of different volumes cannot both take the last room', async () => {
+  test('two concurrent expansions cannot both use the last free bytes', async () => {
     await add('maxBytes=100');
     await limited('a', 10n);
     await limited('b', 10n);
@@ -312,7 +312,7 @@ describe('limits of a store', () => {
     expect(await limited('a')).toMatchObject({ bytes: 64n << 20n });
   });
 
-  test('restoring from the trash counts, and what failed to be made does not', async () => {
+  test('a restore from the trash counts against the limits; a failed create does not', async () => {
     await add('maxVolumes=1&onDelete=archive');
     const { id } = await limited('a');
     await server.core.deletions.delete(id, undefined, aCall());

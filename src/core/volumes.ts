@@ -4,29 +4,29 @@ import type { Catalogue } from './catalogue.ts';
 import type { EngineMounts } from './engine-mounts.ts';
 import { stowageError } from './errors.ts';
 import type { Events } from './events.ts';
-import { nameKey, volumeKey } from './keys.ts';
 import { checkLabels, mergeLabels, withOwn } from './labels.ts';
-import type { Limits } from './limits.ts';
+import { nameKey, volumeKey } from './lock-keys.ts';
 import type { Access, Inspection, Labels, StoreConfig, Usage, Volume, VolumeSpec } from './model.ts';
 import type { Mounts } from './mounts.ts';
 import { newVolumeId, volumeName } from './names.ts';
 import type { Call, Operations } from './operations.ts';
 import type { Records, Store } from './ports.ts';
 import { facetOf } from './store-facets.ts';
+import type { StoreLimits } from './store-limits.ts';
 import type { Stores } from './stores.ts';
 import {
+  accessUnsupported,
   cannotEnforce,
+  cannotShrink,
   checkRevision,
   checkSize,
-  enforcedForGood,
   enforcedWithoutSize,
-  exists,
-  noAccess,
-  noDefault,
-  readOnly,
+  enforcementPermanent,
+  noDefaultStore,
   requestDiffers,
-  shrink,
   sizeRequired,
+  storeReadOnly,
+  volumeExists,
 } from './volume-errors.ts';
 import { specParams } from './volume-params.ts';
 import { createVolumeSteps, type Step, type VolumeSteps } from './volume-steps.ts';
@@ -38,7 +38,7 @@ export interface VolumeParts {
   readonly operations: Operations;
   readonly mounts: Mounts;
   readonly engineMounts: Pick<EngineMounts, 'dropStale'>;
-  readonly limits: Limits;
+  readonly limits: StoreLimits;
   readonly events: Events;
   readonly clock: Clock;
   readonly instance: string;
@@ -48,40 +48,40 @@ export interface NewVolume {
   readonly store: string | undefined;
   readonly name: string;
   readonly bytes: bigint | undefined;
-  /** Held to its size, which must be given then. */
+  /** Enforce the size. Requires `bytes`, or a default size of the store. */
   readonly enforce?: boolean | undefined;
   readonly access: Access | undefined;
   readonly labels: Labels;
-  /** What Stowage itself notes of it: the labels of core/labels.ts that nobody else can set. */
+  /** Labels with reserved keys, which only Stowage can set (core/labels.ts). */
   readonly ownLabels?: Labels | undefined;
 }
 
-/** Said together: a moment later a store of that name may be another one. */
-export interface Created {
+/** A volume together with the identity of its store, since the store's name may refer to another store a moment later. */
+export interface CreatedVolume {
   readonly volume: Volume;
-  /** What the store that has it calls itself. */
+  /** The identity of the volume's store. */
   readonly storeIdentity: string | undefined;
 }
 
 export interface Volumes {
   create(want: NewVolume, call: Call): Promise<Volume>;
-  /** The same, for who has to know which place it is on. */
-  createKnown(want: NewVolume, call: Call): Promise<Created>;
+  /** Like `create`, for callers that need the identity of the store. */
+  createWithStoreIdentity(want: NewVolume, call: Call): Promise<CreatedVolume>;
   /**
-   * Asks its store for it once more, as it is by now: a power cut, or a kill, may have left a record without data. Undefined: it is
-   * there no more.
+   * Repeats the create with the volume's current properties, since a power cut or a kill may have left a record without data. Undefined:
+   * the volume no longer exists.
    */
-  complete(volume: Volume, call: Call): Promise<Created | undefined>;
+  complete(volume: Volume, call: Call): Promise<CreatedVolume | undefined>;
   inspect(ref: string, scope: Scope): Promise<Inspection>;
   usage(ref: string, scope: Scope): Promise<Usage>;
-  /** The same for a count that nobody waits for: it ends when the store is to be closed. */
+  /** Like `usage` in the background: stops when the store is about to close. */
   usageInBackground(volume: Volume, scope: Scope): Promise<Usage | undefined>;
-  /** The file system of a volume that has one of its own, as its store says. Undefined: it has none. */
+  /** The volume's own file system, according to its store. Undefined: it has none. */
   filesystemOf(volume: Volume, scope: Scope): Promise<string | undefined>;
-  /** Where it is staged on this node, its file system grows to the size of the volume. */
+  /** Grows the file system to the size of the volume, if it is staged on this node. */
   growStaged(volume: Volume, scope: Scope): Promise<void>;
   expand(ref: string, bytes: bigint, expected: number | undefined, call: Call): Promise<Volume>;
-  /** Switched on, it is held to its size from then on; it cannot be switched off. */
+  /** Enforces the volume's size from now on. Cannot be switched off. */
   enforce(ref: string, on: boolean, expected: number | undefined, call: Call): Promise<Volume>;
   rename(ref: string, name: string, expected: number | undefined, call: Call): Promise<Volume>;
   label(
@@ -89,7 +89,7 @@ export interface Volumes {
     change: Readonly<Record<string, string | null>>,
     expected: number | undefined,
     call: Call,
-    /** What Stowage itself notes of it, as in NewVolume. */
+    /** As in NewVolume. */
     ownLabels?: Labels,
   ): Promise<Volume>;
   readonly steps: Readonly<Record<string, Step>>;
@@ -99,11 +99,11 @@ export function createVolumes(parts: VolumeParts): Volumes {
   const { records, stores, catalogue, mounts } = parts;
   const steps = createVolumeSteps(parts);
   const change = createChange(parts, steps);
-  const createKnown = createCreate(parts, steps);
+  const createWithStoreIdentity = createCreate(parts, steps);
 
   return {
-    create: async (want, call) => (await createKnown(want, call)).volume,
-    createKnown,
+    create: async (want, call) => (await createWithStoreIdentity(want, call)).volume,
+    createWithStoreIdentity,
     complete: createComplete(parts),
     inspect: async (ref, scope) => {
       const volume = await catalogue.resolve(ref, scope);
@@ -116,7 +116,7 @@ export function createVolumes(parts: VolumeParts): Volumes {
       return await stores.use(volume.store, (store) => facetOf(store, 'usage')(volume, scope));
     },
     usageInBackground: (volume, scope) =>
-      stores.useBehind(volume.store, async (store, closing) =>
+      stores.useInBackground(volume.store, async (store, closing) =>
         store.usage?.(volume, { ...scope, signal: AbortSignal.any([scope.signal, closing]) }),
       ),
     filesystemOf: async (volume, scope) =>
@@ -125,8 +125,8 @@ export function createVolumes(parts: VolumeParts): Volumes {
     expand: (ref, bytes, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
         checkSize(bytes);
-        if (volume.bytes !== undefined && bytes < volume.bytes) throw shrink(volume, bytes);
-        // A staged volume whose store was enlarged may have a file system that still has to grow.
+        if (volume.bytes !== undefined && bytes < volume.bytes) throw cannotShrink(volume, bytes);
+        // A staged volume may have the new size on the store and a file system that still has to grow.
         const isGrown = async (): Promise<boolean> =>
           store.expand === undefined || !(await mounts.staged(volume.id, call));
         if (volume.bytes === bytes && (await isGrown())) return undefined;
@@ -135,23 +135,23 @@ export function createVolumes(parts: VolumeParts): Volumes {
       }),
     enforce: (ref, on, expected, call) =>
       change(ref, expected, call, async (volume, store) => {
-        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcedForGood(volume);
+        if (!on && (volume.enforce || store.enforcement?.always === true)) throw enforcementPermanent(volume);
         if (!on) return undefined;
         refuseEnforcing(store, volume.bytes, `volume '${volume.store}/${volume.name}'`);
         return volume.enforce ? undefined : { kind: 'volume.enforce', params: {} };
       }),
     rename: async (ref, to, expected, call) => {
       const name = volumeName(to);
-      const about = async (volume: Volume, store: Store): Promise<Todo | undefined> => {
+      const plan = async (volume: Volume, store: Store): Promise<PlannedChange | undefined> => {
         if (name === volume.name) return undefined;
         facetOf(store, 'rename');
         await mounts.refuseInUse(volume, store, 'renamed', call);
         const present = records.volumes.byName(volume.store, name);
-        if (present !== undefined) throw exists(present);
+        if (present !== undefined) throw volumeExists(present);
         await mounts.finishUnmounts(volume.id, call);
         return { kind: 'volume.rename', params: { to: name } };
       };
-      return await change(ref, expected, call, about, name);
+      return await change(ref, expected, call, plan, name);
     },
     label: (ref, labels, expected, call, ownLabels) =>
       change(ref, expected, call, async (volume) => ({
@@ -162,34 +162,36 @@ export function createVolumes(parts: VolumeParts): Volumes {
   };
 }
 
-function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createKnown'] {
+function createCreate(parts: VolumeParts, steps: VolumeSteps): Volumes['createWithStoreIdentity'] {
   const { records, stores, operations, limits, clock, instance } = parts;
   return async (want, call) => {
     const name = volumeName(want.name);
     const labels = withOwn(checkLabels(want.labels), want.ownLabels ?? {});
     const chosen = want.store ?? stores.defaultName;
-    if (chosen === undefined) throw noDefault();
+    if (chosen === undefined) throw noDefaultStore();
     return await stores.use(chosen, async (store, config) => {
-      const created = (volume: Volume): Created => ({ volume, storeIdentity: store.identity });
-      if (config.policy.readOnly) throw readOnly(store.name);
+      const created = (volume: Volume): CreatedVolume => ({ volume, storeIdentity: store.identity });
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
       const access = want.access ?? 'filesystem';
-      if (!store.access.includes(access)) throw noAccess(store, access);
-      const bytes = sized(store, config, want.bytes);
+      if (!store.access.includes(access)) throw accessUnsupported(store, access);
+      const bytes = sizeFor(store, config, want.bytes);
       const enforce = want.enforce ?? false;
       if (enforce) refuseEnforcing(store, bytes, `volume '${store.name}/${name}'`);
       const { requestId } = call;
       using _ = await operations.lock([nameKey(store.name, name)], call.signal);
       const present = records.volumes.byName(store.name, name);
       if (present !== undefined) {
-        // The store completes what a power cut left as a record without data.
-        return created(await store.create(same(present, { bytes, enforce, access, labels, requestId }), call));
+        // Repeat the create: a power cut may have left a record without data.
+        return created(
+          await store.create(requireSameRequest(present, { bytes, enforce, access, labels, requestId }), call),
+        );
       }
-      // Renamed by somebody before the request was repeated: made once is made.
+      // The volume was renamed before the request was repeated: do not create a second one.
       const renamed = records.volumes.byRequest(store.name, requestId);
       if (renamed !== undefined) return created(renamed);
       const createdAt = clock.now();
-      const about = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
-      const spec: VolumeSpec = { id: newVolumeId(), ...about };
+      const properties = { name, bytes, enforce, access, labels, requestId, createdAt, instance };
+      const spec: VolumeSpec = { id: newVolumeId(), ...properties };
       using _place = limits.reserve(config, spec.id, bytes ?? 0n);
       const params = specParams(spec);
       const intent = { kind: 'volume.create', store: store.name, subject: `${store.name}/${name}`, params };
@@ -202,10 +204,10 @@ function createComplete({ stores, catalogue, operations }: VolumeParts): Volumes
   return async ({ id, store: place, name }, call) =>
     await stores.use(place, async (store) => {
       using _ = await operations.lock([volumeKey(id), nameKey(place, name)], call.signal);
-      // Another host may have changed it since, and a store refuses what differs from its own record.
+      // Read the current properties: another host may have changed them, and the store rejects a create that differs from its record.
       const volume = await unlessUnknown(catalogue.resolve(id, call));
       if (volume === undefined) return undefined;
-      // Renamed meanwhile: made once is made.
+      // If it was renamed in the meantime, it exists, so there is nothing to complete.
       const isThere = volume.store === place && volume.name === name;
       return { volume: isThere ? await store.create(volume, call) : volume, storeIdentity: store.identity };
     });
@@ -220,11 +222,11 @@ async function unlessUnknown(looking: Promise<Volume>): Promise<Volume | undefin
   }
 }
 
-/** What a change comes to. Undefined: it is so already. */
-interface Todo {
+/** The operation that a change needs. */
+interface PlannedChange {
   readonly kind: keyof VolumeSteps;
   readonly params: Record<string, unknown>;
-  /** It asks the store for that many in all. */
+  /** The volume's total size after the change, to reserve. */
   readonly bytes?: bigint;
 }
 
@@ -232,33 +234,33 @@ type Change = (
   ref: string,
   expected: number | undefined,
   call: Call,
-  about: (volume: Volume, store: Store) => Promise<Todo | undefined>,
+  plan: (volume: Volume, store: Store) => Promise<PlannedChange | undefined>,
   newName?: string,
 ) => Promise<Volume>;
 
 function createChange(parts: VolumeParts, steps: VolumeSteps): Change {
   const { stores, catalogue, operations, limits } = parts;
-  return async (ref, expected, call, about, newName) => {
+  return async (ref, expected, call, plan, newName) => {
     const before = await catalogue.resolve(ref, call);
     return await stores.use(before.store, async (store, config) => {
-      if (config.policy.readOnly) throw readOnly(store.name);
+      if (config.policy.readOnly) throw storeReadOnly(store.name);
       const names = newName === undefined ? [before.name] : [before.name, newName];
-      // By id too: who waited here may find the volume renamed, and then holds a name that is no longer its own.
+      // Lock the id too: if the volume was renamed while this waited, the locked name is no longer the volume's.
       const keys = [volumeKey(before.id), ...names.map((name) => nameKey(before.store, name))];
       using _ = await operations.lock(keys, call.signal);
       const volume = await catalogue.resolve(before.id, call);
       checkRevision(volume, expected);
-      const todo = await about(volume, store);
-      if (todo === undefined) return volume;
-      using _place = todo.bytes === undefined ? undefined : limits.reserve(config, volume.id, todo.bytes);
-      const params = { id: volume.id, name: volume.name, ...todo.params };
-      const intent = { kind: todo.kind, store: store.name, subject: `${store.name}/${volume.name}`, params };
-      return await operations.run(intent, call, (work) => steps[todo.kind](store, config, params, work));
+      const planned = await plan(volume, store);
+      if (planned === undefined) return volume;
+      using _place = planned.bytes === undefined ? undefined : limits.reserve(config, volume.id, planned.bytes);
+      const params = { id: volume.id, name: volume.name, ...planned.params };
+      const intent = { kind: planned.kind, store: store.name, subject: `${store.name}/${volume.name}`, params };
+      return await operations.run(intent, call, (work) => steps[planned.kind](store, config, params, work));
     });
   };
 }
 
-function sized(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
+function sizeFor(store: Store, config: StoreConfig, bytes: bigint | undefined): bigint | undefined {
   const size = bytes ?? config.policy.defaultSize;
   if (size === undefined && store.enforcement?.always === true) throw sizeRequired(store.name);
   if (size !== undefined) checkSize(size);
@@ -270,8 +272,11 @@ function refuseEnforcing(store: Store, bytes: bigint | undefined, what: string):
   if (bytes === undefined) throw enforcedWithoutSize(what);
 }
 
-function same(present: Volume, want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>): Volume {
-  if (present.requestId !== want.requestId) throw exists(present);
+function requireSameRequest(
+  present: Volume,
+  want: Pick<Volume, 'bytes' | 'enforce' | 'access' | 'labels' | 'requestId'>,
+): Volume {
+  if (present.requestId !== want.requestId) throw volumeExists(present);
   const equal =
     present.bytes === want.bytes &&
     present.enforce === want.enforce &&

@@ -13,14 +13,14 @@ import { type GatedKind, gated } from '#testing/fakes/gated-store.ts';
 import { startServer, type TestServer } from '#testing/server.ts';
 import type { Volume } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import { ownSource } from './staging.ts';
+import { ownSource } from './volume-staging.ts';
 
 // What core does with the kernel's mount table, and what is seen of it through the REST API: the whole program. Everything else about
 // core is tested without a server, by src/testing/start-core.ts.
 
 const plugin = 'stowage-local';
 
-describe.skipIf(needs('mount'))('what engines have mounted', () => {
+describe.skipIf(needs('mount'))('an engine mount', () => {
   let server: TestServer;
   let docker: FakeEngine;
   let clock: FakeClock;
@@ -69,7 +69,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     await expect.poll(path).toBeUndefined();
   };
 
-  test('is one mount, however many ask for it, and goes with the last of them', async () => {
+  test('is shared by all requests for a volume, and is unmounted with the last one', async () => {
     docker.run('web', { photos: plugin });
     const at = await hold('1');
     expect(await hold('2')).toBe(at);
@@ -85,7 +85,7 @@ describe.skipIf(needs('mount'))('what engines have mounted', () => {
     expect(existsSync(at)).toBe(false);
   });
 
-  test('stays held when it cannot be unmounted, and goes another time', async () => {
+  test('stays recorded when it cannot be unmounted, and is retried later', async () => {
     docker.run('web', { photos: plugin }, false);
     const at = await hold('1');
     restart();
@@ -123,7 +123,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
   const mount = (ref: string, target: string, readOnly = false): Promise<LiveMount> =>
     server.core.mounts.publish(ref, target, { readOnly, user: undefined }, aCall());
 
-  test('a volume that is mounted can be neither deleted nor renamed, and the message says where it is', async () => {
+  test('a mounted volume can be neither deleted nor renamed, and the error names the target', async () => {
     const { id } = await create('a');
     await mount('a', at('m'));
     await writeFile(join(at('m'), 'file'), 'text');
@@ -143,7 +143,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     await server.core.deletions.delete(id, undefined, aCall());
   });
 
-  describe('by way of a link', () => {
+  describe('a target that contains a symbolic link', () => {
     const byLink = (): string => join(at('link'), 'm');
 
     beforeEach(async () => {
@@ -154,7 +154,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
       });
     });
 
-    test.skipIf(needs('fuse'))('a mount is taken away that nobody answers for', async () => {
+    test.skipIf(needs('fuse'))('can be unmounted although the mount is dead', async () => {
       const { id } = await create('a');
       const { target } = await mount('a', byLink());
       execFileSync('umount', [target]);
@@ -165,7 +165,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     });
   });
 
-  test('what is mounted of a volume that is off record can be unmounted, by who may see every store', async () => {
+  test('a mount of a volume without a record can be unmounted by callers that may see every store', async () => {
     await using own = await startServer();
     const { body } = await own.admin.post('/v1/volumes', { name: 'a' });
     const target = `${own.folder}-m`;
@@ -192,7 +192,7 @@ describe.skipIf(needs('mount'))('mounts', () => {
     expect(await readdir(join(server.storeFolder, 'b'))).toEqual(['file']);
   });
 
-  test('stopping unmounts what nobody uses and removes the folders it made', async () => {
+  test('stopping unmounts idle volumes and removes the directories that Stowage created', async () => {
     await create('a');
     await mount('a', at('m'));
     expect(await server.stop()).toEqual([]);

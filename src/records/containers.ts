@@ -2,9 +2,9 @@ import type { ContainerRecords } from '#core/containers.ts';
 import type { Database } from './database.ts';
 import { toEngineName, toHold, toReference } from './rows.ts';
 
-/** What container engines know: names, mounts they asked for, containers that name volumes. */
+/** Records about container engines: names, requested mounts, containers that reference volumes. */
 export function createContainerRecords(db: Database): ContainerRecords {
-  return { engineNames: createEngineNames(db), holds: createHolds(db), references: createReferences(db) };
+  return { engineNames: createEngineNames(db), engineMounts: createHolds(db), references: createReferences(db) };
 }
 
 function createEngineNames(db: Database): ContainerRecords['engineNames'] {
@@ -27,7 +27,7 @@ function createEngineNames(db: Database): ContainerRecords['engineNames'] {
   };
 }
 
-function createHolds(db: Database): ContainerRecords['holds'] {
+function createHolds(db: Database): ContainerRecords['engineMounts'] {
   const put = db.prepare(
     'INSERT INTO holds VALUES (?, ?, ?, 1, ?) ON CONFLICT (volume_id, plugin, id) DO UPDATE SET count = count + 1',
   );
@@ -42,7 +42,7 @@ function createHolds(db: Database): ContainerRecords['holds'] {
     add: ({ volumeId, plugin, id, since }) => {
       put.run(volumeId, plugin, id, since);
     },
-    take: (volume, plugin, id) => {
+    release: (volume, plugin, id) => {
       if (less.run(volume, plugin, id) === 0) remove.run(volume, plugin, id);
     },
     clear: (volume) => {

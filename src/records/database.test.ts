@@ -68,28 +68,28 @@ function startWriter(...args: string[]): Writer {
 }
 
 describe('the file', () => {
-  test('it and its log are for the owner alone', () => {
+  test('is readable by its owner only, like its log', () => {
     const records = open();
     records.settings.set('a', '1');
     expect(statSync(path).mode & 0o777).toBe(0o600);
     expect(statSync(`${path}-wal`).mode & 0o777).toBe(0o600);
   });
 
-  test('one that others could read is closed to them', () => {
+  test('loses the permissions of others when it is opened', () => {
     openRecords(path).close();
     chmodSync(path, 0o644);
     open();
     expect(statSync(path).mode & 0o777).toBe(0o600);
   });
 
-  test('closing folds the log into it and leaves nothing else', () => {
+  test('contains the whole log after closing, and no other file is left', () => {
     const records = openRecords(path);
     records.settings.set('a', '1');
     records.close();
     expect(readdirSync(folder)).toEqual(['state.db']);
   });
 
-  test('its log stays small however much is written, and is cut back after a large transaction', () => {
+  test('has a log that stays small, and is truncated after a large transaction', () => {
     const records = open();
     const most = (): number => statSync(`${path}-wal`).size;
     records.transaction(() => {
@@ -103,7 +103,7 @@ describe('the file', () => {
 });
 
 describe('one process per state folder', () => {
-  test('a second one is refused at once, and told who has it', async () => {
+  test('a second process is rejected at once, with the id of the first one', async () => {
     const writer = startWriter('hold');
     expect((await writer.lines().next()).value).toBe('open');
     const started = performance.now();
@@ -124,7 +124,7 @@ describe('one process per state folder', () => {
     expect(JSON.parse(readFileSync(join(folder, 'holder.json'), 'utf8'))).toMatchObject({ pid: process.pid });
   });
 
-  test('a second one in the same process is refused too, and the first goes on', () => {
+  test('a second open in the same process is rejected too, and the first continues to work', () => {
     const first = open();
     expect(refusal()).toMatchObject({ reason: 'state-locked' });
     first.settings.set('a', '1');
@@ -132,7 +132,7 @@ describe('one process per state folder', () => {
     expect(refusal()).toMatchObject({ reason: 'state-locked' });
   });
 
-  test('without a readable hint the error just does not name the process', () => {
+  test('the error does not name the process if the holder file is unreadable', () => {
     open();
     writeFileSync(join(folder, 'holder.json'), 'rubbish');
     expect(refusal().message).toBe(`the state folder ${folder} is in use by another Stowage`);
@@ -170,7 +170,7 @@ describe('a file of format 0', () => {
 
   beforeEach(() => withDatabase((db) => db.exec(sql)));
 
-  test('the committed one is what the script beside it makes', () => {
+  test('in the fixtures is what the script beside it creates', () => {
     expect(sql).toBe(versionZero());
   });
 
@@ -238,7 +238,7 @@ describe('a file of format 0', () => {
     expect(upgraded).toEqual(schema());
   });
 
-  test('whose upgrade fails stays as it was', () => {
+  test('is unchanged if its upgrade fails', () => {
     withDatabase((db) => db.exec('DROP TABLE mounts'));
     expect(() => openRecords(path)).toThrow('no such table: mounts');
     withDatabase((db) => {
@@ -249,7 +249,7 @@ describe('a file of format 0', () => {
 });
 
 describe('a file that cannot be used', () => {
-  test('one of a newer format is refused and left alone', () => {
+  test('because of a newer format is rejected and left alone', () => {
     openRecords(path).close();
     withDatabase((db) => db.exec('PRAGMA user_version = 7'));
     const before = readFileSync(path);
@@ -260,7 +260,7 @@ describe('a file that cannot be used', () => {
     expect(readFileSync(path).equals(before)).toBe(true);
   });
 
-  test('something that is no database', () => {
+  test('because it is not a database is rejected', () => {
     writeFileSync(path, 'these are somebody’s notes\n'.repeat(300));
     expect(refusal()).toMatchObject({
       message: `${path} is damaged, or is not a database of Stowage`,
@@ -270,7 +270,7 @@ describe('a file that cannot be used', () => {
     expect(readFileSync(path, 'utf8')).toContain('notes');
   });
 
-  test('a damaged page is found at the start, not in the middle of the work', () => {
+  test('because of a damaged page is rejected at the start', () => {
     const records = openRecords(path);
     records.transaction(() => {
       for (let n = 0; n < 2000; n++) records.settings.set(`key-${n}`, 'value');
@@ -285,7 +285,7 @@ describe('a file that cannot be used', () => {
     open().settings.set('a', '1');
   });
 
-  test('a folder that is a file', () => {
+  test('because its folder is a file is rejected', () => {
     writeFileSync(join(folder, 'state'), '');
     const inside = join(folder, 'state', 'state.db');
     expect(refusal(inside)).toMatchObject({

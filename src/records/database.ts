@@ -2,12 +2,12 @@ import { chmodSync, closeSync, openSync, renameSync, rmSync, writeFileSync } fro
 import { DatabaseSync, type SQLInputValue, type SQLOutputValue } from 'node:sqlite';
 import { isErrno } from '#base/errno.ts';
 import { corruptError, holderFile, stateError } from './errors.ts';
+import { createGroupCommit } from './group-commit.ts';
 import { migrate } from './migrations.ts';
-import { createTogether } from './together.ts';
 
 export type Row = Readonly<Record<string, SQLOutputValue>>;
 
-/** Answers are always read to the end: a statement left half-read would pin the WAL and let it grow. */
+/** Always reads results to the end: a half-read statement would pin the WAL and let it grow. */
 export interface Statement {
   /** The number of rows changed. */
   run(...values: SQLInputValue[]): number;
@@ -19,29 +19,29 @@ export interface Database {
   prepare(sql: string): Statement;
   transaction<T>(work: () => T): T;
   isTransaction(): boolean;
-  /** As the records' own. */
-  together(work: () => void): Promise<void>;
-  /** Its writes survive a power cut when it returns, or when the transaction around it has ended. */
+  /** See `Records.groupCommit`. */
+  groupCommit(work: () => void): Promise<void>;
+  /** The writes survive a power cut once this returns, or once the surrounding transaction has ended. */
   durably<T>(work: () => T): T;
   close(): void;
 }
 
 const pragmas = `
-  -- One process per state folder. It holds the lock until it ends, however it ends, and needs no shared memory file.
+  -- One process per state folder. It holds the lock until it exits or dies, and needs no shared memory file.
   PRAGMA locking_mode = EXCLUSIVE;
   PRAGMA journal_mode = WAL;
-  -- A commit is in the kernel's hands when it returns, so it survives kill -9. Only a power cut can take the last ones
-  -- back. What they said of volumes is found again on the stores, which sync for themselves, so FULL would only add an
-  -- fsync to each; what is nowhere else (settings, stores, tokens) goes through 'durably'.
+  -- A commit is in the page cache when it returns, so it survives kill -9. Only a power cut can lose the last commits.
+  -- Volume records can be restored from the stores, which sync themselves, so FULL would only add an fsync per commit.
+  -- Data that exists nowhere else (settings, stores, tokens) is written with 'durably'.
   PRAGMA synchronous = NORMAL;
-  -- The server's memory is counted; the kernel caches the file anyway.
+  -- Limits the server's memory; the kernel caches the file anyway.
   PRAGMA cache_size = -500;
-  -- The log is folded into the file every 4 MiB, and cut back to that after a transaction that outgrew it.
+  -- Checkpoint every 4 MiB, and truncate the log to that size after a larger transaction.
   PRAGMA wal_autocheckpoint = 1000;
   PRAGMA journal_size_limit = 4194304;
 `;
 
-/** A path that is no file: such a database is gone when it is closed. */
+/** SQLite's path for a database in memory. */
 const inMemory = ':memory:';
 
 export function openDatabase(path: string): Database {
@@ -59,7 +59,7 @@ export function openDatabase(path: string): Database {
     try {
       return transactions(work);
     } catch (cause) {
-      // Of what was rolled back nothing is left to sync.
+      // Rolled-back writes need no sync.
       if (!db.isTransaction) unsynced = false;
       throw cause;
     }
@@ -68,7 +68,7 @@ export function openDatabase(path: string): Database {
     const result = committed(work);
     if (unsynced && !db.isTransaction) {
       unsynced = false;
-      // It syncs the log before it folds it into the file, and with it everything committed so far.
+      // A checkpoint first syncs the log, and so everything committed so far.
       translated(() => db.exec('PRAGMA wal_checkpoint(PASSIVE)'));
     }
     return result;
@@ -84,8 +84,8 @@ export function openDatabase(path: string): Database {
     },
     transaction,
     isTransaction: () => db.isTransaction,
-    // What comes after a commit, and may fail, is for what has to be durable: a commit that is there must not look as if it had failed.
-    together: createTogether(transactions, () => db.isTransaction),
+    // Without the checkpoint of `transaction`, which can fail: a successful commit must not be reported as failed.
+    groupCommit: createGroupCommit(transactions, () => db.isTransaction),
     durably: (work) =>
       transaction(() => {
         unsynced = true;
@@ -94,7 +94,7 @@ export function openDatabase(path: string): Database {
     close: () => {
       if (!db.isOpen) return;
       try {
-        // Before the lock goes, else it could be the next holder's.
+        // Remove it before releasing the lock; afterwards it could be the next holder's file.
         if (path !== inMemory) translated(() => rmSync(holderFile(path), { force: true }));
         translated(() => db.exec('PRAGMA wal_checkpoint(TRUNCATE)'));
       } finally {
@@ -106,7 +106,7 @@ export function openDatabase(path: string): Database {
 
 function openFile(path: string): DatabaseSync {
   if (path !== inMemory) makePrivate(path);
-  // Timeout 0: whoever has the folder keeps it, so waiting for it would only delay the error.
+  // Timeout 0: the process that has the folder keeps it, so waiting would only delay the error.
   const db = new DatabaseSync(path, { timeout: 0 });
   try {
     db.exec(pragmas);
@@ -129,10 +129,10 @@ function noteHolder(file: string): void {
   renameSync(`${file}.new`, file);
 }
 
-/** Tokens' hashes are inside. SQLite gives the WAL the mode of the database. */
+/** The database contains hashes of tokens. SQLite gives the WAL the mode of the database. */
 function makePrivate(path: string): void {
   try {
-    // Only a file that did not exist is opened here: closing any descriptor of an open database drops this process's locks.
+    // Open only a new file here: closing any descriptor of an open database drops this process's POSIX locks.
     closeSync(openSync(path, 'wx', 0o600));
   } catch (cause) {
     if (!isErrno(cause, 'EEXIST')) throw cause;
@@ -141,11 +141,11 @@ function makePrivate(path: string): void {
 }
 
 /**
- * The outermost call begins and commits. An inner one joins it as a savepoint: when it throws and somebody in between
- * catches that, its own changes are gone and the rest goes on.
+ * The outermost call begins and commits. A nested call is a savepoint: if it throws and the caller catches the error, only
+ * its own changes are rolled back.
  */
 function createTransactions(db: DatabaseSync, translated: <T>(work: () => T) => T): <T>(work: () => T) => T {
-  // Prepared: to read the word takes SQLite longer than to do it.
+  // Prepared statements, since parsing takes SQLite longer than executing.
   const outer = { begin: db.prepare('BEGIN IMMEDIATE'), commit: db.prepare('COMMIT'), rollback: 'ROLLBACK' };
   const inner = {
     begin: db.prepare('SAVEPOINT joined'),

@@ -3,10 +3,10 @@ import { dirname, join } from 'node:path';
 import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
-/** Who has the state folder, beside the database: the lock itself cannot say. */
+/** Names the process that has the state folder, since the lock itself cannot tell. */
 export const holderFile = (database: string): string => join(dirname(database), 'holder.json');
 
-/** SQLite's primary result codes (the low byte of the extended ones), and what the system says before SQLite is asked. */
+/** SQLite's primary result codes (the low byte of the extended ones), and errnos of system calls before SQLite opens the file. */
 const kinds: Readonly<Record<string | number, 'locked' | 'denied' | 'read-only' | 'full' | 'corrupt' | 'io'>> = {
   3: 'denied',
   5: 'locked',
@@ -34,7 +34,7 @@ function kindOf(cause: unknown): (typeof kinds)[string] | undefined {
   return kinds[errnoOf(cause) ?? ''];
 }
 
-/** The one place where SQLite's errors become ours. What is not about the file is a fault of the program and stays as it is. */
+/** The only place that translates SQLite's errors. Errors that do not concern the file are bugs, and are returned unchanged. */
 export function stateError(cause: unknown, database: string): unknown {
   const folder = dirname(database);
   switch (kindOf(cause)) {
@@ -117,7 +117,7 @@ function holder(database: string): number | undefined {
     if (typeof said === 'object' && said !== null && 'pid' in said && Number.isSafeInteger(said.pid))
       return Number(said.pid);
   } catch {
-    // It is only a hint for people: the holder may be about to write it, or an older one does not.
+    // Only a hint for people: the holder may not have written it yet, and older versions never do.
   }
   return undefined;
 }

@@ -21,8 +21,8 @@ const format1 = `
   CREATE UNIQUE INDEX volumes_by_store ON volumes (store, name);
   CREATE INDEX volumes_by_request ON volumes (request_id);
 
-  -- For searching only; volumes.labels is the truth. A label is the JSON text ["key","value"], which keeps apart what
-  -- UTF-8 cannot say (lone surrogates) and what C strings cannot hold (NUL).
+  -- For searching only; volumes.labels is authoritative. A label is the JSON text ["key","value"], which can represent what
+  -- UTF-8 (lone surrogates) and C strings (NUL) cannot.
   CREATE TABLE volume_labels (
     label TEXT NOT NULL,
     store TEXT NOT NULL,
@@ -30,8 +30,8 @@ const format1 = `
     PRIMARY KEY (label, store, name)
   ) STRICT, WITHOUT ROWID;
 
-  -- A store with limits asks at every create, so it is kept, not counted. High and low halves are added up apart:
-  -- SQLite would turn a sum beyond 2^63 into a floating point number without a word.
+  -- A store with limits reads its totals at every create, so they are stored, not counted. High and low halves are summed separately:
+  -- SQLite silently turns a sum beyond 2^63 into a floating point number.
   CREATE TABLE store_totals (
     store TEXT PRIMARY KEY,
     volumes INTEGER NOT NULL,
@@ -111,7 +111,7 @@ const format1 = `
 
 const tables0 = ['settings', 'stores', 'volumes', 'operations', 'mounts', 'tokens'] as const;
 
-/** Format 0 knew no labels, revisions, instances or made targets, no scopes of tokens, and kept bytes as text. */
+/** Format 0 had no labels, revisions, instances, made targets or token scopes, and stored bytes as text. */
 const copy0 = `
   INSERT INTO settings SELECT key, value FROM old_settings;
   INSERT INTO stores SELECT name, uri FROM old_stores;
@@ -125,7 +125,7 @@ const copy0 = `
   INSERT INTO tokens SELECT id, hash, name, role, '[]', created_at, NULL FROM old_tokens;
 `;
 
-/** A fresh file takes the same way as one of format 0, so both end with the same tables. */
+/** New files and files of format 0 take the same path, so both end up with the same tables. */
 function toFormat1(db: DatabaseSync): void {
   const old =
     db.prepare("SELECT count(*) AS n FROM sqlite_schema WHERE type = 'table' AND name = 'volumes'").get()?.['n'] === 1;
@@ -136,11 +136,11 @@ function toFormat1(db: DatabaseSync): void {
   for (const table of tables0) db.exec(`DROP TABLE old_${table}`);
 }
 
-/** Format 2: whether a volume is to be held to its size. */
+/** Format 2: whether a volume's size is enforced. */
 const toFormat2 = (db: DatabaseSync): void =>
   db.exec('ALTER TABLE volumes ADD COLUMN enforce INTEGER NOT NULL DEFAULT 0');
 
-/** Format 3: what container engines know. */
+/** Format 3: records about container engines. */
 const format3 = `
   CREATE TABLE engine_names (
     plugin TEXT NOT NULL,
@@ -171,14 +171,14 @@ const format3 = `
 `;
 const toFormat3 = (db: DatabaseSync): void => db.exec(format3);
 
-/** The n-th leads from format n to format n + 1. They are never changed once released, only added to. */
+/** The n-th migration leads from format n to format n + 1. Released migrations never change. */
 const migrations: readonly ((db: DatabaseSync) => void)[] = [toFormat1, toFormat2, toFormat3];
 
 export function migrate(db: DatabaseSync, path: string): void {
   const found = Number(db.prepare('PRAGMA user_version').get()?.['user_version']);
   if (found > migrations.length) throw newerError(path, found, migrations.length);
   for (const [index, migration] of migrations.slice(found).entries()) {
-    // With the version inside: a crash leaves the old format or the new one, nothing between.
+    // Set the version in the same transaction, so that a crash leaves either the old format or the new one.
     db.exec('BEGIN IMMEDIATE');
     try {
       migration(db);

@@ -9,14 +9,14 @@ export function createOperations(db: Database): Records['operations'] {
     ON CONFLICT (id) DO UPDATE SET
       kind = excluded.kind, store = excluded.store, subject = excluded.subject, params = excluded.params,
       state = excluded.state, started_at = excluded.started_at, ended_at = excluded.ended_at, error = excluded.error`);
-  // The first end counts: a replay that comes late must not change what was already answered.
+  // Only the first end counts: a late replay must not change a result that was already returned.
   const end = db.prepare("UPDATE operations SET state = ?, ended_at = ?, error = ? WHERE id = ? AND state = 'running'");
   const unfinished = db.prepare("SELECT * FROM operations WHERE state = 'running' ORDER BY sequence");
   const get = db.prepare('SELECT * FROM operations WHERE id = ?');
   const page = db.prepare(`
     SELECT * FROM operations
     WHERE sequence < ? AND (? IS NULL OR store IN (SELECT value FROM json_each(?))) ORDER BY sequence DESC LIMIT ?`);
-  // The newest by their end: long work that ended a moment ago is what somebody is about to ask for.
+  // Order by end time: a client may be about to ask for a long operation that has just ended.
   const prune = db.prepare(`
     DELETE FROM operations WHERE state <> 'running' AND (ended_at, sequence) <=
       (SELECT ended_at, sequence FROM operations WHERE state <> 'running' ORDER BY ended_at DESC, sequence DESC LIMIT 1 OFFSET ?)`);
@@ -34,7 +34,7 @@ export function createOperations(db: Database): Records['operations'] {
     },
     page: ({ stores, after, limit }) => {
       const within = stores === undefined ? null : JSON.stringify(stores);
-      // One more than asked for, which tells whether there is a next page.
+      // Read one more row to see whether there is a next page.
       const rows = page.all(after ?? Number.MAX_SAFE_INTEGER, within, within, limit + 1);
       const shown = rows.slice(0, limit);
       const last = shown.at(-1);

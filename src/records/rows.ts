@@ -36,10 +36,10 @@ function integer(row: Row, column: string): number {
 const optional = <T>(row: Row, column: string, read: (row: Row, column: string) => T): T | undefined =>
   row[column] === null ? undefined : read(row, column);
 
-/** JSON that this folder wrote itself. */
+/** For JSON that this module wrote itself. */
 const json = <T>(row: Row, column: string): T => JSON.parse(text(row, column)) as T;
 
-/** Bytes leave SQLite as text: numbers lose digits beyond 2^53, and readBigInts would make every column a bigint. */
+/** Reads bytes as text: numbers lose digits beyond 2^53, and readBigInts would make every column a bigint. */
 export const volumeColumns =
   'v.id, v.store, v.name, CAST(v.bytes AS TEXT) AS bytes, v.access, v.labels, v.request_id, v.created_at, v.revision, v.instance, v.enforce';
 
@@ -88,7 +88,7 @@ function storableBytes({ bytes, store, name }: Volume): bigint | null {
   });
 }
 
-/** Exact also for what neither UTF-8 nor a C string can hold; equal labels give equal text. */
+/** JSON also represents what UTF-8 or C strings cannot. Equal labels give equal text. */
 export const labelTexts = (labels: Labels): string[] => Object.entries(labels).map((pair) => JSON.stringify(pair));
 
 export function toTotals(row: Row | undefined): { volumes: number; bytes: bigint } {
@@ -118,7 +118,7 @@ export function toOperation(row: Row): Operation {
   };
 }
 
-/** Where it stands among all operations. */
+/** The position of the operation in the order of all operations. */
 export const sequenceOf = (row: Row): number => integer(row, 'sequence');
 
 export const fromError = (error: Operation['error']): string | null =>

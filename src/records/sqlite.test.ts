@@ -26,7 +26,7 @@ afterEach(() => {
 const nasty = ['', "'; DROP TABLE settings; --", 'a\0b', '"\\\n\t', 'ünïcödé 🧳', '\u202e', '%_*?['];
 
 describe('settings', () => {
-  test('what was set is there, also after a restart; the last one counts', () => {
+  test('the last value of a setting survives a restart', () => {
     expect(records.settings.get('instance')).toBeUndefined();
     records.settings.set('instance', 'one');
     records.settings.set('instance', 'one');
@@ -44,7 +44,7 @@ describe('settings', () => {
 describe('stores', () => {
   const name = (text: string): StoreName => text as StoreName;
 
-  test('they are listed by name, a second put changes the URI, a second removal is nothing', () => {
+  test('are listed by name; a second put changes the URI, a second removal does nothing', () => {
     records.stores.put(name('silver'), 'local:///srv/silver');
     records.stores.put(name('gold'), 'local:///srv/gold');
     records.stores.put(name('gold'), 'local:///srv/gold?layout=image');
@@ -73,7 +73,7 @@ describe('operations', () => {
   });
   const failure = { code: 'exhausted', reason: 'disk-full', message: 'no room', action: 'Free some space.' };
 
-  test('one that began is unfinished, with everything a replay needs, until it ended', () => {
+  test('are unfinished, with everything that a replay needs, until they end', () => {
     records.operations.begin(operation(1));
     records.operations.begin(operation(2));
     records.operations.begin(operation(2));
@@ -90,7 +90,7 @@ describe('operations', () => {
     });
   });
 
-  test('the first end counts, and one that never began cannot end', () => {
+  test('keep their first end, and cannot end without a begin', () => {
     records.operations.begin(operation(1));
     records.operations.end(operation(1).id, 'done', 5000, undefined);
     records.operations.end(operation(1).id, 'failed', 6000, failure);
@@ -99,14 +99,14 @@ describe('operations', () => {
     expect(records.operations.get('op1-unknown' as OperationId)).toBeUndefined();
   });
 
-  test('one that is begun again after its end is running again', () => {
+  test('run again if they are begun again after their end', () => {
     records.operations.begin(operation(1));
     records.operations.end(operation(1).id, 'failed', 5000, failure);
     records.operations.begin(operation(1));
     expect(records.operations.unfinished()).toEqual([operation(1)]);
   });
 
-  test('the newest come first, as many as asked for', () => {
+  test('are listed newest first, up to the limit', () => {
     for (let n = 1; n <= 5; n++) records.operations.begin(operation(n));
     expect(records.operations.page({ limit: 3 }).items.map(({ id }) => id)).toEqual(['op1-5', 'op1-4', 'op1-3']);
     expect(records.operations.page({ limit: 100 }).items).toHaveLength(5);
@@ -121,7 +121,7 @@ describe('operations', () => {
     ],
     [['silver'], []],
     [[], []],
-  ])('pages of the stores %j follow each other, also when what one ended with is gone', (stores, ids) => {
+  ])('pages of the stores %j follow each other even if the last operation of a page was removed', (stores, ids) => {
     for (let n = 1; n <= 7; n++) records.operations.begin(operation(n));
     const seen: string[] = [];
     for (let after: number | undefined, more = true; more; ) {
@@ -135,13 +135,13 @@ describe('operations', () => {
     expect(seen).toEqual(ids);
   });
 
-  test('a last page that is full says that there is nothing more', () => {
+  test('a full last page has no next page', () => {
     for (let n = 1; n <= 4; n++) records.operations.begin(operation(n));
     const { next } = records.operations.page({ limit: 2 });
     expect(records.operations.page({ after: next, limit: 2 })).toMatchObject({ items: [{}, {}], next: undefined });
   });
 
-  test('pruning keeps the last to end and never touches what still runs', () => {
+  test('pruning keeps the most recently ended operations and all running ones', () => {
     for (let n = 1; n <= 10; n++) records.operations.begin(operation(n));
     for (let n = 2; n <= 9; n++) records.operations.end(operation(n).id, 'done', 5000, undefined);
     // Began first, ended last.
@@ -166,7 +166,7 @@ describe('mounts', () => {
     madeTarget: !readOnly,
   });
 
-  test('they are found by target and by volume, the last put of a target counts', () => {
+  test('are found by target and by volume; the last put of a target counts', () => {
     records.mounts.put(mount('/b', 'sv1-b', true));
     records.mounts.put(mount('/a', 'sv1-a', true));
     records.mounts.put(mount('/a', 'sv1-b', false));
@@ -195,7 +195,7 @@ describe('tokens', () => {
     ...more,
   });
 
-  test('one is found by its hash only, and is gone once removed', () => {
+  test('are found by their hashes only, until they are removed', () => {
     records.tokens.put(token('t2', { createdAt: 5, expiresAt: 99 }), 'hash-2');
     records.tokens.put(token('t1', { stores: [] }), 'hash-1');
     records.tokens.put(token('t1', { stores: [] }), 'hash-1');
@@ -217,7 +217,7 @@ describe('tokens', () => {
 });
 
 describe('answers', () => {
-  test('a request under way has no status yet, then its answer; old ones go', () => {
+  test('have no status while the request is running, and are pruned when they are old', () => {
     records.answers.put('key', { fingerprint: 'f', status: undefined, body: '', at: 100 });
     expect(records.answers.get('key')).toEqual({ fingerprint: 'f', status: undefined, body: '', at: 100 });
     const answer = { fingerprint: 'f', status: 201, body: '{"id":"sv1"}', at: 200 };
@@ -234,7 +234,7 @@ describe('answers', () => {
 });
 
 describe('transaction', () => {
-  test('it gives what the work gives, and everything or nothing is there afterwards', () => {
+  test('returns the result of its work, and writes everything or nothing', () => {
     expect(
       records.transaction(() => {
         records.settings.set('a', '1');
@@ -253,7 +253,7 @@ describe('transaction', () => {
     expect(records.settings.get('b')).toBeUndefined();
   });
 
-  test('an inner one joins the outer: what it did goes when the outer fails', () => {
+  test('rolls back a nested transaction when the outer one fails', () => {
     expect(() =>
       records.transaction(() => {
         records.transaction(() => records.transaction(() => records.settings.set('inner', '1')));
@@ -264,7 +264,7 @@ describe('transaction', () => {
     expect(records.settings.get('inner')).toBeUndefined();
   });
 
-  test('an inner one that fails takes only its own part with it when the outer goes on', () => {
+  test('rolls back only the nested transaction if the outer one catches its error', () => {
     records.transaction(() => {
       records.settings.set('before', '1');
       expect(() =>
@@ -279,7 +279,7 @@ describe('transaction', () => {
     expect(['before', 'inner', 'after'].map(records.settings.get)).toEqual(['1', undefined, '1']);
   });
 
-  test('work that waits is refused, since it would be committed before it is done', () => {
+  test('rejects async work, since it would commit before the work is done', () => {
     expect(() => records.transaction(async () => records.settings.set('late', '1'))).toThrow(
       'a transaction cannot wait: its work must not be async',
     );
@@ -287,7 +287,7 @@ describe('transaction', () => {
   });
 });
 
-test('closing twice is closing once', () => {
+test('closing the records twice is safe', () => {
   records.close();
   records.close();
   records = openRecords(join(folder, 'state.db'));

@@ -5,12 +5,12 @@ import { createOperations } from './operations.ts';
 import { fromMount, fromToken, toAnswer, toMount, toSetting, toStore, toToken } from './rows.ts';
 import { createVolumes } from './volumes.ts';
 
-/** Opens, locks and, where it is of an older format, upgrades the one file in which this machine's records are. */
+/** Opens and locks the file with this machine's records, and upgrades an older format. */
 export function openRecords(path: string): Records {
   const db = openDatabase(path);
   return {
     transaction: db.transaction,
-    together: db.together,
+    groupCommit: db.groupCommit,
     settings: createSettings(db),
     stores: createStores(db),
     volumes: createVolumes(db),

@@ -67,9 +67,9 @@ describe('a state.db that 0.1 wrote', () => {
     for (const [key, answer] of stored.answers) expect(records.answers.get(key)).toEqual(answer);
   });
 
-  test('gives what container engines know', () => {
+  test('gives the records about container engines', () => {
     for (const { plugin, name, id } of stored.engineNames) expect(records.engineNames.get(plugin, name)).toBe(id);
-    expect(records.holds.list()).toEqual(stored.holds);
+    expect(records.engineMounts.list()).toEqual(stored.holds);
     expect(records.references.list()).toEqual(stored.references);
   });
 });

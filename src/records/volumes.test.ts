@@ -44,7 +44,7 @@ describe('volumes', () => {
   beforeEach(begin);
   afterEach(finish);
 
-  test('what was put is found by id, by name and in every store that has the name, unchanged', () => {
+  test('are found unchanged by id, by name, and by bare name in all stores', () => {
     const one = volume(1, { labels: { tier: 'a' }, access: 'block' });
     const twin = volume(2, { name: one.name, store: silver, bytes: undefined });
     for (const each of [one, twin, one]) records.volumes.put(each);
@@ -56,7 +56,7 @@ describe('volumes', () => {
     expect(records.volumes.byName(gold, 'none' as VolumeName)).toBeUndefined();
   });
 
-  test('removing one twice is removing it once', () => {
+  test('can be removed twice', () => {
     records.volumes.put(volume(1, { labels: { a: '1' } }));
     records.volumes.remove(volume(1).id);
     records.volumes.remove(volume(1).id);
@@ -80,7 +80,7 @@ describe('volumes', () => {
     expect(records.volumes.byId(volume(1).id)?.enforce).toBe(enforce);
   });
 
-  test.each([-1n, 2n ** 63n])('a size of %d bytes is refused and leaves nothing', (bytes) => {
+  test.each([-1n, 2n ** 63n])('a size of %d bytes is rejected and leaves nothing behind', (bytes) => {
     expect(() => records.volumes.put(volume(1, { bytes }))).toThrow(
       expect.objectContaining({
         message: `the size of volume gold/v00001, ${bytes} bytes, cannot be recorded`,
@@ -90,7 +90,7 @@ describe('volumes', () => {
     expect(found({})).toEqual([]);
   });
 
-  test('a put with a new name or other labels leaves nothing of the old ones', () => {
+  test('a put with a new name or other labels removes the old ones', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x' } }));
     const renamed = volume(1, { name: 'other' as VolumeName, labels: { tier: 'b' }, revision: 2 });
     records.volumes.put(renamed);
@@ -101,7 +101,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('a name that now belongs to another id is taken from the one recorded under it', () => {
+  test('a put under the name of another volume removes the record of that volume', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a' } }));
     records.volumes.put(volume(2, { name: volume(1).name }));
     expect(records.volumes.byId(volume(1).id)).toBeUndefined();
@@ -110,7 +110,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('a forgotten store takes its volumes, labels and totals along, and no one else’s', () => {
+  test('forgetting a store removes the volumes, labels and totals of that store only', () => {
     records.volumes.put(volume(1, { labels: { a: '1' } }));
     records.volumes.put(volume(2, { store: silver, labels: { a: '1' } }));
     records.volumes.forgetStore(gold);
@@ -122,7 +122,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: 1024n });
   });
 
-  test('totals go beyond what 64 bits hold, and back', () => {
+  test('totals can exceed 64 bits, and return', () => {
     const most = 2n ** 63n - 1n;
     for (let n = 1; n <= 3; n++) records.volumes.put(volume(n, { bytes: most }));
     expect(records.volumes.totals(gold)).toEqual({ volumes: 3, bytes: 3n * most });
@@ -130,7 +130,7 @@ describe('volumes', () => {
     expect(records.volumes.totals(gold)).toEqual({ volumes: 1, bytes: most });
   });
 
-  test('what is found by id and the totals are what a list would give, after any changes, kept or rolled back', () => {
+  test('lookups by id and totals match the list after any changes, committed or rolled back', () => {
     /** Volumes that were asked for are remembered: each is asked for between all changes, and before one is rolled back. */
     const agree = (): void => {
       const listed = new Map(records.volumes.page(all).map((each) => [each.id, each]));
@@ -169,7 +169,7 @@ describe('volumes', () => {
     );
   });
 
-  test('labels hold any text, and only the same text finds them', () => {
+  test('labels can contain any text, and only the same text finds them', () => {
     const hostile = [
       "'",
       '"',
@@ -196,7 +196,7 @@ describe('volumes', () => {
     expect(found({ labels: { k: 'a' } })).toEqual([]);
   });
 
-  test('any set of labels comes back as it was, and finds its volume', () => {
+  test('any set of labels is returned unchanged, and finds its volume', () => {
     const words = fc.string({ unit: 'binary', maxLength: 12 });
     fc.assert(
       fc.property(fc.dictionary(words, words, { maxKeys: 6, noNullPrototype: true }), (labels: Labels) => {
@@ -208,7 +208,7 @@ describe('volumes', () => {
     );
   });
 
-  test('all labels asked for must match', () => {
+  test('a query by several labels requires all of them', () => {
     records.volumes.put(volume(1, { labels: { tier: 'a', team: 'x', zone: '1' } }));
     records.volumes.put(volume(2, { labels: { tier: 'a', team: 'y', zone: '1' } }));
     records.volumes.put(volume(3, { labels: { tier: 'a' } }));
@@ -218,7 +218,7 @@ describe('volumes', () => {
     expect(found({ labels: { zone: '1', tier: 'b' } })).toEqual([]);
   });
 
-  test('by 32 labels at once, and no more', () => {
+  test('a query can have at most 32 labels', () => {
     const labels = (count: number): Labels =>
       Object.fromEntries(Array.from({ length: count }, (_, n) => [`k${n}`, 'v']));
     records.volumes.put(volume(1, { labels: labels(33) }));
@@ -228,7 +228,7 @@ describe('volumes', () => {
     );
   });
 
-  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page of %d volumes is refused', (limit) => {
+  test.each([0, -1, 1.5, 10_001, Number.NaN])('a page of %d volumes is rejected', (limit) => {
     expect(() => records.volumes.page({ ...all, limit })).toThrow(
       expect.objectContaining({ message: `a page cannot hold ${limit} volumes`, code: 'out-of-range' }),
     );
@@ -266,7 +266,7 @@ describe('20,000 volumes', () => {
   const even = every.filter((n) => n % 2 === 0);
   const odd = every.filter((n) => n % 2 === 1);
 
-  test('pages follow each other by store and name, each volume once', () => {
+  test('are listed in pages by store and name, each volume once', () => {
     expect(walk({})).toEqual([...even, ...odd]);
     expect(walk({ stores: [silver] })).toEqual(odd);
     expect(walk({ stores: [silver, gold, silver] })).toEqual([...even, ...odd]);
@@ -274,14 +274,14 @@ describe('20,000 volumes', () => {
     expect(walk({ stores: [] })).toEqual([]);
   });
 
-  test('so do pages of those that carry labels', () => {
+  test('are listed in pages by labels', () => {
     const third = (n: number): boolean => n % 3 === 0;
     expect(walk({ labels: { third: 'yes' } })).toEqual([...even.filter(third), ...odd.filter(third)]);
     expect(walk({ labels: { third: 'yes', odd: '1' } })).toEqual(odd.filter(third));
     expect(walk({ labels: { third: 'yes' }, stores: [gold], limit: 1000 })).toEqual(even.filter(third));
   });
 
-  test('and pages of names that contain a text, which is no pattern', () => {
+  test('are listed in pages by a part of the name, which is not a pattern', () => {
     expect(walk({ contains: '0123' })).toEqual(
       [...even, ...odd].filter((n) => `v${String(n).padStart(5, '0')}`.includes('0123')),
     );
@@ -289,7 +289,7 @@ describe('20,000 volumes', () => {
     expect(walk({ contains: '0003', labels: { third: 'yes' } })).toEqual([30, 36, 3, 33, 39]);
   });
 
-  test('names and totals of a store are those of its own volumes', () => {
+  test('names and totals of a store include its own volumes only', () => {
     expect(records.volumes.names(gold).map(({ id }) => Number(id.slice(4)))).toEqual(even);
     expect(records.volumes.totals(gold)).toEqual({ volumes: 10_000, bytes: 10_240_000n });
   });

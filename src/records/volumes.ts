@@ -16,7 +16,7 @@ export function createVolumes(db: Database): Volumes {
   const byId = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE id = ?`);
   const byName = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE store = ? AND name = ?`);
   const byRequest = db.prepare(`SELECT ${volumeColumns} FROM volumes v WHERE request_id = ? AND store = ?`);
-  // Stores are few: a look into each costs less than an index of names that every create would have to write.
+  // There are few stores: searching each costs less than an index of names that every create would have to update.
   const named = db.prepare(`
     SELECT ${volumeColumns} FROM store_totals s CROSS JOIN volumes v ON v.store = s.store AND v.name = ? ORDER BY s.store`);
   const names = db.prepare('SELECT id, name FROM volumes WHERE store = ? ORDER BY name');
@@ -42,7 +42,7 @@ export function createVolumes(db: Database): Volumes {
   };
 }
 
-/** Volumes that were asked for by id, each of which is asked for some ten times while it is mounted. */
+/** A cache of volumes by id: a mount reads its volume about ten times. */
 interface Recent {
   get(id: VolumeId): Volume | undefined;
   clear(): void;
@@ -52,7 +52,7 @@ function createRecent(db: Database, byId: Statement): Recent {
   const volumes = new Map<VolumeId, Volume>();
   return {
     get: (id) => {
-      // What a transaction has written is gone when it is rolled back.
+      // Bypass the cache inside a transaction, which may be rolled back.
       const known = db.isTransaction() ? undefined : volumes.get(id);
       if (known !== undefined) return known;
       const found = volumeFrom(byId.get(id));
@@ -93,7 +93,7 @@ function createWriting(
         recent.clear();
         const before = volumeFrom(byId.get(volume.id));
         if (before !== undefined) unlabel(before);
-        // The store says who has the name; another id recorded under it is out of date.
+        // The store decides which volume has the name, so a record of another id with this name is stale.
         const other = volumeFrom(byName.get(volume.store, volume.name));
         if (other !== undefined && other.id !== volume.id) removeVolume(other);
         upsert.run(...fromVolume(volume));
@@ -109,9 +109,9 @@ function createWriting(
 }
 
 /**
- * Store by store in the order of names: each is a walk along one index, which no number of volumes makes slower, where a
- * single statement over several stores would sort them all for each page. No stores, no volumes: the list may be what a
- * token is allowed to see.
+ * Queries store by store, ordered by name: each query walks one index, independent of the number of volumes. A single statement over
+ * several stores would sort all of them for each page. An empty list of stores gives no volumes: it may be the scope of a
+ * token.
  */
 function createPaging(db: Database): Volumes['page'] {
   const statements = new Map<number, Statement>();
@@ -141,7 +141,7 @@ function createPaging(db: Database): Volumes['page'] {
   };
 }
 
-/** The first label leads, the others are looked up for each hit. CROSS JOIN: SQLite keeps that order. */
+/** Scans the index of the first label and looks up the others for each hit. CROSS JOIN makes SQLite keep this order. */
 function pageSql(labels: number): string {
   const [first, ...others] = Array.from({ length: labels }, (_, index) => `l${index}`);
   const lead = first ?? 'v';

@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type Facts, type Log, silentLog } from '#base/log.ts';
-import { type ContainerEngine, holderOf } from '#core/containers.ts';
+import { type ContainerEngine, engineKindOf } from '#core/containers.ts';
 import { loadBusybox } from '#testbed/busybox.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
@@ -152,7 +152,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       await real.run('rm', '--force', 'first');
       await real.run('rm', '--force', 'second');
       const called = plugin.calls.slice(started).filter(({ method }) => method === 'Mount' || method === 'Unmount');
-      expect(new Set(called.map(holderOf))).toEqual(new Set([kind]));
+      expect(new Set(called.map(engineKindOf))).toEqual(new Set([kind]));
       // Podman counts for itself: the first container mounts, the last one unmounts.
       expect(called.map(({ method }) => method)).toEqual(
         kind === 'podman' ? ['Mount', 'Unmount'] : ['Mount', 'Mount', 'Unmount', 'Unmount'],

@@ -5,8 +5,8 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { SourceOf, VolumeId } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
-import type { Client, Mounter, Staged, StagingTarget } from '#core/ports.ts';
-import { ownSource } from '#core/staging.ts';
+import type { Client, Mounter, StageOptions, StagingTarget } from '#core/ports.ts';
+import { ownSource } from '#core/volume-staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
 import type { Keepers } from '../data-path/keepers.ts';
@@ -78,7 +78,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     source: NfsSource,
     { path, volumeId }: StagingTarget,
     scope: Scope,
-    how: Staged | undefined,
+    how: StageOptions | undefined,
   ): Promise<void> {
     const place = await makeStage(path, 'filesystem');
     if (await stagedAlready(source, volumeId, place, scope)) return;
@@ -90,7 +90,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
         // Without it, INIT is given a moment: the kernel then takes back what was set before.
-        await (how?.unanswered === true ? clock.sleep(initMs, scope.signal) : answers(place, scope));
+        await (how?.skipServerCheck === true ? clock.sleep(initMs, scope.signal) : answers(place, scope));
         await setReadAhead(await readTable(), place, scope);
       } catch (cause) {
         using limit = clock.deadline(undoMs, unending);

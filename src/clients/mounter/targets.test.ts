@@ -53,7 +53,7 @@ describe.skipIf(needs('linux')).each([
     mkdirSync(join(at('real'), 'x'), { recursive: true });
     symlinkSync('real', at('link'));
     symlinkSync('nowhere', at('dangling'));
-    const locate = (target: string) => targets.locate(target, ground.scope);
+    const locate = (target: string) => targets.resolvePath(target, ground.scope);
     for (const name of ['x', 'missing']) {
       expect(await locate(join(at('link'), name))).toBe(join(at('real'), name));
       expect(await locate(join(at('real'), name))).toBe(join(at('real'), name));

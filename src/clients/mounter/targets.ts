@@ -38,7 +38,7 @@ const isSystem = (place: string): boolean =>
 const isOutside = (place: string, folder: string | undefined): boolean =>
   folder !== undefined && !isAtOrBelow(place, folder);
 
-export type Targets = Pick<Mounter, 'inspectTarget' | 'locate' | 'makeTarget' | 'removeTarget'>;
+export type Targets = Pick<Mounter, 'inspectTarget' | 'resolvePath' | 'makeTarget' | 'removeTarget'>;
 
 export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
   const inLine = createNearTargets(near);
@@ -66,7 +66,7 @@ export function createTargets({ look, near, readTable, forbidden, published }: T
         inspect(target, access, { forbidden: folders, published, real }, table),
       );
     },
-    locate: async (path, scope) => {
+    resolvePath: async (path, scope) => {
       checkPath(path);
       return inLine.locate(path, await readTable()) ?? (await lookAt(path, scope, (table) => locate(path, table)));
     },

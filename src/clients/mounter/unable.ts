@@ -16,7 +16,7 @@ export function createUnableMounter(unable: NonNullable<Mounter['unable']>, list
     openShared: refuse,
     closeShared: refuse,
     inspectTarget: refuse,
-    locate: refuse,
+    resolvePath: refuse,
     makeTarget: refuse,
     removeTarget: refuse,
     reap: refuse,

@@ -51,7 +51,7 @@ describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
 
   test('is found by way of a link without being asked', async () => {
     symlinkSync(ground.folder, join(ground.folder, 'link'));
-    expect(await mounter().locate(join(ground.folder, 'link/stage'), ground.scope)).toBe(at);
+    expect(await mounter().resolvePath(join(ground.folder, 'link/stage'), ground.scope)).toBe(at);
   });
 
   test('is unmounted by a program where the kernel says no, which then says why', async () => {

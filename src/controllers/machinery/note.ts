@@ -1,4 +1,4 @@
-import { toldToUser } from '#core/error-disclosure.ts';
+import { redactForUser } from '#core/error-disclosure.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { KubeError } from '#wire/kube/errors.ts';
 import { codeOf } from './outcome.ts';
@@ -8,11 +8,11 @@ import { codeOf } from './outcome.ts';
  * stores are reached. What the API server said is for the log.
  */
 export function noteOf(thrown: unknown, how: string): string {
-  const { message, action } = toldToUser(troubleOf(thrown), how);
+  const { message, action } = redactForUser(troubleOf(thrown), how);
   return `${sentence(message)} ${sentence(action)}`;
 }
 
-function troubleOf(thrown: unknown): Parameters<typeof toldToUser>[0] {
+function troubleOf(thrown: unknown): Parameters<typeof redactForUser>[0] {
   if (thrown instanceof KubeError) return { code: codeOf(thrown), reason: '', message: '', action: '' };
   return thrown instanceof StowageError ? thrown : stowageError(thrown);
 }

@@ -1,8 +1,8 @@
 import type { ErrorCode } from '../errors.ts';
 
 /**
- * Who may read the message and the action of an error in full. For everybody: the text has only names and paths that the
- * caller gave, sizes, and states. It says nothing of how a store is reached, where it is, or what else is on the machine.
+ * Who may read the full message and action of an error. `everybody`: the text contains only names and paths from the caller, sizes,
+ * and states; it does not reveal how a store is reached, where it is, or what else is on the machine.
  * `local`: only the command line shows the error, or a server before it listens. If it is sent, it is for administrators.
  */
 export type Readers = 'everybody' | 'administrators' | 'local';
@@ -19,11 +19,11 @@ export interface ErrorReason<C extends ReasonCode = ReasonCode> {
   readonly readers: Readers;
   /** When the error occurs: one sentence for docs/reference/errors.md. */
   readonly when: string;
-  /** For callers who are not administrators. Set where the short text of the code would blame the wrong part. */
+  /** For callers who are not administrators. Set if the short text of the code would blame the wrong component. */
   readonly short?: string | undefined;
   /**
-   * The store denies Stowage access, even if the code is `unavailable` because Stowage retries. `mostLikely`: what the server
-   * does, where this can have another cause.
+   * The store denies Stowage access, even if the code is `unavailable` because Stowage retries. `mostLikely`: the server's behavior, if
+   * it can also have another cause.
    */
   readonly denial?: { readonly mostLikely: string | undefined };
 }

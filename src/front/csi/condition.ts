@@ -1,5 +1,5 @@
 import type { Scope } from '#base/log.ts';
-import { toldToUser } from '#core/error-disclosure.ts';
+import { redactForUser } from '#core/error-disclosure.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import type { MountState } from '#core/mount-health.ts';
@@ -24,7 +24,7 @@ export async function conditionOf(about: About, volume: Volume, scope: Scope): P
     if (condition === 'ok') return fine;
     return { health: 'lost', reason: 'DataMissing', message: detail ?? 'the data of the volume are gone' };
   } catch (thrown) {
-    const { message } = toldToUser(stowageError(thrown), '');
+    const { message } = redactForUser(stowageError(thrown), '');
     return { health: 'inaccessible', reason: 'NotInspected', message };
   }
 }
@@ -66,7 +66,7 @@ export async function storeConditionOf(
     return {
       health: 'inaccessible',
       reason: 'StoreNotOpen',
-      message: `store '${store}' is not open: ${toldToUser(problem, '').message}`,
+      message: `store '${store}' is not open: ${redactForUser(problem, '').message}`,
     };
   if ((await liveness.silent([store], scope)).has(store))
     return {

@@ -1,9 +1,9 @@
 import { stowageError } from '#core/errors.ts';
-import { roomForVolumes } from '#core/limits.ts';
 import type { Volume } from '#core/model.ts';
 import { partsOfQualified } from '#core/names.ts';
 import type { Call } from '#core/operations.ts';
 import { storeGone } from '#core/store-errors.ts';
+import { roomForVolumes } from '#core/store-limits.ts';
 import { isWritable, type StoreView } from '#core/stores.ts';
 import {
   type Controller,

@@ -187,7 +187,9 @@ describe.skipIf(needs('mount'))('a volume', () => {
     for (let i = 0; i < 2; i++) await publish('pod', { volumeCapability, volumeContext });
     await expect(publish('other', { volumeCapability })).rejects.toMatchObject({
       code: 9,
-      message: expect.stringContaining("volume 'local/pvc-1' is used by pod team-a/web-0, and only one may"),
+      message: expect.stringContaining(
+        "volume 'local/pvc-1' is used by pod team-a/web-0, and its access mode allows a single pod",
+      ),
     });
     expect(existsSync(at('other'))).toBe(false);
     await unpublish('pod');
@@ -265,7 +267,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
     });
     const { volumeHealth } = await local.call(method.nodeGetVolumeHealth, { volumeId });
     expect(volumeHealth?.healthStatuses).toMatchObject([
-      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it there') },
+      { reason: 'Unmounted', message: expect.stringContaining('somebody unmounted it') },
     ]);
   });
 
@@ -311,7 +313,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
       throw new Error('it was looked for');
     };
     const { mounts } = csi.server.core;
-    const other = await csi.start('local', { mounts: { ...mounts, locate: never } });
+    const other = await csi.start('local', { mounts: { ...mounts, resolvePath: never } });
     for (const name of ['pod', 'stage'])
       await other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at(name) });
     await other.call(method.nodeUnstageVolume, { volumeId, stagingTargetPath: at('stage') });
@@ -329,7 +331,7 @@ describe.skipIf(needs('mount'))('a volume', () => {
         action: 'Wait.',
       });
     };
-    const other = await csi.start('local', { mounts: { ...mounts, locate } });
+    const other = await csi.start('local', { mounts: { ...mounts, resolvePath: locate } });
     const stats = other.call(method.nodeGetVolumeStats, { volumeId, volumePath: at('link/pod') });
     await expect(stats).rejects.toMatchObject({ code: 14 });
   });

@@ -172,7 +172,7 @@ async function foundAt(
 ): Promise<LiveMount | undefined> {
   const at = (place: string): LiveMount | undefined => mounts.find(({ target }) => isThere(target, place));
   if (mounts.length === 0) return undefined;
-  return at(path) ?? at(await core.mounts.locate(path, call));
+  return at(path) ?? at(await core.mounts.resolvePath(path, call));
 }
 
 async function mountedAt(

@@ -1,5 +1,5 @@
 import type { Log } from '#base/log.ts';
-import { toldToUser } from '#core/error-disclosure.ts';
+import { redactForUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 import { refusedWhileStopping } from '#core/operation-runner.ts';
 import { type GrpcCall, GrpcError, type GrpcStatus } from '#wire/csi/grpc.ts';
@@ -19,7 +19,7 @@ function statusFrom(thrown: unknown): GrpcStatus {
   const code = special[error.reason] ?? errorCodes[error.code].grpc;
   if (error.code === 'internal')
     return { code, message: `Stowage failed to do this. Look why ${inLog}, and report it.` };
-  const { message, action } = toldToUser(error, inLog);
+  const { message, action } = redactForUser(error, inLog);
   return { code, message: `${message.replace(/[.\s]+$/, '')}. ${action}`.trim() };
 }
 

@@ -8,7 +8,7 @@ describe('options', () => {
     [{ size: 'much' }, "'much' is not a size. Write a size such as"],
     [{ size: '' }, "'' is not a size."],
     [{ enforce: 'perhaps' }, "'perhaps' is not a value for enforce."],
-    [{ enforce: 'true', size: '1M' }, "store 'local' cannot hold a volume to its size."],
+    [{ enforce: 'true', size: '1M' }, "store 'local' cannot enforce the size of a volume."],
     [{ store: 'nowhere' }, "there is no store 'nowhere'."],
     [{ colour: 'red' }, "'colour' is not an option. Allowed are: -o store=NAME, -o size=SIZE,"],
     [{ __proto__x: '' }, 'is not an option.'],

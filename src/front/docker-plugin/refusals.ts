@@ -1,7 +1,7 @@
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import { refusingUnparsable } from '#base/http-parse-errors.ts';
 import { harmless } from '#base/terminal-safe.ts';
-import { toldToUser } from '#core/error-disclosure.ts';
+import { redactForUser } from '#core/error-disclosure.ts';
 import { errorCodes, StowageError, stowageError } from '#core/errors.ts';
 
 /** The same for both engines; Docker asks for this version, and neither looks. */
@@ -30,7 +30,7 @@ export function refusalFrom(thrown: unknown): Refusal {
   const { code } = error;
   const status = errorCodes[code].http;
   // Who uses containers has no business with servers and their paths.
-  const { message, action } = toldToUser(error, inLog);
+  const { message, action } = redactForUser(error, inLog);
   // What went wrong inside is for the log, not for the wire.
   if (code === 'internal')
     return {

@@ -6,7 +6,7 @@ import type { Log } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
 import type { PluginName } from '#core/containers.ts';
 import type { Core } from '#core/core.ts';
-import { stoppingNow } from '#core/stopping.ts';
+import { stoppingError } from '#core/stopping-error.ts';
 import { readMessage } from './messages.ts';
 import { type About, methods } from './methods.ts';
 import { contentType, httpError, overloaded, refusalFrom, refuseExpectation, refuseUnparsable } from './refusals.ts';
@@ -81,10 +81,10 @@ export function createPluginServer(options: PluginOptions): PluginServer {
     server,
     close: async (graceMs) => {
       if (server.listening) await takeLastConnections(server);
-      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingNow()));
-      await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingNow()));
+      using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingError()));
+      await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingError()));
       used[Symbol.dispose]();
-      shared.stopping.abort(stoppingNow());
+      shared.stopping.abort(stoppingError());
     },
   };
 }
@@ -112,7 +112,7 @@ async function handled(shared: Shared, path: string, request: IncomingMessage): 
   if (method === undefined) throw httpError(404);
   const parent = method.changes === true ? shared.ending.signal : shared.stopping.signal;
   // Who connected in time can still take too long to say what it wants.
-  if (parent.aborted) throw stoppingNow();
+  if (parent.aborted) throw stoppingError();
   if (request.method !== 'POST') throw httpError(405);
   if (shared.calls >= shared.mostCalls) throw overloaded();
   shared.calls++;

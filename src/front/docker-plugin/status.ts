@@ -1,6 +1,6 @@
 import { formatSize } from '#base/size.ts';
 import type { Core } from '#core/core.ts';
-import { toldToUser } from '#core/error-disclosure.ts';
+import { redactForUser } from '#core/error-disclosure.ts';
 import type { Volume } from '#core/model.ts';
 import { isShared } from '#core/placement.ts';
 import { notAnswering } from '#core/store-errors.ts';
@@ -53,6 +53,6 @@ function healthOf({ liveness }: Core, { config, store, problem }: StoreView, isS
   if (isSilent || (store !== undefined && refusal !== undefined)) return notAnswering(config.name, refusal).message;
   if (store !== undefined) return 'ok';
   if (problem === undefined) return `store '${config.name}' is not open yet`;
-  const { message, action } = toldToUser(problem, `with: stowage store check ${config.name}`);
+  const { message, action } = redactForUser(problem, `with: stowage store check ${config.name}`);
   return oneLine(message, action);
 }

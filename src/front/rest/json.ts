@@ -14,7 +14,7 @@ import type {
   Usage,
   Volume,
 } from '#core/model.ts';
-import type { WatchedMount } from '#core/mount-health.ts';
+import type { MountWithHealth } from '#core/mount-health.ts';
 import type { LiveMount } from '#core/mounts.ts';
 import type { OperationView } from '#core/operations.ts';
 import { isShared } from '#core/placement.ts';
@@ -58,7 +58,7 @@ export function mountJson(mount: LiveMount, volume: Volume | undefined): wire.Mo
   };
 }
 
-export const troubleJson = (mount: WatchedMount, volume: Volume | undefined): wire.TroubleJson => ({
+export const troubleJson = (mount: MountWithHealth, volume: Volume | undefined): wire.TroubleJson => ({
   ...mountJson(mount, volume),
   condition: mount.health.state,
   detail: mount.health.detail ?? null,

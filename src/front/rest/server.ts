@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { Core } from '#core/core.ts';
 import { StowageError } from '#core/errors.ts';
-import { stoppingNow } from '#core/stopping.ts';
+import { stoppingError } from '#core/stopping-error.ts';
 import { eventsRight, metricsRight } from './access.ts';
 import { type Admission, createAdmission, type Guard } from './admission.ts';
 import type { ClusterNodes } from './cluster-nodes.ts';
@@ -106,7 +106,7 @@ export function createRestServer(options: RestOptions): RestServer {
       await app.ready();
     },
     close: async (graceMs) => {
-      shared.stopping.abort(stoppingNow());
+      shared.stopping.abort(stoppingError());
       await Promise.all([local, remote].map((server) => closeServer(server, graceMs)));
       await app.close();
     },
@@ -140,7 +140,7 @@ function addHooks({ app, stopping }: Shared, metrics: Metrics): void {
   app.addHook('onRequest', async (_request, reply) => {
     if (!stopping.signal.aborted) return;
     reply.header('connection', 'close');
-    throw stoppingNow();
+    throw stoppingError();
   });
   app.addHook('onSend', async (request, reply) => {
     reply.headers(commonHeaders(request.id));

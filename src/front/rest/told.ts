@@ -1,16 +1,16 @@
 import { basename } from 'node:path';
+import { isAccessDenied, refusalToUsers } from '#core/access-denial.ts';
 import type { Adoption } from '#core/adoption.ts';
-import { isForEverybody, type Trouble, toldToUser } from '#core/error-disclosure.ts';
+import { type DisclosableError, isForEverybody, redactForUser } from '#core/error-disclosure.ts';
 import { errorReason } from '#core/error-reasons.ts';
 import { relayed, type StowageError } from '#core/errors.ts';
 import type { Inspection, Orphan, StoreCheck } from '#core/model.ts';
-import { isAccessDenied, refusalToUsers } from '#core/refusals.ts';
 import type { StoreView } from '#core/stores.ts';
 import { isAdministrator, type Principal } from './principal.ts';
 
 /** What somebody is told of it, who may be nobody known. */
-export const toldTo = (principal: Principal | undefined, trouble: Trouble, how: string): Trouble =>
-  principal !== undefined && isAdministrator(principal) ? trouble : toldToUser(trouble, how);
+export const toldTo = (principal: Principal | undefined, trouble: DisclosableError, how: string): DisclosableError =>
+  principal !== undefined && isAdministrator(principal) ? trouble : redactForUser(trouble, how);
 
 /** Hides the server and what exactly is wrong. The network stays: it is what a user and the administrator talk about. */
 export function viewFor(principal: Principal, view: StoreView): StoreView {

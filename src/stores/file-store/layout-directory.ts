@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Source, VolumeId, VolumeName } from '#core/model.ts';
-import { notEmpty } from '#core/volume-errors.ts';
+import { volumeNotEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from './errors.ts';
 import type { Files } from './files.ts';
 import type { DataPaths, Layout } from './layout.ts';
@@ -123,6 +123,6 @@ async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: V
     // Some NFS servers have only EIO to say that a directory is not empty; a failing disk has the same error.
     const isFull =
       isErrno(cause, 'ENOTEMPTY', 'EEXIST') || (isErrno(cause, 'EIO') && (await files.list(path)).length > 0);
-    throw isFull ? notEmpty({ store, name }) : cause;
+    throw isFull ? volumeNotEmpty({ store, name }) : cause;
   }
 }

@@ -4,7 +4,7 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId, VolumeSpec } from '#core/model.ts';
-import { notEmpty } from '#core/volume-errors.ts';
+import { volumeNotEmpty } from '#core/volume-errors.ts';
 import { dataUnusable } from '../file-store/errors.ts';
 import type { Layout } from '../file-store/layout.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
@@ -73,7 +73,7 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
     // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
     // given it: `noteUse` takes the same lock before every mount, and finds the volume gone afterwards.
     discardIfEmpty: async (path, { id, name, unused }) => {
-      if (unused !== true) throw notEmpty({ store: place.store, name });
+      if (unused !== true) throw volumeNotEmpty({ store: place.store, name });
       await discard(path, id);
     },
     wrongWith: ({ type }) =>

@@ -127,7 +127,7 @@ function contract(serve: () => Promise<Served>): void {
     expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
       reason: 'volume-written-elsewhere',
-      message: /^volume 'test\/photos' is written by host h1, and only one may$/,
+      message: /^volume 'test\/photos' is written by host h1, and only one host may write to it$/,
       action: /^Stop using it there first\. .*: stowage volume release test\/photos --host h1$/,
     });
     await other.dropWriter(id, 'h2', scope);
@@ -138,11 +138,12 @@ function contract(serve: () => Promise<Served>): void {
     expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
       code: 'in-use',
       reason: 'volume-written-elsewhere',
-      message: /is written by host node of h1 \(pod default\/web-0, path \/mnt\/a\), and only one may$/,
+      message:
+        /is written by host node of h1 \(pod default\/web-0, path \/mnt\/a\), and only one host may write to it$/,
       action: / --host h1$/,
     });
     expect((await refusal(other.takeWriter(volume, 'h2', scope))).toUsers?.message).toMatch(
-      /is written by host node of h1 \(pod default\/web-0, a mount\), and only one may$/,
+      /is written by host node of h1 \(pod default\/web-0, a mount\), and only one host may write to it$/,
     );
     await uses.remove(id, 'h1', scope);
     await uses.takeWriter(volume, 'h1', scope);

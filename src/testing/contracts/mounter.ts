@@ -227,9 +227,9 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         symlinkSync(at('to'), at('own'));
         expect(await twice(() => inspect(at('link/new')))).toEqual({ target: at('new'), existed: false });
         expect(await twice(() => inspect(at('own')))).toEqual({ target: at('to'), existed: true });
-        expect(await twice(() => mounter.locate(at('link/to'), scope))).toBe(at('to'));
-        expect(await twice(() => mounter.locate(at('own'), scope))).toBe(at('to'));
-        expect(await twice(() => mounter.locate(at('missing/to'), scope))).toBeUndefined();
+        expect(await twice(() => mounter.resolvePath(at('link/to'), scope))).toBe(at('to'));
+        expect(await twice(() => mounter.resolvePath(at('own'), scope))).toBe(at('to'));
+        expect(await twice(() => mounter.resolvePath(at('missing/to'), scope))).toBeUndefined();
       });
 
       test('that has something in it, is of another kind or has no parent is refused', async () => {
@@ -256,7 +256,7 @@ export function mounterContract(title: string, make: () => MounterUnderTest): vo
         writeFileSync(at('from/file'), '');
         await bind('from', 'to');
         expect(await twice(() => inspect(at('to')))).toEqual({ target: at('to'), existed: true });
-        expect(await twice(() => mounter.locate(at('to'), scope))).toBe(at('to'));
+        expect(await twice(() => mounter.resolvePath(at('to'), scope))).toBe(at('to'));
         await twice(() => mounter.removeTarget(at('to'), scope));
         expect(await mounted()).toEqual([at('to')]);
       });
@@ -307,7 +307,7 @@ export function unableMounterContract(title: string, make: () => Pick<MounterUnd
         () => mounter.openShared(folder, scope),
         () => mounter.closeShared(folder, scope),
         () => mounter.inspectTarget(folder, 'filesystem', scope),
-        () => mounter.locate(folder, scope),
+        () => mounter.resolvePath(folder, scope),
         () => mounter.makeTarget(folder, 'filesystem', scope),
         () => mounter.removeTarget(folder, scope),
         () => mounter.reap(folder, new Set(), scope),

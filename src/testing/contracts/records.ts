@@ -304,15 +304,15 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
 
       test('a hold counts how often it was asked for, and is gone when it was taken as often', () => {
         const hold = { volumeId: idOf(1), plugin: 'stowage', id: '1', since: 5 } as const;
-        write(() => records.holds.add(hold));
-        kept(() => records.holds.of(idOf(1)), [{ ...hold, count: 2 }]);
-        records.holds.take(idOf(1), 'stowage', '1');
-        kept(() => records.holds.list(), [{ ...hold, count: 1 }]);
-        write(() => records.holds.take(idOf(1), 'stowage', '1'));
-        kept(() => records.holds.list(), []);
-        for (const id of ['1', '2']) records.holds.add({ ...hold, id });
-        write(() => records.holds.clear(idOf(1)));
-        kept(() => records.holds.of(idOf(1)), []);
+        write(() => records.engineMounts.add(hold));
+        kept(() => records.engineMounts.of(idOf(1)), [{ ...hold, count: 2 }]);
+        records.engineMounts.release(idOf(1), 'stowage', '1');
+        kept(() => records.engineMounts.list(), [{ ...hold, count: 1 }]);
+        write(() => records.engineMounts.release(idOf(1), 'stowage', '1'));
+        kept(() => records.engineMounts.list(), []);
+        for (const id of ['1', '2']) records.engineMounts.add({ ...hold, id });
+        write(() => records.engineMounts.clear(idOf(1)));
+        kept(() => records.engineMounts.of(idOf(1)), []);
       });
 
       test("the references of an engine replace what was known of that engine's, and of no other's", () => {
@@ -380,7 +380,7 @@ export function recordsContract(title: string, make: () => RecordsUnderTest): vo
       test('of several that are written together is done or not by itself, in order', async () => {
         const order: string[] = [];
         const write = (key: string, ends = (): void => undefined): Promise<void> =>
-          records.together(() => {
+          records.groupCommit(() => {
             order.push(key);
             records.settings.set(key, '1');
             ends();

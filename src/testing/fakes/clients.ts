@@ -9,7 +9,7 @@ import type { ClientTable } from '#core/clients.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Access, VolumeId } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
-import { ownSource } from '#core/staging.ts';
+import { ownSource } from '#core/volume-staging.ts';
 import { type FakeMounts, occupied } from './mounts.ts';
 
 export interface FakeClients extends ClientTable {

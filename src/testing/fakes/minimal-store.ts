@@ -112,10 +112,7 @@ function createMinimalStore({ config, root, readOnly, node, volumes }: MinimalPa
         const volume = volumes.get(ref.name);
         if (volume?.id !== ref.id) return;
         if (onlyIfEmpty && existsSync(pathOf(volume)))
-          throw failure(
-            { code: 'conflict', reason: 'volume-not-empty' },
-            `volume '${ref.name}' is not certain to be empty`,
-          );
+          throw failure({ code: 'conflict', reason: 'volume-not-empty' }, `volume '${ref.name}' may not be empty`);
         rmSync(pathOf(volume), { recursive: true, force: true });
         volumes.delete(ref.name);
       }),

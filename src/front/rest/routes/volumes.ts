@@ -52,7 +52,7 @@ export const volumeRoutes: readonly Route[] = [
         labels: body.labels ?? {},
         ownLabels: body.ownLabels,
       };
-      const { volume, storeIdentity } = await core.volumes.createKnown(want, call);
+      const { volume, storeIdentity } = await core.volumes.createWithStoreIdentity(want, call);
       const made = { ...json(core, volume), storeIdentity: storeIdentity ?? null };
       return created(made, { ...tagged(volume), location: `/v1/volumes/${volume.id}` });
     },

@@ -4,66 +4,66 @@ import type { KeyedLock } from '#base/keyed-lock.ts';
 import type { Log, Scope } from '#base/log.ts';
 import { canceled, errorCodes, StowageError, stowageError } from './errors.ts';
 import type { Operation, OperationId } from './model.ts';
-import { EndedOnRecord, type OperationRunner, type Running, ShuttingDown } from './operation-runner.ts';
+import { EndedOnRecord, type OperationRunner, type RunningOperation, ShuttingDown } from './operation-runner.ts';
 import type { Outcome, Work } from './operations.ts';
 import type { Records } from './ports.ts';
 
-/** How an operation that a crash interrupted is done again. */
+/** How to replay an operation that a crash interrupted. */
 export interface Replay {
-  /** Held until the operation ends, so that no request comes between its attempts. */
+  /** The locks, held until the operation ends, so that no request runs between its attempts. */
   readonly keys: readonly string[];
-  /** For each attempt. */
+  /** The deadline of each attempt. */
   readonly deadlineMs?: number;
-  /** It fails also if it is refused only for the moment. */
+  /** Do not retry after a temporary failure. */
   readonly once?: boolean;
   work(scope: Work): Promise<Outcome<unknown>>;
-  /** In place of `work` for the attempt that `resume` waits for. */
+  /** Replaces `work` in the attempt that `resume` waits for. */
   readonly firstWork?: (scope: Work) => Promise<Outcome<unknown>>;
 }
 
 export interface Replays {
   /**
-   * Returns when the operation has ended, or when its first attempt was refused for the moment: it is retried in the background then, until
-   * it ends. Throws if it was refused for good. A replay whose locks are not free runs in the background from the start.
+   * Returns when the operation has ended, or when its first attempt failed temporarily; then it is retried in the background until it
+   * ends. Throws after a permanent failure. If its locks are not free, the replay runs in the background from the start.
    */
   resume(operation: Operation, scope: Scope, replay: Replay): Promise<void>;
-  /** Why the last attempt was refused. Undefined: an attempt is running, or there is no such replay. */
+  /** Why the last attempt failed. Undefined: an attempt is running, or there is no such replay. */
   refusal(id: OperationId): StowageError | undefined;
   /** Cancels a replay that waits for its locks. False: there is no such replay. */
   cancel(id: OperationId): boolean;
-  /** Holds the keys. Waits a bounded time for a replay that holds them, then throws 'busy' with the name of its operation. */
+  /** Locks the keys. Waits a bounded time for a replay that holds them, then throws 'busy' with the name of its operation. */
   lock(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
-  /** The store was opened: its operations are retried at once. */
+  /** The store was opened: retries its operations at once. */
   wake(store: string): void;
-  /** Ends the waits; the operations stay on record for the next start. */
+  /** Ends all waiting. The operations stay on record for the next start. */
   stop(): void;
 }
 
-interface Pending {
+interface PendingReplay {
   readonly operation: Operation;
   readonly keys: ReadonlySet<string>;
   refused: StowageError | undefined;
-  /** Aborted: it was cancelled before it had its locks. */
+  /** Aborted if the operation is cancelled before it has its locks. */
   readonly waiting: AbortController;
   wake(): void;
 }
 
 const attemptMs = 120_000;
 const [firstBackoffMs, mostBackoffMs] = [1_000, 60_000];
-/** A request waits so long for a replay. Workers of queues wait here, too: a store that is away must not keep all of them. */
+/** How long a request waits for a replay. Queue workers wait here too, and an unreachable store must not block all of them. */
 const lockPatienceMs = 10_000;
 const unending = new AbortController().signal;
 
 export function createReplays(parts: {
   readonly locks: KeyedLock;
   readonly perform: OperationRunner;
-  readonly running: ReadonlyMap<OperationId, Running>;
+  readonly running: ReadonlyMap<OperationId, RunningOperation>;
   readonly records: Pick<Records, 'operations'>;
   readonly clock: Clock;
   readonly log: Log;
 }): Replays {
   const { locks, perform, running, records, clock, log } = parts;
-  const pending = new Map<OperationId, Pending>();
+  const pending = new Map<OperationId, PendingReplay>();
   const stopping = new AbortController();
 
   async function attempt(replay: Replay, isFirst: boolean, work: Work, scope: Scope): Promise<Outcome<unknown>> {
@@ -78,8 +78,8 @@ export function createReplays(parts: {
     }
   }
 
-  /** Ends early when the store was opened. */
-  async function backoff(one: Pending, ms: number, signal: AbortSignal): Promise<'over' | 'woken'> {
+  /** Ends early if the store is opened. */
+  async function backoff(one: PendingReplay, ms: number, signal: AbortSignal): Promise<'over' | 'woken'> {
     const { promise, resolve, reject } = Promise.withResolvers<'over' | 'woken'>();
     using _timer = clock.after(ms, () => resolve('over'));
     one.wake = () => resolve('woken');
@@ -88,7 +88,7 @@ export function createReplays(parts: {
   }
 
   async function untilAnswered(
-    one: Pending,
+    one: PendingReplay,
     replay: Replay,
     work: Work,
     first: { readonly scope: Scope; readonly isAwaited: boolean; readonly refused: () => void },
@@ -113,18 +113,18 @@ export function createReplays(parts: {
             action: failure.action,
           });
         first.refused();
-        // It was refused while Stowage stops: its next attempt is after the next start.
+        // Stowage is stopping, so the next attempt is after the next start.
         if (stopping.signal.aborted) running.get(id)?.controller.abort(stopping.signal.reason);
       }
       waitMs =
         (await backoff(one, waitMs, work.signal)) === 'woken' ? firstBackoffMs : Math.min(waitMs * 2, mostBackoffMs);
-      // Its store was removed, or lies elsewhere now.
+      // The store was removed, or has another location now.
       if (records.operations.get(id)?.state !== 'running') throw new EndedOnRecord(id);
       one.refused = undefined;
     }
   }
 
-  async function run(one: Pending, replay: Replay, first: Parameters<typeof untilAnswered>[3]): Promise<void> {
+  async function run(one: PendingReplay, replay: Replay, first: Parameters<typeof untilAnswered>[3]): Promise<void> {
     using held = await locks
       .hold(replay.keys, AbortSignal.any([stopping.signal, one.waiting.signal]))
       .catch((thrown: unknown) => {
@@ -137,17 +137,17 @@ export function createReplays(parts: {
     });
   }
 
-  /** The operation that has one of the keys; if there is none, one that waits for them. */
-  function holder(keys: readonly string[]): Pending | undefined {
+  /** The operation that holds one of the keys; otherwise one that waits for them. */
+  function holder(keys: readonly string[]): PendingReplay | undefined {
     const those = [...pending.values()].filter((one) => keys.some((key) => one.keys.has(key)));
     return those.find(({ operation }) => running.has(operation.id)) ?? those[0];
   }
 
   return {
     resume: async (operation, scope, replay) => {
-      // A store that is opened anew at run time can still have work under way.
+      // A store that is reopened at run time can still have a replay in progress.
       if (pending.has(operation.id) || running.has(operation.id)) return;
-      const one: Pending = {
+      const one: PendingReplay = {
         operation,
         keys: new Set(replay.keys),
         refused: undefined,
@@ -196,13 +196,13 @@ export function createReplays(parts: {
   };
 }
 
-function isPending({ operation: { id, kind, subject }, refused }: Pending): StowageError {
+function isPending({ operation: { id, kind, subject }, refused }: PendingReplay): StowageError {
   const message = `${kind} of ${subject} (${id}) was interrupted and is not finished yet`;
   return new StowageError(refused === undefined ? message : `${message}: ${refused.message}`, {
     code: 'busy',
     reason: 'operation-pending',
     action: `Retry when it is finished, or cancel it: stowage operations cancel ${id}`,
-    // What the store said may name servers and paths.
+    // The store's message may name servers and paths.
     toUsers: { message },
     cause: refused,
   });

@@ -15,9 +15,9 @@ import type { Mount, NodeName, Source, StoreName, Volume, VolumeId, VolumeName }
 import type { MountParts } from './mounts.ts';
 import { newVolumeId } from './names.ts';
 import type { Records } from './ports.ts';
-import { createRepair } from './repair.ts';
+import { createRepairMounts } from './repair-mounts.ts';
 import { repairedAt } from './repaired-mounts.ts';
-import { createStaging, ownSource, repairing } from './staging.ts';
+import { createVolumeStaging, ownSource, volumesUnderRepair } from './volume-staging.ts';
 
 /** A node with mounts that a data path serves. */
 let folder: string;
@@ -104,7 +104,7 @@ function parts(): MountParts {
 /** As after a start. */
 async function repair(): Promise<readonly VolumeId[]> {
   const own = parts();
-  return await createRepair(own, createStaging(own))(scope);
+  return await createRepairMounts(own, createVolumeStaging(own))(scope);
 }
 
 async function volumeAt(...targets: readonly string[]): Promise<VolumeId> {
@@ -141,7 +141,7 @@ async function shown(id: VolumeId, target: string): Promise<boolean> {
   return dead?.length === 0 && table.at(target)?.device === table.at(stageOf(id))?.device;
 }
 
-test('what is served is left alone', async () => {
+test('leaves healthy mounts alone', async () => {
   await volumeAt(at('a'), at('b'));
   const before = await mounts.mounter.list(scope);
   await repair();
@@ -149,7 +149,7 @@ test('what is served is left alone', async () => {
   expect(repaired).toEqual([]);
 });
 
-test('what nobody serves is mounted anew at each of its places, and told', async () => {
+test('remounts a dead mount at each of its targets, and publishes an event', async () => {
   const id = await volumeAt(at('a'), at('b'));
   const other = await volumeAt(at('c'));
   await kill(id);
@@ -161,20 +161,20 @@ test('what nobody serves is mounted anew at each of its places, and told', async
   expect([at('a'), at('b'), at('c')].map((target) => since(target) !== undefined)).toEqual([true, true, false]);
 });
 
-test('a place that could not be made anew is tried again, though the volume is served by then', async () => {
+test('retries a target that could not be bound again, even if the volume is served by then', async () => {
   const id = await volumeAt(at('a'), at('b'));
   await kill(id);
   bindFails.add(at('a'));
   await repair();
   expect(await shown(id, at('a'))).toBe(false);
-  expect(repairing(records)).toEqual([id]);
+  expect(volumesUnderRepair(records)).toEqual([id]);
   bindFails.clear();
   await repair();
   for (const target of [at('a'), at('b')]) expect(await shown(id, target)).toBe(true);
-  expect(repairing(records)).toEqual([]);
+  expect(volumesUnderRepair(records)).toEqual([]);
 });
 
-test('a place that still shows what is gone is found without a note', async () => {
+test('finds a target that still shows the dead mount, without a record of a repair', async () => {
   const id = await volumeAt(at('a'));
   mounts.remove(at('a'));
   mounts.mount(at('a'), { source: ownSource(id, 'older'), type: 'fuse.stowage' });
@@ -182,14 +182,14 @@ test('a place that still shows what is gone is found without a note', async () =
   expect(await shown(id, at('a'))).toBe(true);
 });
 
-test('what somebody unmounted stays so', async () => {
+test('does not remount a target that somebody unmounted', async () => {
   await volumeAt(at('a'));
   mounts.remove(at('a'));
   await repair();
   expect(await mounts.mounter.isMounted(at('a'), scope)).toBe(false);
 });
 
-test('one volume that cannot be repaired keeps no other from it', async () => {
+test('a volume that cannot be repaired does not block the repair of others', async () => {
   const bad = await volumeAt(at('bad'));
   const good = await volumeAt(at('good'));
   for (const id of [bad, good]) await kill(id);
@@ -199,7 +199,7 @@ test('one volume that cannot be repaired keeps no other from it', async () => {
   expect(await shown(bad, at('bad'))).toBe(false);
 });
 
-test('what is not known to be served counts as not repaired, and keeps no other from it', async () => {
+test('a mount of unknown state counts as not repaired, and does not block the repair of others', async () => {
   const silent = await volumeAt(at('silent'));
   const dead = await volumeAt(at('dead'));
   await kill(dead);
@@ -212,7 +212,7 @@ test('what is not known to be served counts as not repaired, and keeps no other 
   expect(await repair()).toEqual([]);
 });
 
-test('options of the store that have changed meanwhile are not for those who have it mounted', async () => {
+test('a remount keeps the options of the mount even if those of the store have changed', async () => {
   const id = await volumeAt(at('a'));
   const way = { client: 'built-in', addresses: ['10.0.0.1'], port: 2049, root: 'AAAA', softMs: undefined, uid: 0 };
   const known = { ...source, way } as unknown as Source;

@@ -4,23 +4,23 @@ import type { Scope } from '#base/log.ts';
 import { endsWithin } from '#base/wait.ts';
 
 /**
- * One pass over the items. It begins with those that waited longest for their turn, so items behind many dead ones get theirs in the next
- * pass at the latest. An item whose work ignores its signal is left running after its deadline; later passes skip it until it ends. The first
- * failure stops the pass and is thrown. The pass ends early, without an error, when its scope does.
+ * Runs one pass over the items. Starts with the items that waited longest, so items behind many dead ones get their turn in the next pass at
+ * the latest. If an item's work ignores its signal, it is left running after its deadline, and later passes skip the item until it ends. The
+ * first failure stops the pass and is thrown. An aborted scope ends the pass early, without an error.
  */
-export type Passes<K> = (
+export type FairPass<K> = (
   items: Iterable<K>,
   scope: Scope,
   work: (item: K, scope: Scope) => Promise<void>,
 ) => Promise<void>;
 
-/** An item that hears its signal ends within this. */
+/** How long an item gets to react to its signal. */
 const graceMs = 2_000;
 
-export function createPasses<K>(
+export function createFairPass<K>(
   clock: Clock,
   limits: { readonly inParallel: number; readonly itemMs: number },
-): Passes<K> {
+): FairPass<K> {
   const { inParallel, itemMs } = limits;
   const turns = new Map<K, number>();
   const running = new Set<K>();

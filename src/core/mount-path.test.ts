@@ -1,33 +1,33 @@
 import { expect, test } from 'vitest';
 import { aCall } from '#testing/calls.ts';
 import { relayed } from './errors.ts';
-import { createLocate } from './locate.ts';
+import { createMountPathResolver } from './mount-path.ts';
 import type { Mounter } from './ports.ts';
 
-const locateBy = (mounter: Partial<Mounter>) => createLocate({ mounter: mounter as Mounter });
+const locateBy = (mounter: Partial<Mounter>) => createMountPathResolver({ mounter: mounter as Mounter });
 const failing = (code: 'unavailable' | 'invalid') => ({
-  locate: async (): Promise<never> => {
+  resolvePath: async (): Promise<never> => {
     throw relayed('it failed', { code, reason: 'test', action: 'None.' });
   },
 });
 
-test('a path leads where the mounter says, and to itself if that is nowhere', async () => {
-  const locate = locateBy({ locate: async (path) => (path === '/link/a' ? '/real/a' : undefined) });
+test('returns the path that the mounter resolves, and the path itself if it does not exist', async () => {
+  const locate = locateBy({ resolvePath: async (path) => (path === '/link/a' ? '/real/a' : undefined) });
   expect(await locate('/link/a', aCall())).toBe('/real/a');
   expect(await locate('/nowhere/a', aCall())).toBe('/nowhere/a');
   expect(await locateBy(failing('invalid'))('/a/../b', aCall())).toBe('/a/../b');
 });
 
-test('a path that does not answer is told to be so, and not to be free', async () => {
+test('fails if the path does not answer, instead of reporting it as free', async () => {
   await expect(locateBy(failing('unavailable'))('/a', aCall())).rejects.toMatchObject({ code: 'unavailable' });
 });
 
-test('whoever has stopped waiting is told nothing of the path', async () => {
+test('an aborted call throws the abort reason', async () => {
   const signal = AbortSignal.abort(new Error('enough'));
   await expect(locateBy(failing('invalid'))('/a', { ...aCall(), signal })).rejects.toThrow('enough');
 });
 
-test('a path is itself where nobody may mount', async () => {
+test('returns the path itself if this process cannot mount', async () => {
   const unable = { why: 'not root', action: 'Be root.' };
   expect(await locateBy({ ...failing('unavailable'), unable })('/a', aCall())).toBe('/a');
 });

@@ -3,42 +3,42 @@ import type { Log, Scope } from '#base/log.ts';
 import { adoptDeadlineMs } from './adoption.ts';
 import type { Catalogue } from './catalogue.ts';
 import { stowageError } from './errors.ts';
-import { operationKeys } from './keys.ts';
+import { operationKeys } from './lock-keys.ts';
 import type { Operation, StoreConfig } from './model.ts';
+import type { Replay } from './operation-replays.ts';
 import { EndedOnRecord } from './operation-runner.ts';
 import type { Operations, Outcome, Work } from './operations.ts';
 import type { Records, Store } from './ports.ts';
-import type { Replay } from './replays.ts';
-import { notConfigured } from './store-errors.ts';
-import type { Identities } from './store-identity.ts';
+import { storeNotConfigured } from './store-errors.ts';
+import type { StoreIdentities } from './store-identity.ts';
 import type { Stores } from './stores.ts';
 import type { Step } from './volume-steps.ts';
 
 const inParallel = 8;
 const unending = new AbortController().signal;
-/** These can take hours, and lock what they work on themselves: the store is used meanwhile. */
+/** These operations can take hours and do their own locking, so the store is usable meanwhile. */
 const longDeadlineMs: Readonly<Record<string, number>> = { 'store.adopt': adoptDeadlineMs };
 
-/** What happens to a store between being opened and being used: the past is brought in order. */
-export function createRecovery(parts: {
+/** Recovers a store after it is opened and before it is used: replays interrupted operations, sweeps, refreshes the catalogue. */
+export function createStoreRecovery(parts: {
   readonly records: Records;
   readonly operations: Operations;
   readonly catalogue: Catalogue;
   readonly steps: Readonly<Record<string, Step>>;
-  readonly stores: () => Pick<Stores, 'list' | 'useBehind'>;
+  readonly stores: () => Pick<Stores, 'list' | 'useInBackground'>;
   readonly log: Log;
-  readonly identities: Identities;
-  /** Changes when the machine starts anew. Undefined: it cannot be told, so every start counts as one. */
+  readonly identities: StoreIdentities;
+  /** Changes when the machine reboots. Undefined: unknown, so every start counts as a reboot. */
   readonly boot: string | undefined;
 }): (store: Store, config: StoreConfig, scope: Scope) => Promise<void> {
   const { records, operations, catalogue, steps, stores, log, identities, boot } = parts;
 
-  /** A retry, when the store is open. It ends when the store is to be closed, and is repeated after that. */
+  /** One retry on the open store. Stops when the store is about to close, and is then repeated. */
   async function retried({ id, store = '', kind, params }: Operation, work: Work): Promise<Outcome<unknown>> {
-    // As long as it is not configured the operation waits: the administrator may configure it again.
+    // While the store is not configured, the operation waits: the administrator may configure it again.
     configOf(store);
-    return await stores().useBehind(store, (open, closing) => {
-      // Recovery ended the operation while the store was opening: its URI now points to another store, perhaps a copy with the same ids.
+    return await stores().useInBackground(store, (open, closing) => {
+      // Recovery ended the operation while the store was opening, because its URI now points to another store, perhaps a copy with the same ids.
       if (records.operations.get(id)?.state !== 'running') throw new EndedOnRecord(id);
       const signal = AbortSignal.any([work.signal, closing]);
       return stepOf(kind)(open, configOf(store), params, { ...work, signal });
@@ -49,7 +49,7 @@ export function createRecovery(parts: {
     const view = stores()
       .list()
       .find(({ config }) => config.name === store);
-    if (view === undefined) throw notConfigured(store);
+    if (view === undefined) throw storeNotConfigured(store);
     return view.config;
   }
 
@@ -59,10 +59,10 @@ export function createRecovery(parts: {
     return step;
   }
 
-  /** Returns when it ended, or was refused for the moment. */
+  /** Returns when the operation ended, or when it failed temporarily and is retried in the background. */
   async function replay(operation: Operation, scope: Scope, firstWork?: Replay['firstWork']): Promise<void> {
     const { id, kind, subject } = operation;
-    log.info('taking up an interrupted operation', { operation: id, kind, subject });
+    log.info('replaying an interrupted operation', { operation: id, kind, subject });
     const deadlineMs = longDeadlineMs[kind];
     try {
       await operations.resume(operation, scope, {
@@ -72,14 +72,14 @@ export function createRecovery(parts: {
         ...(deadlineMs !== undefined && { deadlineMs }),
       });
     } catch (thrown) {
-      // Its end is recorded as failed, and the store is in order: a failed step undoes itself or is finished by the sweep.
+      // The failure is recorded, and the store stays consistent: a failed step undoes itself, or the sweep finishes it.
       log.warn('the interrupted operation failed', { operation: id, why: stowageError(thrown).message });
     }
   }
 
   return async (store, config, scope) => {
     identities.forgetOtherPlace(config);
-    // Their next attempt waits until this store is open.
+    // Skip the backoff of pending operations; their next attempt waits until this store is open.
     operations.wake(store.name);
     const mine = records.operations
       .unfinished()
@@ -94,7 +94,7 @@ export function createRecovery(parts: {
     await store.housekeeping?.sweep(scope);
     scope.signal.throwIfAborted();
     identities.remember(config, store);
-    // Only a power cut can take back what our records say of volumes, and it needs a new start of the machine.
+    // Only a power cut can lose volume records, so compare thoroughly once per boot.
     const compared = `compared ${store.name}`;
     await catalogue.refresh(store, scope, boot === undefined || records.settings.get(compared) !== boot);
     if (boot !== undefined && records.settings.get(compared) !== boot) records.settings.set(compared, boot);

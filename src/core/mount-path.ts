@@ -2,14 +2,14 @@ import { stowageError } from './errors.ts';
 import type { Mounts } from './mounts.ts';
 import type { Mounter } from './ports.ts';
 
-export function createLocate({ mounter }: { readonly mounter: Mounter }): Mounts['locate'] {
+export function createMountPathResolver({ mounter }: { readonly mounter: Mounter }): Mounts['resolvePath'] {
   return async (path, scope) => {
     if (mounter.unable !== undefined) return path;
     try {
-      return (await mounter.locate(path, scope)) ?? path;
+      return (await mounter.resolvePath(path, scope)) ?? path;
     } catch (thrown) {
       scope.signal.throwIfAborted();
-      // Of a place that does not answer nobody is told that nothing is mounted there.
+      // If the path can't be reached, fail; don't report "not mounted".
       if (stowageError(thrown).code === 'unavailable') throw thrown;
       return path;
     }

@@ -1,30 +1,30 @@
 import { unlessAborted } from '#base/aborted.ts';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
-import { stageKey } from './keys.ts';
+import { createFairPass } from './fair-pass.ts';
+import { stageKey } from './lock-keys.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { MountParts, Mounts } from './mounts.ts';
-import { createPasses } from './passes.ts';
-import { titled } from './publishing.ts';
+import { volumeTitle } from './publishing.ts';
 import { noteRepaired } from './repaired-mounts.ts';
-import { noteRepairing, repairing, type Staging } from './staging.ts';
+import { setUnderRepair, type VolumeStaging, volumesUnderRepair } from './volume-staging.ts';
 
-/** For one volume; others have their own. */
+/** Per volume. */
 const repairMs = 20_000;
-/** What the store knows is better than what was known, but not worth waiting for. */
+/** How long to wait for the store's current source before using the recorded one. */
 const askMs = 3_000;
 const inParallel = 4;
 
 /**
- * When whoever served a mount is gone for good, the kernel answers its users with an error for ever. It is mounted anew at the
- * same places: who opens a path there from now on is served; what was open stays broken, and its users are told.
+ * Remounts dead mounts. When the process that served a mount is gone, the kernel returns errors to its users forever. After a remount
+ * at the same targets, newly opened paths work. Files that were open before stay broken; an event reports that to their users.
  */
-export function createRepair(parts: MountParts, staging: Staging): Mounts['repair'] {
+export function createRepairMounts(parts: MountParts, staging: VolumeStaging): Mounts['repair'] {
   const { records, clients, operations, mounter, events, log, clock } = parts;
-  const pass = createPasses<VolumeId>(clock, { inParallel, itemMs: repairMs });
-  const note = (id: VolumeId, isBeing: boolean): void => noteRepairing(records, id, isBeing);
+  const pass = createFairPass<VolumeId>(clock, { inParallel, itemMs: repairMs });
+  const note = (id: VolumeId, isBeing: boolean): void => setUnderRepair(records, id, isBeing);
 
-  /** The server may have got another address, or handle. Else as it was. */
+  /** The source with the server's current address and file handle; the known source if the store does not answer in time. */
   async function sourceNow(id: VolumeId, known: Source, scope: Scope): Promise<Source> {
     const volume = records.volumes.byId(id);
     if (volume === undefined) return known;
@@ -35,7 +35,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
         .use(volume.store, (store) => store.source(volume, { ...scope, signal: limit.signal }));
       return clients.replace(known, await unlessAborted(asked, limit.signal));
     } catch (thrown) {
-      log.info('a dead mount is repaired by what was known of it', { volume: id, why: stowageError(thrown).message });
+      log.info('a dead mount is repaired with its recorded source', { volume: id, why: stowageError(thrown).message });
       return known;
     }
   }
@@ -47,19 +47,19 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
     if (first === undefined) return note(id, false);
     const isDead = (await staging.dead(mounts, scope)).length > 0;
     const source = isDead ? await sourceNow(id, first.source, scope) : first.source;
-    // Before anything is taken away: from here on a crash leaves what the next start must finish.
+    // Record the repair before unmounting anything, so that the next start can finish it after a crash.
     note(id, true);
-    // Nobody waits for a server that is silent: who uses the mount does that.
+    // Do not wait for a server that does not answer; programs that use the mount will wait for it.
     if (isDead) {
-      await staging.stage(source, id, scope, { unanswered: true });
-      // What they share now, and further ones will: those that are not there at the moment, too.
+      await staging.stage(source, id, scope, { skipServerCheck: true });
+      // Update all records of the volume, including mounts that are currently not mounted: later mounts share this source.
       for (const mount of mounts) records.mounts.put({ ...mount, source });
     }
-    const stray = new Set(await staging.stray(mounts, scope));
+    const stray = new Set(await staging.staleTargets(mounts, scope));
     for (const mount of mounts.filter((one) => stray.has(one))) await bindAgain(mount, scope);
     note(id, false);
-    log.warn('a dead mount was mounted anew', {
-      volume: titled(parts, id),
+    log.warn('a dead mount was remounted', {
+      volume: volumeTitle(parts, id),
       targets: [...stray].map((one) => one.target),
     });
   }
@@ -76,14 +76,14 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
   return async (scope) => {
     if (mounter.unable !== undefined) return [];
     const all = Map.groupBy(records.mounts.list(), ({ volumeId }) => volumeId);
-    const stray = (await staging.stray([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
-    const wanted = new Set([...stray, ...repairing(records)]);
-    // Also those that this pass does not come to, or that an earlier one is still working on.
+    const stray = (await staging.staleTargets([...all.values()].flat(), scope)).map(({ volumeId }) => volumeId);
+    const wanted = new Set([...stray, ...volumesUnderRepair(records)]);
+    // Includes volumes that this pass does not reach, or that an earlier pass is still working on.
     const unrepaired = new Set([...all.keys(), ...wanted]);
     await pass([...unrepaired], scope, async (id, own) => {
       let failure = 'whether a mount is served is not known';
       try {
-        // Each by itself: what is wrong with one says nothing about the others.
+        // Check each volume separately, so that a problem with one does not affect the others.
         if (!wanted.has(id) && (await staging.dead(all.get(id) ?? [], own)).length === 0)
           return void unrepaired.delete(id);
         failure = 'a dead mount could not be repaired';
@@ -91,7 +91,7 @@ export function createRepair(parts: MountParts, staging: Staging): Mounts['repai
         unrepaired.delete(id);
       } catch (thrown) {
         const { message, action } = stowageError(thrown);
-        log.error(failure, { volume: titled(parts, id), why: message, action });
+        log.error(failure, { volume: volumeTitle(parts, id), why: message, action });
       }
     });
     return [...unrepaired];

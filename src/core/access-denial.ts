@@ -4,12 +4,12 @@ interface Reasoned {
   readonly reason: string;
 }
 
-/** A store that could not be opened is `unavailable` because Stowage opens it again by itself; the cause can still be a permission. */
+/** Decided by reason, not by code: a store that cannot be opened is `unavailable` since Stowage retries, even if permissions are the cause. */
 export const isAccessDenied = ({ reason }: Reasoned): boolean => errorReason(reason)?.denial !== undefined;
 
 const notNetwork = 'a permission problem, not a network problem';
 
-/** The text for users: says that it is a permission problem, without naming the server, the export or this host. */
+/** The text for users. Names a permission problem as the cause, but not the server, the export or this host. */
 export function refusalToUsers({ reason }: Reasoned, subject = 'the store'): string {
   const mostLikely = errorReason(reason)?.denial?.mostLikely;
   if (mostLikely !== undefined)

@@ -2,8 +2,8 @@ import { pluginNames, type Reference } from './containers.ts';
 import type { NodeName, User } from './model.ts';
 
 /**
- * Who uses a volume on this node: whom it is mounted for, and the containers that name it. What an engine has mounted is for
- * those; only where none of them is known does the engine itself stand for them.
+ * The users of a volume on this node: the users of its mounts, and the containers that reference it. An engine's mount is for these
+ * containers, so the engine itself is listed only if no container is known.
  */
 export function usersOnRecord(
   mounted: readonly { readonly user: User }[],
@@ -15,6 +15,6 @@ export function usersOnRecord(
   return named.length === 0 ? users : [...users.filter((user) => !isEngine(user)), ...named];
 }
 
-/** What an engine asked for, and nobody knows for which container. */
+/** True for a container engine itself, which stands for an unknown container. */
 export const isEngine = ({ kind, name }: Pick<User, 'kind' | 'name'>): boolean =>
   kind === 'container' && pluginNames.some((plugin) => plugin === name);

@@ -21,7 +21,7 @@ beforeEach(async () => {
 
 type Setup = 'onDelete=delete' | 'onDelete=retain' | 'onDelete=archive';
 
-/** A life of the server that ends well. */
+/** Runs the server and stops it cleanly. */
 async function live<T>(work: (server: TestCore) => Promise<T>): Promise<T> {
   await using server = await startCore({ folder });
   return await work(server);
@@ -42,7 +42,7 @@ const create = (server: TestCore, name: string): Promise<Volume> =>
     aCall({ requestId: `make-${name}` }),
   );
 
-/** What kill -9 leaves: the intent, and no end of it. */
+/** Simulates kill -9: records an operation that has not ended. */
 function leaveIntent(kind: string, params: Record<string, unknown>): Operation['id'] {
   const id = newOperationId();
   const records = openRecords(join(folder, 'state.db'));
@@ -52,7 +52,7 @@ function leaveIntent(kind: string, params: Record<string, unknown>): Operation['
   return id;
 }
 
-/** The store has done it all; the records know nothing of it, but for the intent. */
+/** Does the work on the store, then restores the records from before. */
 async function forgetting(work: (server: TestCore) => Promise<unknown>): Promise<void> {
   await copyFile(join(folder, 'state.db'), join(folder, 'before.db'));
   await live(work);
@@ -71,7 +71,7 @@ describe.each([
   ['before the store did anything', false],
   ['after the store had done everything', true],
 ])('a crash %s', (_when, done) => {
-  test('create: the volume is there once, and repeating the request finds it', async () => {
+  test('during a create: the volume exists once, and repeating the request finds it', async () => {
     await begin();
     const spec = { name: 'b', bytes: 10n, access: 'filesystem', labels: { l: '1' }, requestId: 'make-b' } as const;
     const { instance } = await live(async (server) => server.core);
@@ -141,7 +141,7 @@ describe.each([
   test.each([
     ['because it had expired', { expired: true }],
     ['because somebody asked for it', { deletedAt: 1 }],
-  ])('purge %s: what was restored and deleted again since stays in the trash', async (_why, params) => {
+  ])('during a purge %s: a volume that was restored and deleted again stays in the trash', async (_why, params) => {
     const volume = await begin('onDelete=archive');
     await live((server) => server.core.deletions.delete(volume.id, undefined, aCall()));
     const intent = leaveIntent('trash.purge', { id: volume.id, name: 'a', ...params });
@@ -191,7 +191,7 @@ describe.each([
   });
 });
 
-test('an intent that can no longer be carried out ends as failed, and the store is open', async () => {
+test('an interrupted operation that can no longer succeed ends as failed, and the store opens', async () => {
   const volume = await begin();
   const intent = leaveIntent('volume.expand', { id: volume.id, name: 'a', bytes: '1' });
   await live(async (server) => {
@@ -204,7 +204,7 @@ test('an intent that can no longer be carried out ends as failed, and the store 
   });
 });
 
-test('an intent of a kind that this program does not know stays for one that does', async () => {
+test('an interrupted operation of an unknown kind stays on record for a version that knows it', async () => {
   await begin();
   const intent = leaveIntent('volume.teleport', {});
   await live(async (server) => {
@@ -213,7 +213,7 @@ test('an intent of a kind that this program does not know stays for one that doe
   });
 });
 
-test('while its store is down an intent waits, and is done as soon as the store is back', async () => {
+test('an interrupted operation waits while its store is down, and is replayed when the store is back', async () => {
   const volume = await begin();
   const intent = leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
   await rename(root, join(folder, 'aside'));
@@ -227,7 +227,7 @@ test('while its store is down an intent waits, and is done as soon as the store 
   });
 });
 
-test('removing a store gives up what was interrupted on it', async () => {
+test('removing a store cancels its interrupted operations', async () => {
   await begin();
   const intent = leaveIntent('volume.delete', { id: newVolumeId(), name: 'b', deletedAt: 1 });
   await rm(root, { recursive: true });
@@ -243,7 +243,7 @@ test('removing a store gives up what was interrupted on it', async () => {
 describe('a directory that is not the store it was', () => {
   const problem = { code: 'unavailable', reason: 'store-identity' };
 
-  test('an empty mount point is left empty, and its volumes stay on record until the disk is back', async () => {
+  test('stays empty if it is a mount point without its disk, and the volumes stay on record until the disk is back', async () => {
     const volume = await begin();
     await rename(root, join(folder, 'disk'));
     await mkdir(root);
@@ -259,7 +259,7 @@ describe('a directory that is not the store it was', () => {
     });
   });
 
-  test('is taken for the store when somebody says so, and nothing of the old one is done to it', async () => {
+  test('is accepted as the store by an adoption, without replaying operations of the old store', async () => {
     const volume = await begin();
     const intent = leaveIntent('volume.delete', { id: volume.id, name: 'a', deletedAt: 1 });
     await rename(root, join(folder, 'disk'));
@@ -278,7 +278,7 @@ describe('a directory that is not the store it was', () => {
     await live(async (server) => expect(await found(server)).toMatchObject([{ name: 'other' }]));
   });
 
-  test('a store that was removed can be added again, whatever lies there', async () => {
+  test('a removed store can be added again, whatever is in its directory', async () => {
     await begin();
     await live(async (server) => {
       await server.core.stores.remove('keep', aCall());

@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
-import { toldToUser } from './error-disclosure.ts';
+import { redactForUser } from './error-disclosure.ts';
 import { relayed, type StowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
-import { unavailable } from './store-errors.ts';
+import { storeUnavailable } from './store-errors.ts';
 
 const config = { name: 'silver' } as StoreConfig;
 const problem = (code: StowageError['code'], reason: string): StowageError =>
@@ -10,9 +10,9 @@ const problem = (code: StowageError['code'], reason: string): StowageError =>
 const how = 'in the log of Stowage on this host.';
 
 describe('a store that could not be opened', () => {
-  test('because its server refused it is a permission problem to users, and they are told whom to ask', () => {
-    const error = unavailable(config, problem('denied', 'nfs-export-denied'));
-    expect(toldToUser(error, how)).toEqual({
+  test('because its server denied access is reported to users as a permission problem, with whom to ask', () => {
+    const error = storeUnavailable(config, problem('denied', 'nfs-export-denied'));
+    expect(redactForUser(error, how)).toEqual({
       // It is opened again by itself, so requests may be repeated.
       code: 'unavailable',
       reason: 'nfs-export-denied',
@@ -21,30 +21,33 @@ describe('a store that could not be opened', () => {
     });
     // As another process tells it.
     const { code, reason, message, action } = error;
-    expect(toldToUser({ code, reason, message, action }, how).message).toBe(
+    expect(redactForUser({ code, reason, message, action }, how).message).toBe(
       'access to the store is denied: this is a permission problem, not a network problem',
     );
     expect(message).toBe("store 'silver' cannot be used: 10.10.2.4 does not let this host mount /export");
   });
 
-  test('because its server ends every connection of this host is one most likely', () => {
-    const error = unavailable(config, problem('unavailable', 'nfs-hangs-up'));
-    expect(toldToUser(error, how)).toMatchObject({
+  test('because its server closes every connection of this host is reported as most likely a permission problem', () => {
+    const error = storeUnavailable(config, problem('unavailable', 'nfs-hangs-up'));
+    expect(redactForUser(error, how)).toMatchObject({
       message:
         "the server of store 'silver' ends every connection from this host at once: most likely it does not allow this host, which is a permission problem, not a network problem",
       action: 'Ask the administrator to grant Stowage access; the reason is found in the log of Stowage on this host.',
     });
   });
 
-  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])('because of %s is not', (reason) => {
-    expect(toldToUser(unavailable(config, problem('unavailable', reason)), how)).toMatchObject({
-      message: 'the server of the store does not answer: a network or server failure, not missing permissions',
-      action: expect.stringMatching(/^Try again in a while/),
-    });
-  });
+  test.each(['nfs-refused', 'nfs-no-route', 'nfs-connection-lost'])(
+    'because of %s is not reported as a permission problem',
+    (reason) => {
+      expect(redactForUser(storeUnavailable(config, problem('unavailable', reason)), how)).toMatchObject({
+        message: 'the server of the store does not answer: a network or server failure, not missing permissions',
+        action: expect.stringMatching(/^Try again in a while/),
+      });
+    },
+  );
 
-  test('because its server does not list the export is one most likely', () => {
-    expect(toldToUser(unavailable(config, problem('unavailable', 'nfs-export-withheld')), how).message).toBe(
+  test('because its server does not list the export is reported as most likely a permission problem', () => {
+    expect(redactForUser(storeUnavailable(config, problem('unavailable', 'nfs-export-withheld')), how).message).toBe(
       "the server of store 'silver' does not export the store's directory to this host: most likely it does not allow this host, which is a permission problem, not a network problem",
     );
   });
@@ -57,8 +60,8 @@ test.each([
   ['store-records-foreign', "Stowage cannot use the directory for the store's records"],
 ])('does not tell users that %s is a permission problem', (reason, message) => {
   const failure = problem('denied', reason);
-  for (const error of [failure, unavailable(config, failure)])
-    expect(toldToUser(error, how)).toMatchObject({
+  for (const error of [failure, storeUnavailable(config, failure)])
+    expect(redactForUser(error, how)).toMatchObject({
       message,
       action: expect.stringMatching(/sk the administrator, who finds out why/),
     });

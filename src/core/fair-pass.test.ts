@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createPasses } from './passes.ts';
+import { createFairPass } from './fair-pass.ts';
 
 const log = silentLog();
 const items = ['a', 'b', 'c', 'd'];
@@ -13,9 +13,9 @@ const dead = (_item: string, { signal }: { readonly signal: AbortSignal }): Prom
   return promise;
 };
 
-test('a pass that was cut off by dead items is continued by the next one', async () => {
+test('the next pass continues where dead items cut off the previous one', async () => {
   const clock = createFakeClock();
-  const pass = createPasses<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const pass = createFairPass<string>(clock, { inParallel: 1, itemMs: 20_000 });
   const begun: string[] = [];
   for (let round = 0; round < 2; round++) {
     using limit = clock.deadline(30_000, new AbortController().signal);
@@ -34,7 +34,7 @@ test('a pass that was cut off by dead items is continued by the next one', async
 
 test('an item that ignores its signal costs its deadline once, and is skipped until it ends', async () => {
   const clock = createFakeClock();
-  const pass = createPasses<string>(clock, { inParallel: 1, itemMs: 20_000 });
+  const pass = createFairPass<string>(clock, { inParallel: 1, itemMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const deaf = Promise.withResolvers<void>();
   const begun: string[] = [];
@@ -57,8 +57,8 @@ test('an item that ignores its signal costs its deadline once, and is skipped un
   });
 });
 
-test('not more items than the limit are worked on at once, and the first failure ends the pass', async () => {
-  const pass = createPasses<string>(createFakeClock(), { inParallel: 2, itemMs: 20_000 });
+test('works on at most the limit of items at once, and ends at the first failure', async () => {
+  const pass = createFairPass<string>(createFakeClock(), { inParallel: 2, itemMs: 20_000 });
   const scope = { signal: new AbortController().signal, log };
   const gates = new Map(items.map((item) => [item, Promise.withResolvers<void>()]));
   const begun: string[] = [];

@@ -63,9 +63,9 @@ const operationOf = (server: TestCore, id: Operation['id']): Operation | undefin
 const labelled = (volume: Volume): Operation['id'] =>
   leaveIntent('volume.label', { id: volume.id, name: 'a', labels: { late: 'yes' } });
 
-describe('an interrupted operation that the store refuses for the moment', () => {
+describe('an interrupted operation that fails temporarily', () => {
   test.each(['unavailable', 'busy', 'deadline'] as const)(
-    'stays pending after %s, and is done when the store answers',
+    'stays pending after %s, and succeeds when the store answers',
     async (code) => {
       const volume = await begin();
       const intent = labelled(volume);
@@ -87,7 +87,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     },
   );
 
-  test('is retried less and less often, and at least once a minute', async () => {
+  test('is retried with increasing pauses of at most a minute', async () => {
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
@@ -131,7 +131,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     }
   });
 
-  test('lets a request go on that still waits when it is done', async () => {
+  test('lets a waiting request continue when it has ended', async () => {
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();
@@ -142,7 +142,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     expect(operationOf(server, intent)).toMatchObject({ state: 'done' });
   });
 
-  test('does not hold up a stop, and is pending at the next start', async () => {
+  test('does not delay a shutdown, and is pending at the next start', async () => {
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     {
@@ -174,7 +174,7 @@ describe('an interrupted operation that the store refuses for the moment', () =>
     await server.core.volumes.expand('keep..a', 20n, undefined, aCall());
   });
 
-  test('ends with its store, and is not retried on another one of that name', async () => {
+  test('ends when its store is removed, and is not retried on another store of that name', async () => {
     const intent = labelled(await begin());
     const refused = kind.fail('label', error('unavailable'));
     await using server = await start();

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { operationKeys } from './keys.ts';
+import { operationKeys } from './lock-keys.ts';
 import type { Operation } from './model.ts';
 import { newOperationId } from './names.ts';
 
@@ -17,7 +17,7 @@ const keysOf = (kind: string, params: Operation['params']): readonly string[] =>
     error: undefined,
   });
 
-test('an operation on a volume has locked the volume and its names', () => {
+test('an operation on a volume locks the volume and its names', () => {
   expect(keysOf('volume.delete', { id, name: 'a' })).toEqual([`volume ${id}`, 'name silver/a']);
   expect(keysOf('volume.rename', { id, name: 'a', to: 'b' })).toEqual([
     `volume ${id}`,
@@ -26,7 +26,7 @@ test('an operation on a volume has locked the volume and its names', () => {
   ]);
 });
 
-test('an operation on a volume in the trash leaves its old name to the volume that has it now', () => {
+test('an operation on a volume in the trash does not lock the old name of the volume', () => {
   expect(keysOf('trash.purge', { id, name: 'a', expired: true })).toEqual([`volume ${id}`]);
   expect(keysOf('volume.restore', { id, name: 'a', to: 'b' })).toEqual([`volume ${id}`, 'name silver/b']);
 });

@@ -3,13 +3,13 @@ import { type ReasonWith, StowageError } from './errors.ts';
 import type { StoreConfig, StoreName, StorePolicy, VolumeId } from './model.ts';
 import type { Records, VolumeTotals } from './ports.ts';
 
-/** Holds a store to what the administrator allows it, also while several requests are under way at once. */
-export interface Limits {
-  /** Throws 'exhausted' unless the volume may have that many bytes in all. Holds its place until disposed. */
+/** Enforces the administrator's limits of stores, also for concurrent requests. */
+export interface StoreLimits {
+  /** Reserves a total size for the volume until disposed. Throws 'exhausted' if it exceeds a limit. */
   reserve(config: StoreConfig, id: VolumeId, bytes: bigint): Disposable;
 }
 
-/** What new volumes of a store may have: no more than its place has free, nor than the administrator allows. */
+/** The bytes available to new volumes: the free space, capped by the administrator's limits. */
 export function roomForVolumes(
   freeBytes: bigint,
   { maxBytes, maxVolumes }: Pick<StorePolicy, 'maxBytes' | 'maxVolumes'>,
@@ -21,15 +21,15 @@ export function roomForVolumes(
   return left < freeBytes ? left : freeBytes;
 }
 
-interface Place {
+interface Reservation {
   readonly id: VolumeId;
   readonly bytes: bigint;
 }
 
-export function createLimits(records: Records): Limits {
-  const places = new Map<StoreName, Set<Place>>();
+export function createStoreLimits(records: Records): StoreLimits {
+  const places = new Map<StoreName, Set<Reservation>>();
 
-  /** What is asked for and not yet on record: once it is, the record counts it, and nothing is counted twice. */
+  /** Sums the reservations, minus what is already on record and counted there. */
   function pending(store: StoreName): { volumes: number; bytes: bigint } {
     let [volumes, bytes] = [0, 0n];
     for (const place of places.get(store) ?? []) {
@@ -66,7 +66,7 @@ export function createLimits(records: Records): Limits {
   return {
     reserve: (config, id, bytes) => {
       check(config, id, bytes);
-      const place: Place = { id, bytes };
+      const place: Reservation = { id, bytes };
       const mine = places.get(config.name) ?? new Set();
       places.set(config.name, mine.add(place));
       return { [Symbol.dispose]: () => mine.delete(place) };

@@ -2,51 +2,51 @@ import type { Scope } from '#base/log.ts';
 import type { Clients } from './clients.ts';
 import type { Mount, Source, VolumeId } from './model.ts';
 import type { LiveMount } from './mounts.ts';
-import type { Client, Mounter, MountPoint, Records, Staged, StagingTarget, Unstaging } from './ports.ts';
+import type { Client, Mounter, MountPoint, Records, StageOptions, StagingTarget, UnstageOptions } from './ports.ts';
 
-export interface StagingParts {
+export interface VolumeStagingParts {
   readonly records: Records;
   readonly mounter: Mounter;
   readonly clients: Clients;
-  /** Staged mounts live at `<folder>/<volume id>`. */
+  /** Volumes are staged at `<folder>/<volume id>`. */
   readonly mountsFolder: string;
 }
 
-/** The one mount per volume and node that its targets are bound from. */
-export interface Staging {
+/** Manages staged mounts: one per volume and node, from which all its targets are bind-mounted. */
+export interface VolumeStaging {
   path(id: VolumeId): string;
-  /** Throws for what could not be staged even by a process that may mount. */
+  /** Throws for a source that not even a privileged process could stage. */
   refuse(source: Source): void;
-  stage(source: Source, id: VolumeId, scope: Scope, how?: Staged): Promise<void>;
-  unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void>;
-  /** Only when no other target is on record. Call it with the stage's lock held. */
-  unstageIfIdle(mount: Mount, scope: Scope, how?: Unstaging): Promise<void>;
-  /** Before the last target goes: what was acknowledged is on the store, or it throws. */
+  stage(source: Source, id: VolumeId, scope: Scope, how?: StageOptions): Promise<void>;
+  unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void>;
+  /** Unstages if no other target is on record. Call it with the stage's lock held. */
+  unstageIfIdle(mount: Mount, scope: Scope, how?: UnstageOptions): Promise<void>;
+  /** Writes acknowledged data to the store, or throws. Call it before the last target is unmounted. */
   flush(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  /** After the store enlarged the volume. */
+  /** Grows the file system after the store enlarged the volume. */
   grow(source: Source, id: VolumeId, scope: Scope): Promise<void>;
-  /** Whether a mount of the volume is still served that this mount namespace does not show. False where that can't be known. */
+  /** True if a mount of the volume in another mount namespace is still served. False if the client can't tell. */
   isServedElsewhere(source: Source, id: VolumeId, scope: Scope): Promise<boolean>;
-  /** Those whose stage the kernel shows, and nobody serves. Throws where that cannot be known. */
+  /** The volumes whose staged mount is dead: in the mount table, but no process serves it. Throws if the client cannot tell. */
   dead(mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]>;
-  /** Of mounts that are served: those whose target shows an earlier one, or nothing at all where one is being repaired. */
-  stray(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
+  /** Mounts whose target still shows an earlier staged mount, or nothing although the volume is being repaired. */
+  staleTargets(mounts: readonly Mount[], scope: Scope): Promise<readonly Mount[]>;
   isStaged(id: VolumeId, scope: Scope): Promise<boolean>;
-  /** Every path of this node where the source, or a part of it, is mounted. None where nobody can mount. */
+  /** Every path on this node where the source, or a part of it, is mounted. Undefined: unknown source kind. Empty if this process cannot mount. */
   mountsOf(source: Source, id: VolumeId, scope: Scope): Promise<readonly string[] | undefined>;
-  /** What our records say, beside what the kernel says. */
-  live(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
+  /** The recorded mounts, with their state in the kernel's mount table. */
+  withKernelState(mounts: readonly Mount[], scope: Scope): Promise<readonly LiveMount[]>;
 }
 
 const repairingKey = 'mounts.repairing';
 
-/** Volumes whose mounts are being made anew: a crash in the middle must not make their targets look unmounted by somebody. */
-export function repairing({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
+/** Volumes whose repair has begun. After a crash in the middle, their targets must not look as if somebody unmounted them. */
+export function volumesUnderRepair({ settings }: Pick<Records, 'settings'>): readonly VolumeId[] {
   return JSON.parse(settings.get(repairingKey) ?? '[]');
 }
 
-export function noteRepairing(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
-  const before = repairing(records);
+export function setUnderRepair(records: Pick<Records, 'settings'>, id: VolumeId, isBeing: boolean): void {
+  const before = volumesUnderRepair(records);
   if (before.includes(id) === isBeing) return;
   const others = before.filter((one) => one !== id);
   records.settings.set(repairingKey, JSON.stringify(isBeing ? [...others, id] : others));
@@ -55,31 +55,31 @@ export function noteRepairing(records: Pick<Records, 'settings'>, id: VolumeId, 
 const pointAt = (table: readonly MountPoint[], path: string): MountPoint | undefined =>
   table.findLast((point) => point.at === path);
 
-/** What the mount table calls a mount of ours that is a file system of its own; the end tells one from the next. */
+/** The source field of our file systems in the mount table. `end` distinguishes successive mounts. */
 export const ownSource = (id: VolumeId, end = ''): string => `stowage:${id}.${end}`;
 
 /**
- * The target shows what the stage shows, or what a stage of it showed that is gone. Anything else there was mounted by
- * others, and is theirs.
+ * True if the target shows the volume's current staged mount or an earlier one. Anything else at the target was mounted by
+ * somebody else.
  */
-export function isOurs(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
+export function isOurMount(table: readonly MountPoint[], stage: string, { target, volumeId }: Mount): boolean {
   const staged = pointAt(table, stage);
   const there = pointAt(table, target);
   if (there?.source.startsWith(ownSource(volumeId)) === true) return true;
   return staged !== undefined && there?.device === staged.device && there.root === staged.root;
 }
 
-export function createStaging(parts: StagingParts): Staging {
+export function createVolumeStaging(parts: VolumeStagingParts): VolumeStaging {
   const { records, mounter, clients } = parts;
   const path = (id: VolumeId): string => `${parts.mountsFolder}/${id}`;
 
   const targetOf = (id: VolumeId): StagingTarget => ({ volumeId: id, path: path(id) });
 
-  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: Unstaging): Promise<void> {
+  async function unstage(source: Source, id: VolumeId, scope: Scope, how?: UnstageOptions): Promise<void> {
     await clients.find(source)?.unstage(source, targetOf(id), scope, how);
   }
 
-  /** Which stages of these mounts are dead. All mounts are of this client. */
+  /** The volumes with dead staged mounts. All mounts must belong to this client. */
   async function deadOf(client: Client, mounts: readonly Mount[], scope: Scope): Promise<readonly VolumeId[]> {
     const staged = new Map(mounts.map(({ volumeId: id, source }) => [path(id), { id, source }]));
     const asked = Array.from(staged.values(), ({ id, source }) => ({ source, target: targetOf(id) }));
@@ -105,10 +105,10 @@ export function createStaging(parts: StagingParts): Staging {
     },
     isServedElsewhere: async (source, id, scope) =>
       (await clients.find(source)?.elsewhere?.(source, targetOf(id), scope)) === true,
-    stray: async (mounts, scope) => {
+    staleTargets: async (mounts, scope) => {
       const served = mounts.filter(({ source }) => clients.find(source)?.dead !== undefined);
       if (served.length === 0) return [];
-      const [table, half] = [await mounter.list(scope), repairing(records)];
+      const [table, half] = [await mounter.list(scope), volumesUnderRepair(records)];
       return served.filter(({ volumeId: id, target }) => {
         const [staged, there] = [pointAt(table, path(id)), pointAt(table, target)];
         if (staged === undefined || there?.device === staged.device) return false;
@@ -125,10 +125,10 @@ export function createStaging(parts: StagingParts): Staging {
       return await clients.find(source)?.mountsOf(source, targetOf(id), scope);
     },
     isStaged: (id, scope) => mounter.isMounted(path(id), scope),
-    live: async (mounts, scope) => {
+    withKernelState: async (mounts, scope) => {
       if (mounts.length === 0) return [];
       const table = await mounter.list(scope);
-      return mounts.map((mount) => ({ ...mount, mounted: isOurs(table, path(mount.volumeId), mount) }));
+      return mounts.map((mount) => ({ ...mount, mounted: isOurMount(table, path(mount.volumeId), mount) }));
     },
   };
 }

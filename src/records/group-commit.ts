@@ -1,26 +1,26 @@
 import type { Records } from '#core/ports.ts';
 import type { Database } from './database.ts';
 
-interface Waiting {
+interface PendingWrite {
   readonly work: () => void;
   readonly resolve: () => void;
   readonly reject: (cause: unknown) => void;
 }
 
-/** One commit for what many want written at the same time; when it fails, none of it is. */
-export function createTogether(
+/** Commits concurrent writes in one transaction. If the commit fails, all of them fail. */
+export function createGroupCommit(
   transaction: Database['transaction'],
   isInTransaction: () => boolean,
-): Records['together'] {
-  let waiting: Waiting[] = [];
+): Records['groupCommit'] {
+  let waiting: PendingWrite[] = [];
 
-  /** What became of each is told after the commit. */
-  function tell({ work, resolve, reject }: Waiting): () => void {
+  /** Runs one write. Returns the function to call after the commit. */
+  function tell({ work, resolve, reject }: PendingWrite): () => void {
     try {
       transaction(work);
       return resolve;
     } catch (cause) {
-      // A full disk can make SQLite roll everything back by itself: what came after would be a transaction of its own.
+      // A full disk can make SQLite roll back everything by itself; further writes would then run in transactions of their own.
       if (!isInTransaction()) throw cause;
       return () => reject(cause);
     }

@@ -2,8 +2,8 @@ import { existsSync, mkdtempSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
+import { createGroupCommit } from './group-commit.ts';
 import { openRecords } from './sqlite.ts';
-import { createTogether } from './together.ts';
 
 const answer = { fingerprint: '', status: 200, body: 'x'.repeat(100), at: 0 };
 
@@ -17,18 +17,18 @@ function opened() {
   return { records, logBytes: () => (existsSync(log) ? statSync(log).size : 0) };
 }
 
-describe('what is written together', () => {
-  test('is there when it is said to be', async () => {
+describe('a group commit', () => {
+  test('is durable when its promise resolves', async () => {
     const { records } = opened();
-    await records.together(() => records.answers.put('a', answer));
+    await records.groupCommit(() => records.answers.put('a', answer));
     expect(records.answers.get('a')).toMatchObject({ status: 200 });
   });
 
-  test('is one commit, however many want it in a turn', async () => {
+  test('is a single commit for all writes of one turn of the event loop', async () => {
     const { records, logBytes } = opened();
     const before = logBytes();
     await Promise.all(
-      Array.from({ length: 50 }, (_, i) => records.together(() => records.answers.put(`a${i}`, answer))),
+      Array.from({ length: 50 }, (_, i) => records.groupCommit(() => records.answers.put(`a${i}`, answer))),
     );
     const together = logBytes() - before;
     for (let i = 0; i < 50; i++) records.answers.put(`b${i}`, answer);
@@ -36,16 +36,16 @@ describe('what is written together', () => {
     expect(records.answers.get('a49')).toBeDefined();
   });
 
-  test('is done or not each by itself', async () => {
+  test('lets each write succeed or fail by itself', async () => {
     const { records } = opened();
     const why = new Error('not this one');
     const [first, second, third] = await Promise.allSettled([
-      records.together(() => records.answers.put('a', answer)),
-      records.together(() => {
+      records.groupCommit(() => records.answers.put('a', answer)),
+      records.groupCommit(() => {
         records.answers.put('b', answer);
         throw why;
       }),
-      records.together(() => records.answers.put('c', answer)),
+      records.groupCommit(() => records.answers.put('c', answer)),
     ]);
     expect([first?.status, second, third?.status]).toEqual([
       'fulfilled',
@@ -55,20 +55,20 @@ describe('what is written together', () => {
     expect(['a', 'b', 'c'].map((key) => records.answers.get(key) !== undefined)).toEqual([true, false, true]);
   });
 
-  test('comes in the order in which it was asked for, and what is asked for meanwhile comes after it', async () => {
+  test('keeps the order of writes, and writes later requests afterwards', async () => {
     const { records } = opened();
     const seen: number[] = [];
     const later = Promise.withResolvers<void>();
-    const first = records.together(() => {
+    const first = records.groupCommit(() => {
       seen.push(1);
-      void records.together(() => seen.push(3)).then(later.resolve);
+      void records.groupCommit(() => seen.push(3)).then(later.resolve);
     });
-    await Promise.all([first, records.together(() => seen.push(2))]);
+    await Promise.all([first, records.groupCommit(() => seen.push(2))]);
     await later.promise;
     expect(seen).toEqual([1, 2, 3]);
   });
 
-  test('is not there at all, for none of them, when it was rolled back in the middle', async () => {
+  test('fails all writes if it was rolled back in the middle', async () => {
     const full = new Error('disk full');
     let isOpen = false;
     const done: string[] = [];
@@ -79,7 +79,7 @@ describe('what is written together', () => {
       if (isOuter) isOpen = false;
       return result;
     };
-    const together = createTogether(transaction, () => isOpen);
+    const together = createGroupCommit(transaction, () => isOpen);
     const all = await Promise.allSettled([
       together(() => done.push('first')),
       together(() => {

@@ -2,13 +2,13 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Scope } from '#base/log.ts';
 import { stowageError } from './errors.ts';
 import type { StoreConfig } from './model.ts';
-import { published, refuseWhileMounted } from './store-changes.ts';
-import type { Entries, Entry } from './store-entries.ts';
+import { publishStoreEvent, refuseWhileMounted } from './store-changes.ts';
+import type { StoreEntries, StoreEntry } from './store-entries.ts';
 import { refusePolicy } from './store-facets.ts';
-import type { Reading } from './store-reading.ts';
+import type { StoreLookup } from './store-lookup.ts';
 import type { Stores, StoresParts } from './stores.ts';
 
-/** Nothing but what core itself decides about the volumes: that is so from one moment to the next. */
+/** True if the configs differ at most in policies that core applies itself, so the store need not be reopened. */
 function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
   const opened = ({ uri, options, policy }: StoreConfig): unknown[] => [
     uri.replace(/\?.*$/s, ''),
@@ -18,27 +18,27 @@ function opensAlike(a: StoreConfig, b: StoreConfig): boolean {
   return isDeepStrictEqual(opened(a), opened(b));
 }
 
-/** One at a time. */
+/** Runs configuration changes one at a time. */
 export type Exclusively = <T>(scope: Scope, work: () => Promise<T>) => Promise<T>;
 
-interface Change {
-  readonly entry: Entry;
-  /** Undefined: there shall be none. */
+interface ConfigChange {
+  readonly entry: StoreEntry;
+  /** Undefined: the store is no longer configured. */
   readonly next: StoreConfig | undefined;
 }
 
-/** Added by hand while the file was being read, or being removed by hand at this moment. */
-const isByHand = ({ shutting }: Entry, next: StoreConfig | undefined): boolean =>
+/** True for a store that was added through the API while the file was read, or that is being removed through the API. */
+const isByHand = ({ shutting }: StoreEntry, next: StoreConfig | undefined): boolean =>
   next === undefined || (next.origin === 'api' && shutting !== undefined);
 
-interface Opening {
-  readonly entry: Entry;
+interface Reopening {
+  readonly entry: StoreEntry;
   readonly next: StoreConfig;
-  /** It was open before. */
+  /** The store was open before. */
   readonly worked: boolean;
 }
 
-/** All at once, but those that can be written first: of two that show the same directory, that one has the volumes. */
+/** Runs `work` in parallel, writable stores first: of two stores with the same directory, the writable one owns the volumes. */
 async function writableFirst<T>(
   all: readonly T[],
   configOf: (one: T) => StoreConfig,
@@ -48,22 +48,22 @@ async function writableFirst<T>(
     await Promise.all(all.filter((one) => configOf(one).policy.readOnly === readOnly).map(work));
 }
 
-export function createConfiguring(
+export function createStoreConfiguration(
   parts: StoresParts,
-  entries: Entries,
-  reading: Reading,
+  entries: StoreEntries,
+  reading: StoreLookup,
   exclusively: Exclusively,
 ): Pick<Stores, 'configure' | 'retry'> {
   const { events, log } = parts;
 
-  /** Closes what is not to stay as it is. Gives what is to be opened in its place. */
-  async function leave({ entry, next }: Change, scope: Scope): Promise<Opening | undefined> {
+  /** Closes a store that must be reopened or removed. Returns the store to open in its place. */
+  async function leave({ entry, next }: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     if (entry.config.origin === 'api' && isByHand(entry, next)) return undefined;
     if (next !== undefined && opensAlike(next, entry.config) && entry.shutting === undefined) {
       const before = entry.config;
       if (entry.store !== undefined) refusePolicy(entry.store, next.policy);
       entry.config = next;
-      if (before.uri !== next.uri) published(events, 'changed', next);
+      if (before.uri !== next.uri) publishStoreEvent(events, 'changed', next);
       await entries.open(entry, scope);
       return undefined;
     }
@@ -72,12 +72,12 @@ export function createConfiguring(
     await entries.shut(entry);
     if (next !== undefined) return { entry, next, worked };
     entries.drop(entry);
-    published(events, 'removed', entry.config);
+    publishStoreEvent(events, 'removed', entry.config);
     return undefined;
   }
 
-  /** What cannot be done now is tried again at every `retry`. */
-  async function leaveOrWait(change: Change, scope: Scope): Promise<Opening | undefined> {
+  /** Like `leave`, but a change that is not possible now stays pending, and every `retry` tries it again. */
+  async function leaveOrWait(change: ConfigChange, scope: Scope): Promise<Reopening | undefined> {
     const { entry, next } = change;
     const before = entry.pending;
     entry.pending = undefined;
@@ -92,22 +92,22 @@ export function createConfiguring(
     }
   }
 
-  /** All are closed before one is opened: a directory may go from one to another. */
-  async function follow(changes: readonly Change[], scope: Scope): Promise<void> {
+  /** Closes all stores before opening any, since a directory may move from one store to another. */
+  async function follow(changes: readonly ConfigChange[], scope: Scope): Promise<void> {
     const left = await Promise.all(changes.map((change) => leaveOrWait(change, scope)));
     const openings = left.filter((opening) => opening !== undefined);
     await writableFirst(
       openings,
       ({ next }) => next,
       async ({ entry, next, worked }) => {
-        // Removed by hand meanwhile; what the file wants of that name comes with what is fresh.
+        // Removed through the API meanwhile; `configure` adds a store with this name as a new one.
         if (entries.all.get(next.name) !== entry) return;
-        if (await entries.replace(entry, next, worked, scope)) published(events, 'changed', next);
+        if (await entries.replace(entry, next, worked, scope)) publishStoreEvent(events, 'changed', next);
       },
     );
   }
 
-  /** One that was added by hand may have been removed by hand while this waited for its turn. */
+  /** A store that was added through the API may have been removed while this waited for its turn. */
   const isStillThere = ({ origin, name, uri }: StoreConfig): boolean =>
     origin !== 'api' || parts.records.stores.list().some((row) => row.name === name && row.uri === uri);
 
@@ -122,7 +122,7 @@ export function createConfiguring(
           present.map((entry) => ({ entry, next: wanted.get(entry.config.name) })),
           scope,
         );
-        // Added by hand meanwhile, under a name that the file has.
+        // Added through the API meanwhile, with a name that the file has.
         const late = [...entries.all.values()].flatMap((entry) => {
           const next = wanted.get(entry.config.name);
           const isLate = entry.config.origin === 'api' && next !== undefined && next.origin !== 'api';
@@ -134,14 +134,14 @@ export function createConfiguring(
           fresh,
           (config) => config,
           async (config) => {
-            await entries.bring(config, scope);
-            published(events, 'added', config);
+            await entries.addAndOpen(config, scope);
+            publishStoreEvent(events, 'added', config);
           },
         );
       }),
     retry: (scope) =>
       exclusively(scope, async () => {
-        // Not while it is in use: to wait for that would keep everybody out of it again and again.
+        // Skip stores that are in use: draining them at every retry would block their users again and again.
         const changes = [...entries.all.values()].flatMap((entry) =>
           entry.pending !== undefined && entry.users <= entry.background ? { entry, next: entry.pending.config } : [],
         );

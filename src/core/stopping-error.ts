@@ -1,7 +1,7 @@
 import { StowageError } from './errors.ts';
 
-/** What whoever asks for something is told at that moment, by every front end. */
-export function stoppingNow(): StowageError {
+/** The answer of every front end to requests during shutdown. */
+export function stoppingError(): StowageError {
   return new StowageError('Stowage is stopping', {
     code: 'unavailable',
     reason: 'stopping',

@@ -1,29 +1,29 @@
 import { endsWithin } from '#base/wait.ts';
 import type { StoreName } from './model.ts';
-import type { Entries, Entry } from './store-entries.ts';
-import { unavailable, unknownStore } from './store-errors.ts';
+import type { StoreEntries, StoreEntry } from './store-entries.ts';
+import { storeUnavailable, unknownStore } from './store-errors.ts';
 import { schemeOf } from './store-uri.ts';
 import type { Stores, StoresParts, UsableStoreView } from './stores.ts';
 
 const usePatienceMs = 5_000;
 
-/** The stores as they are, for whoever changes nothing about them. */
-export interface Reading {
-  known(name: string): Entry;
-  view(entry: Entry): UsableStoreView;
+/** Read access to the configured stores. */
+export interface StoreLookup {
+  entryOf(name: string): StoreEntry;
+  view(entry: StoreEntry): UsableStoreView;
   defaultName(): StoreName | undefined;
   use: Stores['use'];
   list: Stores['list'];
   prefer(name: string | undefined): void;
 }
 
-export function createReading(
+export function createStoreLookup(
   { records, clock, kinds }: Pick<StoresParts, 'records' | 'clock' | 'kinds'>,
-  { all }: Entries,
-): Reading {
+  { all }: StoreEntries,
+): StoreLookup {
   let preferred: string | undefined;
 
-  function known(name: string): Entry {
+  function entryOf(name: string): StoreEntry {
     const entry = all.get(name);
     if (entry === undefined) throw unknownStore(name);
     return entry;
@@ -38,9 +38,9 @@ export function createReading(
     return first?.config.name;
   }
 
-  function view({ config, store, problem, pending }: Entry): UsableStoreView {
+  function view({ config, store, problem, pending }: StoreEntry): UsableStoreView {
     const isDefault = config.name === defaultName();
-    // A config names a kind that is there: parseStoreConfig refuses any other.
+    // The kind exists: parseStoreConfig rejects unknown kinds.
     const kind = kinds.get(schemeOf(config.uri));
     const { placement = 'node' } = kind ?? {};
     const clientName = kind?.clientName(config) ?? '';
@@ -48,16 +48,16 @@ export function createReading(
   }
 
   return {
-    known,
+    entryOf,
     view,
     defaultName,
     list: () => [...all.values()].map(view),
     use: async (name, work) => {
-      const entry = known(name);
-      // Just after the start; a disk that hangs takes longer than anybody should wait.
+      const entry = entryOf(name);
+      // The store may still be opening just after the start. Wait a bounded time, since its disk may hang.
       if (entry.opening !== undefined) await endsWithin(entry.opening, usePatienceMs, clock);
       const { store } = entry;
-      if (store === undefined) throw unavailable(entry.config, entry.problem);
+      if (store === undefined) throw storeUnavailable(entry.config, entry.problem);
       entry.users++;
       try {
         return await work(store, entry.config);

@@ -1,23 +1,22 @@
 /**
- * What locks are named by. Whoever needs several takes those of a volume first and those of its mounts after: two
- * orders would wait for each other.
+ * The keys of locks. Take the locks of a volume before the locks of its mounts: different orders would deadlock.
  */
 import type { Operation, VolumeId } from './model.ts';
 
-/** A name in a store, whether or not a volume has it. */
+/** A volume name in a store, whether or not it is taken. */
 export const nameKey = (store: string, name: string): string => `name ${store}/${name}`;
-/** A volume, whatever it is called by now. */
+/** A volume by id, independent of its current name. */
 export const volumeKey = (id: VolumeId): string => `volume ${id}`;
-/** Volumes of a store that are being adopted; taken before those of the volumes. */
+/** An adoption on a store. Taken before the locks of volumes. */
 export const adoptKey = (store: string): string => `adopt ${store}`;
 export const stageKey = (id: VolumeId): string => `stage ${id}`;
 export const targetKey = (target: string): string => `target ${target}`;
-/** What container engines have asked for of a volume; taken before all of the above. */
-export const holdKey = (id: VolumeId): string => `hold ${id}`;
+/** The engine mounts of a volume. Taken before all locks above. */
+export const engineMountKey = (id: VolumeId): string => `hold ${id}`;
 
 /**
- * What an operation on a store has locked, by its record. The name that a volume in the trash once had is not among it: another volume may
- * have it by now.
+ * The locks of a store operation, derived from its record. Excludes the former name of a volume in the trash: another volume may have it by
+ * now.
  */
 export function operationKeys({ kind, store = '', params }: Operation): readonly string[] {
   if (kind === 'store.adopt') return [adoptKey(store)];

@@ -4,35 +4,39 @@ import { endsWithin } from '#base/wait.ts';
 import { stowageError } from './errors.ts';
 import type { Stores } from './stores.ts';
 
-/** Frees the space of deleted volumes behind their deletion, which is answered at once however large they were. */
-export interface Reclaim {
+/** Frees the space of deleted volumes in the background, so that deleting a large volume returns at once. */
+export interface SpaceReclaimer {
   soon(store: string): void;
-  /** Goes on with what was stopped because its store was to be closed, and then was not. */
-  again(): void;
+  /** Resumes work that stopped because its store was about to close, and did not close. */
+  resume(): void;
   stop(): Promise<void>;
 }
 
-// Long enough that a burst of deletions becomes one pass.
+// Long enough to handle a burst of deletions in one pass.
 const pauseMs = 250;
 const stopDeadlineMs = 5_000;
 
-export function createReclaim(parts: { readonly stores: Stores; readonly clock: Clock; readonly log: Log }): Reclaim {
+export function createSpaceReclaimer(parts: {
+  readonly stores: Stores;
+  readonly clock: Clock;
+  readonly log: Log;
+}): SpaceReclaimer {
   const { stores, clock, log } = parts;
   const stopping = new AbortController();
   const wanted = new Set<string>();
   const stopped = new Set<string>();
-  /** Each store by itself: one whose disk hangs does not keep the others waiting. */
+  /** One worker per store, so that a hung disk does not delay other stores. */
   const running = new Map<string, Promise<void>>();
 
   async function pass(name: string): Promise<void> {
     let ending = stopping.signal;
     try {
-      await stores.useBehind(name, async (store, closing) => {
+      await stores.useInBackground(name, async (store, closing) => {
         ending = AbortSignal.any([stopping.signal, closing]);
         await store.housekeeping?.reclaim?.({ signal: ending, log });
       });
     } catch (thrown) {
-      // It is taken up again at the next deletion and at the next start.
+      // The next deletion and the next start retry.
       if (ending.aborted) stopped.add(name);
       else log.warn('space could not be freed', { store: name, why: stowageError(thrown).message });
     }
@@ -55,7 +59,7 @@ export function createReclaim(parts: { readonly stores: Stores; readonly clock: 
 
   return {
     soon,
-    again: () => {
+    resume: () => {
       const isOpen = (name: string): boolean =>
         stores.list().some(({ config, store }) => config.name === name && store !== undefined);
       for (const name of stopped) if (isOpen(name)) soon(name);
