@@ -5,23 +5,23 @@ import { type HeldPath, holdOwnPath } from './held-path.ts';
 import type { MountEntry } from './mountinfo.ts';
 import type { Parts } from './parts.ts';
 
-/** In the folder of staged mounts, of which they are none. One for what is a folder, one for what is a file. */
+/** Scratch mount points in the folder of staged mounts: one for folders, one for files. */
 const names = { folder: '.bind-folder', file: '.bind-file' };
 
-/** What a crash may leave. */
+/** A crash may leave these behind. */
 export const asideNames: readonly string[] = Object.values(names);
 
-/** A remount takes away what it leaves out. */
+/** MS_REMOUNT clears every flag that is not given again. */
 const kept = ['ro', 'nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
 
-/** The flags that a bind of what is seen through this mount has. */
+/** The flags that a bind mount inherits from the mount that it is made of. */
 export const inherited = (source: MountEntry | undefined): readonly string[] =>
   kept.filter((flag) => source?.options.includes(flag) === true);
 
 /**
- * For kernels that give a mount its flags only when it is mounted: it is bound in a folder that only we get to, given its flags
- * there, and bound to its place from there, since a bind has the flags of what it is made of, and its copies elsewhere have
- * those of it. In line from begin to end: there is one such place.
+ * For kernels that cannot set flags on a bind mount before it is attached. Binds into a scratch folder that only Stowage can reach, sets
+ * the flags there and binds the result to its place: a bind inherits the flags of the mount that it is made of, and so do its copies in
+ * other mount namespaces. Synchronous throughout, since there is only one scratch place.
  */
 export function bindByAside(
   { calls, aside }: Pick<Parts, 'calls' | 'aside'>,
@@ -34,13 +34,13 @@ export function bindByAside(
   const name = isFolder ? names.folder : names.file;
   const folder = holdOwnPath(aside);
   const through = `${folder.through}/${name}`;
-  // Never held itself: to look at what is mounted is to wait for who serves it.
+  // Never opened: opening a mount can wait for its server.
   const draft = { ...folder, through };
   const clear = (): void => {
     if (attempted(() => calls.detach(folder, name))) attempted(() => (isFolder ? rmdirSync : unlinkSync)(through));
   };
   try {
-    // What a crash left.
+    // Left by a crash.
     clear();
     make(through, isFolder);
     try {
@@ -55,7 +55,7 @@ export function bindByAside(
   }
 }
 
-/** What stays is cleared by the next one, or at the next start. */
+/** On failure the leftover stays until the next bind or the next start clears it. */
 function attempted(work: () => void): boolean {
   try {
     work();

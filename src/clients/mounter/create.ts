@@ -9,7 +9,7 @@ export interface MounterOptions extends LinuxMounterOptions {
   readonly status?: string;
 }
 
-/** The one that this machine, and what this process may do on it, allow. */
+/** Creates the mounter that this machine and the rights of this process allow. */
 export async function createMounter(options: MounterOptions): Promise<Mounter> {
   const { platform = process.platform, readTable = readMountTable } = options;
   if (platform !== 'linux') {

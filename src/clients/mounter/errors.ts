@@ -2,7 +2,7 @@ import { SystemError } from '#base/linux/libc.ts';
 import { StowageError } from '#core/errors.ts';
 import { CommandFailed } from './run.ts';
 
-/** What a failed mount means, as the kernel says it, or util-linux in the C locale. */
+/** Interprets a failed mount by the kernel's errno, or by the message of util-linux in the C locale. */
 export function mountFailure(what: string, cause: unknown): unknown {
   if (!(cause instanceof CommandFailed) && !(cause instanceof SystemError)) return cause;
   const said = cause instanceof SystemError ? cause.code : cause.stderr.toLowerCase();

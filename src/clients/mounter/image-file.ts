@@ -11,7 +11,7 @@ const calls = foreign({
 
 const [exclusive, withoutWaiting] = [2, 4];
 const [setSignal, setLease, readLease] = [10, 1024, 0];
-/** By default it is ignored. SIGIO, which the kernel would send, ends a process. */
+/** SIGURG: ignored by default. The kernel's default, SIGIO, would end the process. */
 const urgent = 23;
 const retryMs = 50;
 const badDescriptor = 9;
@@ -31,9 +31,9 @@ export interface LockedImage extends AsyncDisposable {
 }
 
 /**
- * Keeps other Stowage processes of this machine from attaching the image between our look for its device and our own attaching: two devices
- * of one image destroy it. A writable store belongs to one process, but any number may have its directory as a read-only store. The kernel
- * unlocks it when the process ends.
+ * Keeps other Stowage processes of this machine from attaching the image between the search for its device and the attach: two devices
+ * on one image destroy it. A writable store belongs to one process, but any number of processes may open its directory as a read-only
+ * store. The kernel releases the lock when the process ends.
  */
 export async function lockImage(image: string, clock: Clock, signal: AbortSignal): Promise<LockedImage | undefined> {
   for (let flags = 'r'; ; ) {
@@ -53,7 +53,7 @@ export async function lockImage(image: string, clock: Clock, signal: AbortSignal
   }
 }
 
-/** `not writable`: NFS locks a file exclusively only through a descriptor that can write. `without locks`: the file system has none. */
+/** `not writable`: NFS needs a writable descriptor for an exclusive lock. `without locks`: the file system does not support locks. */
 async function tryLock(fd: number): Promise<'locked' | 'busy' | 'not writable' | 'without locks'> {
   try {
     await call('lock', fd, exclusive | withoutWaiting);
@@ -67,13 +67,13 @@ async function tryLock(fd: number): Promise<'locked' | 'busy' | 'not writable' |
 }
 
 /**
- * True: no process and no loop device has the file open for writing. The kernel grants a read lease only then. False: somebody has, or the
- * file system has no leases. It asks no other device.
+ * True: no process and no loop device has the file open for writing; only then does the kernel grant a read lease. False: something has,
+ * or the file system does not support leases. No other device is asked.
  */
 export async function isWrittenByNobody(path: string): Promise<boolean> {
   await using file = await unlessMissing(open(path, 'r'));
   if (file === undefined) return true;
-  // Somebody may open the file before it is closed here, and the kernel tells that to whoever has the lease.
+  // If another process opens the file before it is closed here, the kernel signals the lease holder.
   await call('control', file.fd, setSignal, urgent);
   try {
     await call('control', file.fd, setLease, readLease);

@@ -26,13 +26,13 @@ export interface LinuxMounterOptions {
   readonly calls?: MountCalls;
   /** Waits for programs that a killed Stowage left running. */
   readonly settled?: (scope: Scope) => Promise<void>;
-  /** Where loop devices of ours have their files. */
+  /** Folders with the files of Stowage's loop devices. */
   readonly storeRoots: () => readonly string[];
-  /** Where nobody may mount: the state folder and the store roots. */
+  /** Folders in which nothing may be mounted: the state folder and the store roots. */
   readonly forbidden: () => readonly string[];
-  /** Inside it, where container engines find volumes. */
+  /** The folder inside the state folder where container engines find volumes. */
   readonly published?: string;
-  /** And where volumes are staged. */
+  /** The folder inside the state folder where volumes are staged. */
   readonly mounts?: string;
   readonly readTable?: () => Promise<MountTable>;
   readonly sys?: string;
@@ -76,7 +76,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
     list,
     isMounted: async (at, scope) => {
       await settled(scope);
-      // Most places asked about do not exist; reading the whole mount table for them would cost far more.
+      // Most of these paths do not exist; reading the whole mount table for them would cost far more.
       return isThere(at) && (await readTable()).at(at) !== undefined;
     },
     ...targets,
@@ -88,7 +88,7 @@ export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   };
 }
 
-/** By a call that never gets to who serves what is mounted there, as a look at it would: this process must not wait for them. */
+/** readlink(2) does not reach the server of a mount, as stat(2) would, so it cannot block. */
 function isThere(path: string): boolean {
   try {
     readlinkSync(path);

@@ -5,22 +5,22 @@ import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { MountTable } from './mountinfo.ts';
 
-/** Works on a path that may be on a disk or server that is gone. */
+/** Runs file system work on a path whose disk or server may not answer. */
 export type Look = <T>(
   at: { readonly path: string; readonly table: MountTable; readonly signal: AbortSignal },
   work: () => Promise<T>,
 ) => Promise<T>;
 
-/** A look takes microseconds, or as long as the server is gone. */
+/** Such work takes microseconds, or as long as the server is gone. */
 const limitMs = 15_000;
 
-/** A look that hangs keeps one of the four threads that Node has for all file access; one must always be left. */
+/** Work that hangs occupies one of the four threads that Node has for all file access; one must stay free. */
 const most = 3;
 
 /**
- * One look at a time through each mount, and few in all: so a server that is gone takes one thread, however often
- * somebody tries, and holds up nobody whose target is elsewhere. Who waits is answered; the look keeps its place until
- * the kernel is done with it.
+ * Runs one piece of work at a time for each mount, and at most three in all. So a dead server occupies one thread, however often somebody
+ * retries, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
+ * returns.
  */
 export function createLook(clock: Clock): Look {
   const mounts = createKeyedLock();
@@ -52,7 +52,7 @@ export function createLook(clock: Clock): Look {
   };
 }
 
-/** What was held for somebody who is not there any more. */
+/** Releases the result of work whose caller has given up. */
 async function letGo(found: unknown): Promise<void> {
   if (typeof found === 'object' && found !== null && Symbol.asyncDispose in found)
     await (found as AsyncDisposable)[Symbol.asyncDispose]();

@@ -9,23 +9,23 @@ export interface Loop {
   readonly node: string;
   /** `7:3`, as the mount table has it. */
   readonly device: string;
-  /** As who attached it saw it. Which file that is: loop-files.ts. */
+  /** The path as the attaching process saw it. To find the file: loop-files.ts. */
   readonly file: string;
-  /** The file was unlinked; another may bear its name by now. */
+  /** The file was unlinked; another one may have its name by now. */
   readonly deleted: boolean;
   readonly bytes: number;
   readonly readOnly: boolean;
-  /** The kernel lets it go with its last user. */
+  /** The kernel detaches it with its last user. */
   readonly autoclear: boolean;
-  /** Another one each time a file is attached to the device. Undefined: the kernel is older than 5.15. */
+  /** Changes each time a file is attached to the device. Undefined: the kernel is older than 5.15. */
   readonly sequence: string | undefined;
-  /** Something in the kernel is stacked on it. */
+  /** Another block device is stacked on it. */
   readonly stacked: boolean;
 }
 
 const gone = ' (deleted)';
 
-/** Read from sysfs, which opens no device: closing one that is set to autoclear would let it go. */
+/** Reads sysfs only, which opens no device: closing a device with autoclear would detach it. */
 export async function attachedLoops(sys = '/sys/block'): Promise<readonly Loop[]> {
   const names = (await readdir(sys).catch(() => [])).filter((name) => /^loop\d+$/.test(name));
   const loops = await Promise.all(names.map((name) => readLoop(sys, name)));
@@ -51,21 +51,21 @@ async function readLoop(sys: string, name: string): Promise<Loop | undefined> {
       stacked: (await readdir(`${sys}/${name}/holders`)).length > 0,
     };
   } catch {
-    // Not attached, or let go while it was read.
+    // Not attached, or detached while it was read.
     return undefined;
   }
 }
 
-/** Whether both are one attachment, of which the file may have been renamed. Kernels before 5.15 tell attachments apart by the file only. */
+/** Whether both are the same attachment; its file may have been renamed. Kernels before 5.15 identify an attachment by its file only. */
 export const isSameAttachment = (one: Loop, other: Loop): boolean =>
   one.name === other.name && (other.sequence === undefined ? one.file === other.file : one.sequence === other.sequence);
 
-/** Whether the mount is of the device's node. Its /dev is a devtmpfs, in a container a tmpfs. */
+/** Whether the entry is a bind mount of the device's node. /dev is a devtmpfs, in a container a tmpfs. */
 export function isNodeOf(loop: Loop, entry: MountEntry): boolean {
   return ['devtmpfs', 'tmpfs'].includes(entry.type) && entry.root === `/${loop.name}`;
 }
 
-/** Where its file system, or its node, is mounted. */
+/** The mounts of the device's file system and of its node. */
 export function mountsOf(loop: Loop, table: MountTable): readonly MountEntry[] {
   return table.entries.filter((entry) => entry.device === loop.device || isNodeOf(loop, entry));
 }

@@ -5,7 +5,7 @@ import type { HeldPath } from './held-path.ts';
 import type { MountTable } from './mountinfo.ts';
 import type { Near } from './near.ts';
 
-/** What is plainly so of a target on the disk of our records, or can plainly be done there; anything else is left to others. */
+/** Synchronous operations for the simple cases of targets on the disk of Stowage's records. Everything else is left to the slow path. */
 export interface NearTargets {
   inspect(
     target: string,
@@ -13,15 +13,15 @@ export interface NearTargets {
     table: MountTable,
     isFree: (place: string) => boolean,
   ): { readonly target: string; readonly existed: boolean } | undefined;
-  /** The path, if no link is in it and nothing is mounted there. */
+  /** Returns the path if it is no symbolic link and nothing is mounted there. */
   locate(path: string, table: MountTable): string | undefined;
-  /** Whether it was done. */
+  /** True: done. */
   make(target: string, access: Access, table: MountTable): boolean;
   remove(target: string, table: MountTable): boolean;
 }
 
 export function createNearTargets(near: Near): NearTargets {
-  /** With the place in the folder that it is in. Undefined: something is mounted there, or it went wrong. */
+  /** Calls `work` with the target's path inside its opened parent folder. Undefined: something is mounted there, or an operation failed. */
   function within<T>(
     target: string,
     table: MountTable,

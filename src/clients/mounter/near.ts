@@ -4,26 +4,26 @@ import { type HeldPath, O_PATH } from './held-path.ts';
 import type { MountTable } from './mountinfo.ts';
 
 /**
- * What lies on the disk of our own records is looked at in line: for that disk everybody waits anyway, and to wait for a thread
- * takes longer than to look. Undefined: it lies elsewhere, is not there, or cannot be told from here; then whoever asks takes
- * the way on which nobody else waits, and which knows the words for what is wrong.
+ * Opens a path synchronously if it is on the disk of Stowage's own records: everything depends on that disk anyway, and a round trip
+ * through the thread pool takes longer than the call. Undefined: the path is elsewhere, is missing, or this cannot be decided here. Then the
+ * caller uses the asynchronous way, which blocks nobody else and reports errors.
  */
 export type Near = (path: string, table: MountTable) => HeldPath | undefined;
 
 /** openat2(2), the same number on every processor. */
 const openat2 = 437;
 const here = -100;
-/** A link could lead to a disk that does not answer. */
+/** RESOLVE_NO_SYMLINKS: a link could lead to a disk that does not answer. */
 const noLinks = 0x04;
 const howSize = 24;
-/** From the root, and without a name that is none: then a way without links leads where it says, and nobody has to ask the kernel. */
+/** Absolute, without `.`, `..` and empty names: without links such a path is canonical, and readlink is not needed. */
 const isPlain = (path: string): boolean => /^(?:\/(?!\.{1,2}(?:\/|$))[^/]+)+$/.test(path);
 
 const functions = foreign({
   openat2: 'int64_t syscall(int64_t number, int64_t fd, const char *path, const void *how, int64_t size)',
 });
 
-/** `own` is on that disk. */
+/** `own`: a path on the disk of the records. */
 export function createNear(own: string | undefined): Near {
   const how = Buffer.alloc(howSize);
   how.writeBigUInt64LE(BigInt(O_PATH | constants.O_NOFOLLOW | 0o2000000), 0);
@@ -31,7 +31,7 @@ export function createNear(own: string | undefined): Near {
   return (path, table) => {
     const device = own === undefined ? undefined : table.holding(own)?.device;
     if (device === undefined || !isPlain(path) || table.holding(path)?.device !== device) return undefined;
-    // What is wrong, a kernel before 5.6 too, is for the other way to say.
+    // The asynchronous way reports any error; kernels before 5.6 lack the call.
     const fd = Number(functions().openat2(openat2, here, path, how, howSize));
     if (fd < 0) return undefined;
     try {

@@ -8,7 +8,7 @@ import type { MountTable } from './mountinfo.ts';
 import type { Near } from './near.ts';
 import type { Run } from './run.ts';
 
-/** What binding and unmounting work with. */
+/** The dependencies of bind and unmount. */
 export interface Parts extends LoopFiles {
   readonly clock: Clock;
   readonly run: Run;
@@ -17,15 +17,15 @@ export interface Parts extends LoopFiles {
   readonly look: Look;
   readonly near: Near;
   /**
-   * Directly in one of our own folders, which are in memory, or on the disk of our records, for which everybody waits anyway.
-   * What is not mounted there is looked at in line.
+   * Whether the path is directly in one of Stowage's own folders. They are in memory or on the disk of the records, on which everything
+   * depends anyway. Paths without a mount there are accessed synchronously.
    */
   readonly isOwn: (path: string) => boolean;
-  /** A folder of ours for mounts that are not ready for their place. Undefined: there is none. */
+  /** The folder for scratch mounts (`bindByAside`). Undefined: there is none. */
   readonly aside: string | undefined;
-  /** One call at a time for a place, else two binds would stack. */
+  /** One call at a time for each mount point, else two binds would stack. */
   readonly places: KeyedLock;
-  /** Where the kernel shows its block devices. */
+  /** The kernel's folder of block devices. */
   readonly sys: string;
   readonly loopDevices: LoopDevices;
 }

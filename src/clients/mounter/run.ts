@@ -9,7 +9,7 @@ import type { HeldPath } from './held-path.ts';
 import { runBy, runFor } from './settle.ts';
 import { installation, searchPath, type Tool } from './tools.ts';
 
-/** The program ran and said no. What that means is for the caller to say; this is the cause it keeps. */
+/** The program ran and failed. The caller interprets the failure and keeps this as the cause. */
 export class CommandFailed extends Error {
   override readonly name = 'CommandFailed';
   readonly exit: number | undefined;
@@ -22,15 +22,15 @@ export class CommandFailed extends Error {
 }
 
 export interface RunOptions {
-  /** 30 s unless told. */
+  /** Default: 30 s. */
   readonly deadline?: number;
   /**
-   * For a program that must not be stopped half-way (it rewrites a file system): the wait ends at the deadline or the
-   * signal, the program goes on. Who starts the next one must look for it first.
+   * For a program that must not be killed half-way, because it rewrites a file system: at the deadline or abort only the wait ends. Before
+   * running the next such program, the caller must check that this one has ended.
    */
   readonly letFinish?: boolean;
   readonly env?: Readonly<Record<string, string>>;
-  /** Places that the program finds at `inChild(0)`, `inChild(1)` and so on; its complaints call them by their names. */
+  /** Descriptors that the program inherits as `inChild(0)`, `inChild(1)` and so on. In its error messages they are replaced by their paths. */
   readonly holding?: readonly Held[];
 }
 
@@ -39,31 +39,31 @@ type Held = Pick<HeldPath, 'fd' | 'path'>;
 
 export const inChild = (index: number): string => `/proc/self/fd/${3 + index}`;
 
-/** Runs a program, never a shell, and gives what it printed. */
+/** Runs a program without a shell and returns its output. */
 export type Run = (tool: Tool, args: readonly string[], scope: Scope, options?: RunOptions) => Promise<string>;
 
 const outputLimit = 256 * 1024;
 const errorLimit = 16 * 1024;
-/** A killed program in uninterruptible sleep ends when the kernel lets it; nobody waits for that. */
+/** A killed program in uninterruptible sleep ends only when the kernel lets it. Don't wait for that. */
 const killGrace = 2_000;
 
-/** `owner`: the state folder of the Stowage that runs them. */
+/** `owner`: the state folder of this Stowage. */
 export function createRun(clock: Clock, path = searchPath(), owner = ''): Run {
   return async (tool, args, scope, options = {}) => {
     scope.signal.throwIfAborted();
     const { deadline: ms = 30_000, holding = [] } = options;
     using limit = clock.deadline(ms, scope.signal);
     const child = spawn(tool, args, {
-      // What must finish must not die of a closed pipe when Stowage ends first: it prints to nobody.
+      // A program that must finish gets no stdout pipe: it would die of SIGPIPE if Stowage ended first.
       stdio: ['ignore', options.letFinish === true ? 'ignore' : 'pipe', 'pipe', ...holding.map(({ fd }) => fd)],
-      // A session of its own: Ctrl-C in the terminal is for Stowage, which then unmounts in order.
+      // In a session of its own, so that Ctrl-C reaches only Stowage, which then unmounts in order.
       detached: true,
       env: {
         ...options.env,
         PATH: path,
         LC_ALL: 'C',
         ...(options.letFinish === true ? {} : { [runBy]: String(process.pid), [runFor]: owner }),
-        // move_mount(2), which util-linux uses since 2.39, does not follow inChild(0) to where it leads; mount(2) does.
+        // util-linux since 2.39 uses move_mount(2), which does not follow the link inChild(0); mount(2) does.
         ...(holding.length > 0 ? { LIBMOUNT_FORCE_MOUNT2: 'always' } : {}),
       },
     });
@@ -113,7 +113,7 @@ async function ended(child: ChildProcess, signal: AbortSignal, letFinish: boolea
   }
 }
 
-/** The beginning of what it printed and the end of what it complained about; the rest is read and dropped. */
+/** Keeps the beginning of stdout and the end of stderr. */
 function collect(child: ChildProcess): { stdout(): string; stderr(): string } {
   const printed: Buffer[] = [];
   let size = 0;
@@ -128,7 +128,7 @@ function collect(child: ChildProcess): { stdout(): string; stderr(): string } {
   return { stdout: () => Buffer.concat(printed).toString(), stderr: () => complaints.toString() };
 }
 
-/** Programs say the reason last; `mount` adds a hint to look into dmesg, which is not it. */
+/** Programs print the reason last; `mount` adds a hint about dmesg after it. */
 function lastLine(text: string): string | undefined {
   return text
     .split('\n')

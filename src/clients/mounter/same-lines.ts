@@ -1,7 +1,7 @@
 /**
- * Reads a table of lines again and again, of which mostly one came or went: what is the same at its beginning and at its end is
- * taken as it was read before, and only what is between is parsed; of the same bytes, the very answer of before is given. A node with hundreds of pods has a thousand mounts, and a volume
- * looks at them some ten times.
+ * Parses a table repeatedly, when usually a single line was added or removed: parses only the lines between the common beginning and the
+ * common end, and reuses the rest. Identical bytes give the identical result object. A node with hundreds of pods has a thousand mounts,
+ * and one volume operation reads them about ten times.
  */
 export function createLineParser<T>(parse: (line: string) => T | undefined): (bytes: Buffer) => readonly T[] {
   let before: Parsed<T> = { bytes: Buffer.alloc(0), ends: [], values: [] };
@@ -27,7 +27,7 @@ export function createLineParser<T>(parse: (line: string) => T | undefined): (by
 
 interface Parsed<T> {
   readonly bytes: Buffer;
-  /** Of each line, behind its newline. */
+  /** The offset after each line's newline. */
   readonly ends: readonly number[];
   readonly values: readonly (T | undefined)[];
 }
@@ -43,7 +43,7 @@ function parsed<T>(
   const [ends, values]: [number[], (T | undefined)[]] = [[], []];
   for (let start = from; start < until; ) {
     const newline = bytes.indexOf(lineFeed, start);
-    // One without a newline is not at its end: it may go on the next time.
+    // A last line without a newline may continue the next time, so its end lies beyond the bytes.
     const end = newline === -1 ? until + 1 : newline + 1;
     values.push(parse(bytes.toString('utf8', start, end - 1)));
     ends.push(end);
@@ -52,13 +52,13 @@ function parsed<T>(
   return { ends, values };
 }
 
-/** How many bytes at the beginning are the same. By halves: to compare blocks takes a hundredth of comparing bytes. */
+/** The length of the common prefix. Found by bisection: comparing blocks takes a hundredth of the time of comparing bytes. */
 function samePrefix(one: Buffer, other: Buffer): number {
   const isSame = (from: number, to: number): boolean => one.compare(other, from, to, from, to) === 0;
   return boundary(Math.min(one.length, other.length), isSame);
 }
 
-/** The first line from which on the rest is the same, not counting what is before `least`; behind the last where there is none. */
+/** The first line from which the rest is the same, ignoring the bytes before `least`; the number of lines if there is none. */
 function sameFrom({ bytes: one, ends }: Parsed<unknown>, other: Buffer, least: number): number {
   const [a, b] = [one.length, other.length];
   const isSame = (from: number, to: number): boolean => one.compare(other, b - to, b - from, a - to, a - from) === 0;
@@ -68,7 +68,7 @@ function sameFrom({ bytes: one, ends }: Parsed<unknown>, other: Buffer, least: n
   return isBegun ? line : line + 1;
 }
 
-/** Up to where it is so, when it is so for a part exactly if it is so for all that is in it. */
+/** Bisects for the longest range from 0 that is the same. A range must be the same exactly if all its parts are. */
 function boundary(length: number, isSame: (from: number, to: number) => boolean): number {
   let [from, to] = [0, length];
   while (from < to) {
@@ -79,7 +79,7 @@ function boundary(length: number, isSame: (from: number, to: number) => boolean)
   return from;
 }
 
-/** How many whole lines are in so many bytes. */
+/** The number of whole lines in the first `bytes` bytes. */
 function linesUpTo(ends: readonly number[], bytes: number): number {
   const beyond = ends.findIndex((end) => end > bytes);
   return beyond === -1 ? ends.length : beyond;

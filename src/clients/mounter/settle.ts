@@ -4,14 +4,14 @@ import type { Scope } from '#base/log.ts';
 import { askProcess } from './ask-process.ts';
 import { readBounded } from './mountinfo.ts';
 
-/** In the environment of every program that is run: the process that waits for it. */
+/** Environment variable of every program that Stowage runs: the pid of the process that waits for it. */
 export const runBy = 'STOWAGE_RUN_BY';
-/** And whose it is, by its state folder: another Stowage's programs are not waited for. */
+/** The state folder of the Stowage that runs it: programs of another Stowage are not waited for. */
 export const runFor = 'STOWAGE_RUN_FOR';
 
 /**
- * A killed Stowage leaves its last `mount` or `umount` running for a moment. Whoever looks at the mount table before
- * that is done repairs what is not broken, and misses what is about to be; so the first look waits.
+ * A killed Stowage leaves its last `mount` or `umount` running for a moment. Reading the mount table before that has ended would repair
+ * mounts that are not broken, and miss the one that is being made. So the first read waits.
  */
 export function createSettling(clock: Clock, owner: string, proc = '/proc'): (scope: Scope) => Promise<void> {
   let settled = false;
@@ -33,7 +33,7 @@ async function leftRunning(owner: string, proc: string, clock: Clock): Promise<r
   return left;
 }
 
-/** One that says nothing is not known to be ours, and a start does not wait for others. */
+/** A process that does not answer is not known to be ours, and the start does not wait for others. */
 async function isLeft(process: string, owner: string, clock: Clock): Promise<boolean> {
   const environment = await askProcess(process, () => readBounded(`${process}/environ`, 131_072), clock);
   const variables = environment?.split('\0') ?? [];
@@ -41,6 +41,6 @@ async function isLeft(process: string, owner: string, clock: Clock): Promise<boo
   if (by === undefined || !variables.includes(`${runFor}=${owner}`)) return false;
   const status = await askProcess(process, () => readFile(`${process}/status`, 'utf8'), clock);
   const parent = /^PPid:\s*(\d+)$/m.exec(status ?? '')?.[1];
-  // Ended while it was looked at, or run by somebody who waits for it, perhaps another Stowage.
+  // No parent: it ended meanwhile. The same parent: its Stowage still runs and waits for it.
   return parent !== undefined && by !== `${runBy}=${parent}`;
 }

@@ -3,7 +3,7 @@ import { mountFailure } from './errors.ts';
 import { holdPath } from './held-path.ts';
 import type { Parts } from './parts.ts';
 
-/** What `mount` shows of it. */
+/** The source in the mount table. */
 const source = 'stowage';
 
 /** The folder in which container engines find volumes. */
@@ -18,7 +18,7 @@ export function createSharing(
       try {
         await using place = await holdPath(folder);
         calls.memory(source, place);
-        // Not the place that was mounted on, which the mount now hides.
+        // Open it again: `place` is the mount point, which the mount now hides.
         await using mounted = await holdPath(folder);
         calls.share(mounted);
       } catch (cause) {
