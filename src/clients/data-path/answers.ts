@@ -1,24 +1,24 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 
-/** Whether a keeper answers: it is asked now and then, and when somebody has had no answer. */
+/** Checks whether a keeper answers: periodically, and when a caller got no answer. */
 export interface Answers extends Disposable {
-  /** It has not answered when it was asked last. */
+  /** The keeper did not answer the last check. */
   readonly isSilent: boolean;
-  /** Asks now. */
+  /** Checks now. */
   ask(): void;
 }
 
 interface AnswersOptions {
   readonly clock: Clock;
   readonly status: (signal: AbortSignal) => Promise<unknown>;
-  /** Called once, unless it answers again meanwhile. */
+  /** Called once when the keeper hangs; again only if it answered in between. */
   readonly hangs: () => void;
 }
 
-/** A keeper does next to nothing and answers within milliseconds, on a machine with too much to do within a second. */
+/** A keeper does very little and answers within milliseconds, on an overloaded machine within a second. */
 export const answerMs = 5_000;
 const askEveryMs = 10_000;
-/** In a row: one may be due to a pause of this process. */
+/** In a row: a single one may be caused by a pause of this process. */
 const mostUnanswered = 2;
 
 export function createAnswers({ clock, status, hangs }: AnswersOptions): Answers {
@@ -33,7 +33,7 @@ export function createAnswers({ clock, status, hangs }: AnswersOptions): Answers
       await status(limit.signal);
       return true;
     } catch (cause) {
-      // Anything else is an answer, or the end.
+      // Any other error is an answer too, or the keeper has ended.
       return !(cause instanceof DeadlineExceeded);
     }
   }

@@ -2,7 +2,7 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
-/** What a keeper said, or that there is none. */
+/** Turns a keeper's error, or the lack of a keeper, into a StowageError. */
 export function keeperFailure(cause: unknown, folder: string): StowageError {
   if (cause instanceof StowageError) return cause;
   const said = cause instanceof Error ? cause.message : String(cause);

@@ -13,19 +13,19 @@ import type { MountTable } from '../mounter/mountinfo.ts';
 export const fuseType = 'fuse.stowage';
 
 /**
- * Much read in advance is what makes one reader fast over a network; the kernel's own choice is 128 KiB. Several READs of the
- * most that one can carry: with one alone the server rests while its answer is copied.
+ * A large read-ahead makes a single reader fast over a network; the kernel's default is 128 KiB. It covers several READs of maximum size:
+ * with just one the server would idle while its answer is copied.
  */
 const readAheadKib = 4096;
 
-/** A descriptor that whoever holds it serves the mount by. Close it when it was given away. */
+/** The descriptor of /dev/fuse through which its holder serves the mount. Close it after passing it on. */
 export interface MountedFuse extends AsyncDisposable {
   readonly fd: number;
 }
 
-/** Nobody serves it yet: who looks into it waits. */
+/** Nobody serves the mount yet: whoever accesses it waits. */
 export async function mountFuse(
-  /** What `df` and `mount` show. No server, no path: whoever uses a volume has no business with them. */
+  /** The source that `df` and `mount` show. It names no server and no path, which are none of the volume's users' business. */
   source: string,
   at: string,
   { readOnly, checks = 'kernel' }: Pick<MountSpec, 'readOnly' | 'checks'>,
@@ -37,9 +37,9 @@ export async function mountFuse(
     const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
     const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
     mountCalls.fuse({ type: fuseType, source, flags, options }, place);
-    // Held by its place in its folder, as one that was just mounted: to look at it is to wait for who serves it.
+    // Refers to the new mount by its name in its folder, because opening it would wait for its server.
     await using folder = await holdPath(dirname(at));
-    // Else, below a private mount, what somebody mounts into the volume at one of its paths is not seen at the others.
+    // Below a private mount, whatever is mounted inside the volume at one of its paths would not be visible at the others.
     mountCalls.share({ ...folder, through: `${folder.through}/${basename(at)}` });
     return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
   } catch (cause) {
@@ -64,7 +64,7 @@ async function openFuse() {
   }
 }
 
-/** As far as permitted: in a container /sys may be read-only, and it only costs speed. */
+/** Best effort: in a container /sys may be read-only, and a missing read-ahead costs only speed. */
 export async function setReadAhead(table: MountTable, at: string, scope: Scope): Promise<void> {
   const device = table.at(at)?.device;
   if (device === undefined) return;

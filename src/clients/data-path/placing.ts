@@ -6,30 +6,30 @@ import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/errors.ts';
 import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, surroundings } from './own-container.ts';
 
-/** Processes beside this one, containers of its image, or pods that Kubernetes starts. */
+/** Keepers run as processes beside this one, as containers of its image, or as pods that Kubernetes starts. */
 export const keeperPlaces = ['process', 'container', 'pod'] as const;
 export type KeeperPlace = (typeof keeperPlaces)[number];
 
 export interface PlacingOptions {
   readonly engines: ReadonlyMap<EngineKind, DockerClient>;
-  /** Of this Stowage. */
+  /** This Stowage's instance. */
   readonly instance: string;
-  /** Undefined: containers, where this process runs in one that one of the engines made. */
+  /** Undefined: containers if this process runs in a container of one of the engines, else processes. */
   readonly wanted: KeeperPlace | undefined;
-  /** Whom keepers in pods run as. Left out: as `pod.ts` says. */
+  /** The user of keepers in pods. Default: see `pod.ts`. */
   readonly podUser?: number | undefined;
 }
 
-/** Where keepers are to run. A container ends with all its processes, so keepers that shall outlive it need their own. */
+/** Decides where keepers run. A container ends with all its processes, so keepers that must outlive it need containers of their own. */
 export interface Placing {
   /**
-   * `here`: as processes beside this one. `later`: for now, since the engine does not answer; while it starts, it starts
-   * containers, and serves nobody. Throws where it is not to be had.
+   * `here`: as processes beside this one. `later`: the same for now, because the engine does not answer: while it starts, it starts containers
+   * and answers no requests. Throws if the requested place is not available.
    */
   place(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
 }
 
-/** One that works answers in milliseconds, and one that starts waits for us. */
+/** A working engine answers in milliseconds, and one that is starting waits for us. */
 const answerMs = 1_000;
 
 export function createPlacing(
@@ -74,7 +74,7 @@ export function createPlacing(
 }
 
 export interface PlacingParts {
-  /** Of the keepers. */
+  /** The keepers' folder. */
   readonly folder: string;
   readonly clock: Clock;
   readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;

@@ -6,23 +6,23 @@ import { connectTo } from '#base/linux/descriptors.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KeeperKind } from './starting.ts';
 
-/** Keepers in pods of their own: Kubernetes starts them, and here they are only found. */
+/** Keepers in pods of their own. Kubernetes starts them; Stowage only connects to them. */
 
-/** Whom they run as, by their pods' `runAsUser`, unless somebody says otherwise: the last of those that `user.ts` chooses from. */
+/** The `runAsUser` of keeper pods, unless configured otherwise: the last user of the range in `user.ts`. */
 export const podKeeperUser = 65_519;
 
-/** Longer than a container takes to start again; whoever mounts something tries again by itself. */
+/** Longer than a container takes to restart. Callers that mount retry by themselves. */
 const findMs = 15_000;
 const lookMs = 50;
 
-/** What a keeper without any rights cannot make for itself; it waits for it. */
+/** Creates the keeper's folder. A keeper without rights cannot create it, and waits for it. */
 export async function makePlace(folder: string, user: number): Promise<void> {
   await mkdir(folder, { recursive: true, mode: 0o700 });
   await chown(folder, user, user);
   await chmod(folder, 0o700);
 }
 
-/** Waits until one listens there. */
+/** Waits until a keeper listens on the socket. */
 export async function findKeeper(socket: string, clock: Clock, signal: AbortSignal): Promise<void> {
   using limit = clock.deadline(findMs, signal);
   try {
@@ -38,13 +38,13 @@ function isListening(socket: string): boolean {
     closeSync(connectTo(socket));
     return true;
   } catch (cause) {
-    // One that is busy is there.
+    // A busy keeper listens, too.
     return isErrno(cause, 'EAGAIN');
   }
 }
 
 export function refuseForPods({ network, privilegedPorts }: KeeperKind): void {
-  // Only root could have that right in a container, and a keeper is nobody.
+  // In a container only root could have that capability, and a keeper does not run as root.
   if (privilegedPorts)
     throw new StowageError(
       "volumes of a store with sourceport=privileged cannot be mounted: the data path's pod has no right to ports below 1024",

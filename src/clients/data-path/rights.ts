@@ -4,33 +4,33 @@ import { dirname, join } from 'node:path';
 import { hasCapability } from '../mounter/capabilities.ts';
 import { searchPath } from '../mounter/tools.ts';
 
-/** As whom, and with which rights, a keeper and its data paths run. */
+/** The user and the rights of a keeper and its data paths. */
 export interface KeeperRights {
   readonly user: number;
-  /** The command that runs another one so. */
+  /** The command that runs another one with these rights. */
   readonly enter: readonly string[];
-  /** Why it is not the user without any rights. */
+  /** Why it does not run as the dedicated user. Undefined: it does. */
   readonly why: string | undefined;
-  /** Programs that would protect it further, and are not there. */
+  /** Programs that would protect it further, but are not installed. */
   readonly missing: readonly string[];
 }
 
 export interface WantedRights {
-  /** Who exists for this alone. */
+  /** The dedicated user. */
   readonly user: number;
-  /** To connect from ports below 1024. */
+  /** Whether it connects from ports below 1024. */
   readonly privilegedPorts: boolean;
-  /** What that user must be able to reach, or at least to pass. */
+  /** The folders that this user must be able to traverse, and the files it must be able to read. */
   readonly paths: readonly string[];
 }
 
-/** Above what the kernel never chooses: something must be left for it. */
+/** Above -1000, which exempts a process from the OOM killer: the kernel must be able to choose something. */
 export const keeperOomScore = -900;
 
 /**
- * A user of its own, with no rights at all but what the store's options ask for. Where it cannot even read the program, for example
- * in root's home, it is root without any rights: still unable to mount, to trace others or to take back what it lost, but the
- * owner of root's files. That is told, since it is not what a server should run with.
+ * A dedicated user, with no capabilities except those that the store's options require. If that user cannot read the program, for example
+ * in root's home, the keeper runs as root without capabilities: still unable to mount, to trace other processes or to regain capabilities,
+ * but the owner of root's files. That is logged, since a server should not run that way.
  */
 export async function keeperRights({ user: own, privilegedPorts, paths }: WantedRights): Promise<KeeperRights> {
   const closed = await firstClosed(paths);
@@ -56,13 +56,13 @@ export async function keeperRights({ user: own, privilegedPorts, paths }: Wanted
   };
 }
 
-/** What only we can give them: to keep their code in memory when that runs short, and not to be chosen then. */
+/** Protection that only we can grant: a low OOM score, and unlimited locked memory to keep its code in memory. */
 const protecting = [
   ['prlimit', '--memlock=unlimited', '--'],
   ['choom', '-n', String(keeperOomScore), '--'],
 ] as const;
 
-/** Nothing works less well without it, so a program that is not there is left out. */
+/** Everything works without this protection, so a program that is missing is left out. */
 export async function protection(isPermitted: boolean, path: string): Promise<Pick<KeeperRights, 'enter' | 'missing'>> {
   if (!isPermitted) return { enter: [], missing: [] };
   const found = await Promise.all(protecting.map(async ([program]) => await isOnPath(program, path)));
@@ -89,7 +89,7 @@ async function firstClosed(paths: readonly string[]): Promise<string | undefined
   for (const path of paths) {
     for (let at = path; ; at = dirname(at)) {
       const { mode } = await stat(at);
-      // Of a folder: to pass it. Of a file: to read it.
+      // A folder must be traversable, a file readable.
       const needed = (mode & 0o170000) === 0o040000 ? 0o001 : 0o004;
       if ((mode & needed) === 0) return at;
       if (at === '/') break;

@@ -4,9 +4,9 @@ import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError } from '#keeper/protocol.ts';
 
 /**
- * With a keeper that was just connected to, before anybody uses it: one that has nothing, because it was killed with all that was its
- * own, is given everything back; then what it has is held here, too, from now on. Throws where that is not known: then it must not be
- * used, since with the first mount of its own it could not be given the others any more.
+ * Called for a keeper that was just connected to, before anybody uses it. If it has nothing, because it was killed together with all its
+ * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
+ * not be used: once it has a mount of its own, it would no longer accept the others.
  */
 export async function holdToo(
   client: KeeperClient,
@@ -17,7 +17,7 @@ export async function holdToo(
   const { shares } = await client.status(signal);
   if (shares !== true) {
     log.info('a keeper of an older version: nobody else holds what it has', { keeper });
-    // It cannot be given them, and nobody else will serve them.
+    // This keeper cannot take them, and nobody else will serve them.
     copies.drop();
     return;
   }
@@ -27,7 +27,7 @@ export async function holdToo(
   await client.share(signal);
 }
 
-/** False: it has mounts, since its data path or another agent was faster. */
+/** False: it has mounts already, because its data path or another agent was faster. */
 async function isTaken(giving: Promise<void>): Promise<boolean> {
   try {
     await giving;

@@ -11,29 +11,29 @@ import { type Answers, createAnswers } from './answers.ts';
 import { holdToo } from './second-holder.ts';
 import type { Starting } from './starting.ts';
 
-/** A keeper that is used, or may be there. */
+/** A keeper that is in use, or may exist. */
 export interface Slot {
   readonly name: string;
   client: KeeperClient | undefined;
   /** It did not answer, and could not be killed. */
   isOutOfReach: boolean;
   answers: Answers | undefined;
-  /** Of what it holds, where it may be killed with all that is its own. */
+  /** Copies of its descriptors, if it may be killed together with all its processes. */
   readonly copies: DescriptorCopies | undefined;
   state: KeeperState | undefined;
   users: number;
   idleRounds: number;
-  /** Since when it has mounts and nobody who serves them. */
+  /** Since when it has mounts but no serving data path. */
   troubledSince: number | undefined;
-  /** What becomes of it if that lasts. */
+  /** The timer that ends the keeper if that lasts. */
   ending: Disposable | undefined;
 }
 
-/** A keeper was ended because it was of no more use, and with it what it had. */
+/** A keeper that was ended together with its mounts because it could not recover. */
 export interface GivenUp {
   readonly keeper: string;
   readonly why: string;
-  /** Undefined: it did not say. */
+  /** Undefined: the keeper did not answer. */
   readonly mounts: readonly string[] | undefined;
 }
 
@@ -43,7 +43,7 @@ export interface SlotsOptions {
   readonly folder: string;
   readonly version: string;
   readonly stuckMs: number;
-  /** So long copies are held without a keeper to give them to. */
+  /** How long copies are held without a keeper to give them to. */
   readonly aloneMs: number;
   readonly starting: Starting;
   readonly doubted: () => void;
@@ -52,27 +52,27 @@ export interface SlotsOptions {
 
 export interface Slots extends Disposable {
   of(name: string): Slot;
-  /** Who starts, connects to or ends a keeper holds its name. */
+  /** Held while a keeper of that name is started, connected to or ended. */
   readonly opening: KeyedLock;
-  /** Undefined: nobody listens there. */
+  /** Undefined: nobody listens on its socket. */
   connect(slot: Slot): Promise<KeeperClient | undefined>;
-  /** Of those that run, in use by this process or not. One that its data path has lost is started again. */
+  /** All running keepers, in use by this process or not. If a data path has lost its keeper, starts another keeper. */
   running(signal: AbortSignal): Promise<readonly Slot[]>;
-  /** The one of that name, if it runs. */
+  /** The keeper of that name. Undefined: it does not run. */
   runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined>;
-  /** Whoever is connected to next is another one. */
+  /** Drops the connection: the next one may be to another keeper. */
   forget(slot: Slot): void;
-  /** Throws soon where it does not answer. */
+  /** Throws soon if the keeper does not answer. */
   mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]>;
   isStuck(slot: Slot): boolean;
-  /** Throws where it does not answer and only whoever has its container can end it. */
+  /** Throws if the keeper does not answer and can be killed only from its own container. */
   checkReach(slot: Slot): void;
 }
 
-/** Longer than a new keeper waits for a data path that has lost its own. */
+/** Longer than a new keeper waits for a data path that has lost its keeper. */
 const listMs = 6_000;
 const endMs = 10_000;
-/** Longer than a keeper waits for a data path that has lost its own. */
+/** Longer than a keeper waits for a data path that has lost its keeper. */
 const shareMs = 10_000;
 const regainMs = { shortest: 20, longest: 500 } as const;
 
@@ -138,7 +138,7 @@ export function createSlots(options: SlotsOptions): Slots {
     });
   }
 
-  /** With all that it has: what else it holds would only hold up the next data path, too. */
+  /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
   async function end(slot: Slot, client: KeeperClient, isTold: boolean): Promise<void> {
     const why = 'no data path serves any more';
     log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
@@ -153,7 +153,7 @@ export function createSlots(options: SlotsOptions): Slots {
       if (!(await killed(slot, client))) unkillable(slot);
     }
     if (!isTold) gaveUp({ keeper: slot.name, why, mounts });
-    // Usually told when its line is closed; if it lives on, at least what is known here is made anew.
+    // Usually the closed connection triggers this. If the keeper lives on, at least the mounts known here are repaired.
     doubted();
     if (slot.client === client) endLater(slot, client, true);
   }
@@ -165,7 +165,7 @@ export function createSlots(options: SlotsOptions): Slots {
     else unkillable(slot);
   }
 
-  /** By ourselves, or by whoever started its container. */
+  /** Kills the keeper directly, or through whoever started its container. */
   async function killed(slot: Slot, client: KeeperClient): Promise<boolean> {
     if (client.kill()) return true;
     return await starting.kill(slot.name).catch((cause: unknown) => {
@@ -189,7 +189,7 @@ export function createSlots(options: SlotsOptions): Slots {
     let said: KeeperState | undefined;
     const heard = (state: KeeperState): void => {
       said = state;
-      // What one says that was replaced meanwhile is not about the next.
+      // Ignore the state of a keeper that was replaced meanwhile.
       if (client === undefined || slot.client !== client) return;
       const hasLost = state.mounts < (slot.state?.mounts ?? 0);
       slot.state = state;
@@ -227,7 +227,7 @@ export function createSlots(options: SlotsOptions): Slots {
     else doubted();
   }
 
-  /** Who uses the mounts waits meanwhile. If no keeper comes, they get an error, and what is mounted is made anew. */
+  /** Users of the mounts wait meanwhile. If no keeper comes, they get an error, and the mounts are made again. */
   async function regain(slot: Slot): Promise<void> {
     const since = clock.elapsed();
     const isWaiting = (): boolean => slot.client === undefined && (slot.copies?.mounts.length ?? 0) > 0;
@@ -250,7 +250,7 @@ export function createSlots(options: SlotsOptions): Slots {
     );
   }
 
-  /** A data path that lives goes on serving, and waits for a keeper to give everything to. */
+  /** If the keeper is gone, a data path that lives keeps serving, and waits for another keeper to take over. */
   async function connectAgain(slot: Slot, signal: AbortSignal): Promise<boolean> {
     if (slot.client !== undefined || (await connect(slot)) !== undefined) return true;
     if (!isServed(starting.socketOf(slot.name))) return false;
@@ -261,7 +261,7 @@ export function createSlots(options: SlotsOptions): Slots {
 
   async function runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined> {
     const slot = of(name);
-    // Nobody waits for an upgrade to see what there is.
+    // A connected keeper is returned without the lock, so that nobody waits for an upgrade.
     if (slot.client !== undefined) return slot;
     using _ = await opening.hold([name], signal);
     try {
@@ -276,7 +276,7 @@ export function createSlots(options: SlotsOptions): Slots {
   async function mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]> {
     const { client, answers, copies } = slot;
     checkReach(slot);
-    // They wait for the next one.
+    // These mounts wait for the next keeper.
     if (client === undefined && copies !== undefined && copies.mounts.length > 0) return copies.mounts;
     if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
     if (answers?.isSilent === true) throw new KeeperError('silent', 'the keeper does not answer');

@@ -8,10 +8,10 @@ import type { MountSpec, TlsSpec } from '#datapath/mount-spec.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 
-/** How long names and attributes are relied on: what a change by another node takes to be seen, at most. */
+/** How long names and attributes are cached: the longest time until a change by another node is visible. */
 const cacheMs = 1_000;
 
-/** What the data path is told. It may hold the key of a certificate: it goes to the keeper, and nowhere else. */
+/** The mount spec for the data path. It may contain the private key of a certificate, so send it to the keeper only. */
 export async function specOf({ hosts, way }: NfsSource, instance: string): Promise<MountSpec> {
   const [first, ...others] = way.addresses;
   if (first === undefined) throw new Error('a source without an address');
@@ -39,9 +39,9 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
   };
 }
 
-/** The oldest version that says it: a data path that knows nothing of what a mount asks for must not serve it. */
+/** The oldest version that supports the options: a data path that does not know them must not serve the mount. */
 function versioned({ squash, sync }: NfsConnection): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
-  // The kernel knows callers by the numbers they have on this machine, which say nothing where all of them are one user.
+  // The kernel checks permissions by the user ids of this machine, which mean nothing if the server maps all users to one.
   const checks = squash === 'all' ? 'server' : 'kernel';
   if (sync === true) return { version: 3, checks, sync };
   return checks === 'server' ? { version: 2, checks } : { version: 1 };
@@ -51,12 +51,12 @@ async function tlsOf({ folder }: NonNullable<NfsConnection['tls']>, host: string
   const serverName = isIP(host) === 0 ? host : undefined;
   if (folder === undefined) return { ca: undefined, certificate: undefined, key: undefined, serverName };
   const [ca, mount] = await Promise.all([ifThere(folder, 'ca.pem'), pairOf(folder, 'mount')]);
-  // A certificate for mounts alone: where there is one, data paths never hold the one that may do everything.
+  // A certificate for mounts only: if there is one, data paths never get the client certificate, which allows everything.
   const { certificate, key } = mount ?? (await pairOf(folder, 'client')) ?? {};
   return { ca, certificate, key, serverName };
 }
 
-/** Undefined: there is neither. Half a pair is an error, and nothing else is used instead. */
+/** Undefined: neither file exists. One without the other is an error; there is no fallback. */
 async function pairOf(folder: string, name: string): Promise<{ certificate: string; key: string } | undefined> {
   const files = [`${name}.pem`, `${name}.key`];
   const [certificate, key] = await Promise.all(files.map((file) => ifThere(folder, file)));

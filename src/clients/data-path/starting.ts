@@ -16,40 +16,40 @@ import { findKeeper, makePlace, podKeeperUser, refuseForPods } from './pod.ts';
 import { keeperRights } from './rights.ts';
 import { keeperUser } from './user.ts';
 
-/** What makes a mount need another keeper than the rest: where its connections start, and with which right. */
+/** Mounts of different kinds need different keepers: they connect from different networks, or with different rights. */
 export interface KeeperKind {
   readonly network: string | undefined;
   readonly privilegedPorts: boolean;
 }
 
-/** As it is written down beside a keeper's folder. */
+/** The kind as recorded in a file beside the keeper's folder. */
 interface WrittenKind extends KeeperKind {
-  /** In which namespace of its network the keeper was started. */
+  /** The namespace of its network in which the keeper was started. */
   readonly namespace?: string | undefined;
-  /** It runs beside this process for now, and shall have a container of its own. */
+  /** It runs beside this process for now, and will move to a container of its own. */
   readonly isMoving?: boolean;
 }
 
 /** Starts keepers, each in a folder of its own. */
 export interface Starting {
   start(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void>;
-  /** Another one in the place of one that was started before. */
+  /** Starts another keeper in the place of an earlier one. */
   again(name: string, signal: AbortSignal): Promise<void>;
-  /** Kills one that hangs where no process of this container can reach it. False: only whoever has its container can. */
+  /** Kills a hanging keeper that no process of this container can reach. False: it can be killed only from its own container. */
   kill(name: string): Promise<boolean>;
   /**
-   * It runs where it should not: its network has another namespace by now, since an engine that is started anew makes those
-   * of its containers anew; or its container could not be had before.
+   * The keeper runs in the wrong place: its network has another namespace by now, because an engine that restarts creates the namespaces of
+   * its containers again; or its container could not be created before.
    */
   isMisplaced(name: string, signal: AbortSignal): Promise<boolean>;
-  /** Removes the containers of those that have ended. Gives how many others there are. */
+  /** Removes the containers of keepers that have ended. Returns how many others there are. */
   clear(signal: AbortSignal): Promise<number>;
   socketOf(name: string): string;
-  /** Somebody else starts them, elsewhere: they are waited for, and ended by nobody here. */
+  /** Somebody else starts keepers, elsewhere. Stowage waits for them and never ends them. */
   readonly areFound: boolean;
-  /** Whom they run as. */
+  /** The user that keepers run as. */
   user(): Promise<number>;
-  /** What those that somebody else starts wait for. */
+  /** Creates the folder that keepers started by somebody else wait for. */
   prepare(): Promise<void>;
 }
 
@@ -58,25 +58,25 @@ export interface StartingOptions {
   readonly log: Log;
   readonly folder: string;
   readonly version: string;
-  /** Left out: networks are namespaces themselves. */
+  /** Default: networks are namespaces themselves. */
   readonly find?: FindNamespace | undefined;
-  /** Left out: keepers are processes beside this one. */
+  /** Default: keepers are processes beside this one. */
   readonly placing?: PlacingOptions | undefined;
 }
 
 type Before = Pick<WrittenKind, 'namespace' | 'isMoving'>;
 
-/** How to launch one, and as whom it runs then. */
+/** How to launch a keeper, and the user it then runs as. */
 interface Way {
   readonly user: number;
   readonly enter: readonly string[];
   readonly launch: Launch;
 }
 
-/** For mounts that want nothing particular. */
+/** The name of the keeper for mounts without special requirements. */
 export const usualKeeper = 'host';
 
-/** Beside this file, in the sources as in the bundle. */
+/** The data path's program, relative to this file in the sources and in the bundle. */
 const isSource = extname(import.meta.filename) === '.ts';
 export const program = isSource
   ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
@@ -129,7 +129,7 @@ export function createStarting(options: StartingOptions): Starting {
   }
 
   async function write(name: string, kind: WrittenKind): Promise<void> {
-    // Beside the keeper's own folder, where it cannot change it.
+    // Beside the keeper's folder, where the keeper cannot change it.
     const draft = `${kindFile(name)}.new`;
     await writeFile(draft, JSON.stringify(kind), { mode: 0o600 });
     await rename(draft, kindFile(name));
@@ -172,7 +172,7 @@ export function createStarting(options: StartingOptions): Starting {
       },
       signal,
     );
-    // Only now: where it could not be started, the one before is where it was.
+    // Only now: if the start fails, the previous keeper stays where it was.
     const namespace = at && (await identity(at));
     await write(name, { ...kind, namespace, isMoving: place === 'later' });
   }
@@ -215,7 +215,7 @@ export function createStarting(options: StartingOptions): Starting {
   };
 }
 
-/** Which namespace it is, whatever its path. Undefined: there is none. */
+/** Identifies the namespace independently of its path. Undefined: it does not exist. */
 async function identity(network: string): Promise<string | undefined> {
   const found = await stat(namespacePath(network), { bigint: true }).catch(() => undefined);
   return found && `${found.dev}:${found.ino}`;

@@ -4,21 +4,21 @@ import { link, mkdir, readdir, readFile, rename, stat, unlink, writeFile } from 
 import { join } from 'node:path';
 import { isErrno } from '#base/errno.ts';
 
-/** For users who exist only while a service runs (systemd.exec(5), DynamicUser=): no login, no files of others. */
+/** The range for service users (systemd.exec(5), DynamicUser=): they have no login and own no files. */
 const range = { first: 61_184, last: 65_519 } as const;
 
 const fileIn = (folder: string): string => join(folder, 'user');
 
 /**
- * The user that keepers and data paths of this Stowage run as, and nobody else: whoever has the same user could reach
- * into them. Chosen once, for as long as the folder lives. Where somebody else starts them, `given` is who that says.
+ * The user of this Stowage's keepers and data paths, and of nothing else: any process with the same user could attack them. Chosen once and
+ * kept in the folder. `given`: the user, if somebody else starts keepers.
  */
 export async function keeperUser(folder: string, given?: number): Promise<number> {
   const known = knownKeeperUser(folder);
   if (known !== undefined && (given ?? known) === known) return known;
   await mkdir(folder, { recursive: true, mode: 0o711 });
   const chosen = given ?? (await freeUser());
-  // In one step, and only if nobody else was faster.
+  // Atomic, and fails if another process was faster.
   const draft = `${fileIn(folder)}.${randomUUID()}`;
   await writeFile(draft, `${chosen}\n`, { mode: 0o644 });
   if (given !== undefined) {

@@ -47,7 +47,7 @@ async function capability(look: Look): Promise<Finding> {
   );
 }
 
-/** A file system that is a module appears in the list only once it is loaded; mounting loads it. */
+/** /proc/filesystems lists a file system that is a module only once it is loaded; mounting loads it. */
 function fileSystem(name: string, use: string, known: boolean): Finding {
   if (known) return yes(name, `the kernel has ${name} (${use})`);
   return warn(name, `the kernel does not list ${name} (${use})`, `Load it: modprobe ${name}`);

@@ -5,20 +5,20 @@ import type { Clock } from '#base/clock.ts';
 
 export interface Finding {
   readonly check: string;
-  /** `warn`: it works, but not everything or not well. */
+  /** `warn`: Stowage works, but not everything does, or not well. */
   readonly ok: 'yes' | 'no' | 'warn';
   readonly detail: string;
   readonly fix?: string;
 }
 
-/** Where the checks look. */
+/** What the checks examine. */
 export interface Look {
   readonly clock: Clock;
-  /** For one question to one other program, in ms: less than a group of checks has. */
+  /** The deadline in ms for a request to another program: shorter than that of a group of checks. */
   readonly patience: number;
   /** `/`, or a folder with a proc, sys and dev of its own. */
   readonly root: string;
-  /** As uname gives it. */
+  /** The kernel release, as in uname(2). */
   readonly release: string;
   readonly stateFolder: string;
   readonly engines: readonly Engine[];
@@ -35,7 +35,7 @@ export type Check = (look: Look, signal: AbortSignal) => Promise<readonly Findin
 
 export const below = (look: Look, path: string): string => join(look.root, path);
 
-/** Undefined: it is not there, or must not be read. */
+/** Undefined: the file does not exist, or cannot be read. */
 export async function textOf(look: Look, path: string): Promise<string | undefined> {
   return await readFile(below(look, path), 'utf8').then(
     (text) => text.trim(),

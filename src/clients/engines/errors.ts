@@ -2,7 +2,7 @@ import { isErrno } from '#base/errno.ts';
 import { canceled, StowageError, stowageError } from '#core/errors.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 
-/** What went wrong with a container engine, for people: whatever was thrown becomes a StowageError. */
+/** Turns any error of a call to a container engine into a StowageError. */
 export function engineFailure(cause: unknown, engine: string): StowageError {
   if (!(cause instanceof DockerError)) return stowageError(cause);
   switch (cause.failure) {

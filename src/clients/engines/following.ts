@@ -5,13 +5,13 @@ import type { EngineEvent } from '#wire/docker/events.ts';
 import { engineFailure } from './errors.ts';
 
 export interface FollowingParts {
-  /** The engine's. */
+  /** The engine's name. */
   readonly name: string;
   readonly client: Pick<DockerClient, 'events'>;
   readonly clock: Clock;
   readonly log: Log;
   readonly changed: () => void;
-  /** It is there, perhaps not the same as before. */
+  /** Called when the engine is reachable; it may be another one than before. */
   readonly opened?: (signal: AbortSignal) => void;
 }
 
@@ -20,17 +20,17 @@ interface Ended {
   readonly action?: string;
 }
 
-/** One try costs next to nothing, and whoever waits for the engine waits for us too. */
+/** A retry costs almost nothing, and whoever waits for the engine waits for us too. */
 const firstPauseMs = 100;
 const longestPauseMs = 2_000;
 
 /**
- * After these a list of containers may not be what it was. Docker says `destroy`, Podman `remove`; and Podman writes down
- * that a container ended after it said so, but before it says `cleanup`.
+ * Events that can change the list of containers. Docker sends `destroy`, Podman `remove`. Podman records the end of a container after it
+ * sends `died`, but before it sends `cleanup`.
  */
 const telling = new Set(['create', 'start', 'die', 'died', 'stop', 'cleanup', 'rename', 'destroy', 'remove']);
 
-/** Follows the engine's events until disposed of, through its restarts. */
+/** Follows the engine's events until disposed of, and reconnects when the engine restarts. */
 export function followContainers(parts: FollowingParts): AsyncDisposable {
   const end = new AbortController();
   const over = follow(parts, end.signal);
@@ -59,20 +59,20 @@ async function follow(parts: FollowingParts, signal: AbortSignal): Promise<void>
     if (signal.aborted) return;
     if (!isLost) log.warn('a container engine was lost', { engine: name, ...why });
     isLost = true;
-    // Of an engine that is not there at the beginning too: whoever listens finds out how it is.
+    // Also if the engine is not reachable at the start: the listener then finds that out.
     if (!wasTold) changed();
     wasTold = true;
-    // One that hangs up as soon as it answered is not to be asked all the time.
+    // Back off even if it answered, in case it always hangs up at once.
     pause = clock.elapsed() - since > longestPauseMs ? firstPauseMs : Math.min(pause * 2, longestPauseMs);
     await clock.sleep(pause, signal).catch(() => undefined);
   }
 }
 
-/** Until the stream ends, or was not to be had; gives why, and what to do. */
+/** Runs until the event stream ends or fails to open. Returns why, and what to do. */
 async function once(parts: FollowingParts, signal: AbortSignal, opened: () => void): Promise<Ended> {
   const { name, client, clock, changed } = parts;
   try {
-    // From a moment ago: nothing happens between the list that is now taken and the first event.
+    // Ask for events from a moment ago, so that none is missed between the list that is now taken and the first event.
     const events = await client.events({ types: ['container'], since: clock.now() }, signal);
     opened();
     for await (const event of events) if (isTelling(event)) changed();
@@ -83,5 +83,5 @@ async function once(parts: FollowingParts, signal: AbortSignal, opened: () => vo
   }
 }
 
-/** Not what is done in a container (`exec_start: …`), nor how it feels (`health_status: …`). */
+/** Ignores what happens inside a container (`exec_start: …`) and its health (`health_status: …`). */
 const isTelling = ({ type, action }: EngineEvent): boolean => type === 'container' && telling.has(action);

@@ -24,30 +24,30 @@ import {
   unknownPlace,
 } from './network-errors.ts';
 
-/** Networks of container engines, and those of their containers. */
+/** The networks of container engines, and those of their containers. */
 export interface EngineNetworks {
   /**
-   * `docker:NETWORK` and `podman:NETWORK`, by way of an anchor: a container that does nothing but be attached to it.
-   * `container:NAME`, or a name alone, which may be a container's or a network's; a container need not run. Anything else is a
-   * namespace itself.
+   * `docker:NETWORK` and `podman:NETWORK`: the namespace of an anchor, a container whose only purpose is to be attached to the network.
+   * `container:NAME`, or a bare name, which may be a container or a network: its namespace; the container need not run. Anything else is
+   * returned unchanged, as it names a namespace itself.
    */
   readonly find: FindNamespace;
-  /** Removes anchors of networks that are not among these, and that nobody asked for a moment ago. */
+  /** Removes anchors of networks that are not among `used` and were not asked for recently. */
   tidy(used: ReadonlySet<string>, signal: AbortSignal): Promise<void>;
 }
 
 export interface EngineNetworksParts {
   readonly engines: ReadonlyMap<EngineKind, DockerClient>;
-  /** Another Stowage's anchors are its own. */
+  /** This Stowage's instance. Anchors of other instances are left alone. */
   readonly instance: string;
   readonly log: Log;
-  /** Whether Stowage itself has the network of the host. */
+  /** Whether Stowage itself runs in the host's network. */
   readonly hasHostNetwork: () => Promise<boolean>;
-  /** Time, where it is not the system's. */
+  /** Default: the system's clock. */
   readonly clock?: Clock;
 }
 
-/** For an engine to say what there is, where what it said before still holds without it. */
+/** The engine's deadline if a cached answer can be used instead. */
 const patienceMs = 2_000;
 /** Longer than any check takes. */
 const neededMs = 20_000;
@@ -55,9 +55,9 @@ const neededMs = 20_000;
 export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks {
   const { engines, instance, log, hasHostNetwork, clock = systemClock() } = parts;
   const making = createKeyedLock();
-  /** Anchors as they were last seen: a network outlives the engine that serves it. */
+  /** The anchors as last seen: a network keeps working while its engine is down. */
   const seen = new Map<string, Container>();
-  /** When networks were last asked for: by a store that is being added, for a check, for a keeper that still runs there. */
+  /** When each network was last asked for: for a store that is being added, for a check, or for a keeper that still runs there. */
   const asked = new Map<string, number>();
   const isNeeded = (network: string): boolean => clock.elapsed() - (asked.get(network) ?? -Infinity) < neededMs;
   const nameOf = (network: string): string =>
@@ -69,12 +69,12 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     return engine;
   }
 
-  /** What holds on to the network already: undefined unless it runs and is attached. */
+  /** The existing anchor. Undefined unless it runs and is attached. */
   async function present(engine: DockerClient, whole: string, signal: AbortSignal): Promise<Container | undefined> {
     const there = await unlessMissing(engine.container(nameOf(whole), signal));
     if (there?.state.running !== true) return undefined;
     const found = await unlessMissing(engine.network(networkOf(whole), signal));
-    // By its name or by its number, whichever the administrator wrote; engines tell one or the other.
+    // The administrator wrote the network's name or its id; engines report one or the other.
     const isAttached = Object.entries(there.networks).some(
       ([name, { networkId }]) => found !== undefined && (networkId === found.id || name === found.name),
     );
@@ -86,7 +86,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     const already = await present(engine, whole, signal);
     if (already !== undefined) return already;
     const [name, network] = [nameOf(whole), networkOf(whole)];
-    // Of a network that was made anew under its name, the anchor of the old one cannot be started.
+    // If the network was removed and created again under its name, the old network's anchor cannot be started.
     await unlessMissing(engine.removeContainer(name, signal));
     if ((await unlessMissing(engine.network(network, signal))) === undefined) throw noNetwork(kind, network);
     if ((await unlessMissing(engine.image(anchorImage, signal))) === undefined)
@@ -112,7 +112,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
       asked.set(whole, clock.elapsed());
       return await engine.container(id, signal);
     } catch (thrown) {
-      // One that never ran would look like somebody's mistake. Where this fails too, it is found by its name.
+      // A container that never ran would look like somebody's mistake. If the removal fails, the next call finds it by name.
       await engine.removeContainer(id, signal).catch(() => undefined);
       throw thrown;
     }
@@ -136,7 +136,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     }
   }
 
-  /** The first engine that has it. One that does not answer is told of only where no other has it. */
+  /** Asks the engines in order and returns the first answer. Throws an engine's failure only if no other engine has one. */
   async function among<T>(look: (engine: DockerClient, kind: EngineKind) => Promise<T | undefined>) {
     const failures: StowageError[] = [];
     for (const [kind, engine] of engines) {
@@ -158,7 +158,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
       return found && (await whereaboutsOf(found, kind, engine, signal));
     });
 
-  /** Of one that does not run: where it will be when it is started. */
+  /** For a container that does not run: the namespace that it will be in when it starts. */
   async function whereaboutsOf(
     found: Container,
     kind: EngineKind,
@@ -179,12 +179,12 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
     }
     const [first, ...more] = Object.keys(networks);
     if (first === undefined) throw noNetworkYet(name);
-    // With several, the routes of all of them count, and an anchor has one.
+    // A container in several networks has the routes of all of them, but an anchor has only one.
     if (more.length > 0) throw severalNetworks(kind, name, [first, ...more]);
     return await anchored(kind, first, signal);
   }
 
-  /** An engine that does not answer may have a container of that name: then nothing is known. */
+  /** If an engine does not answer, it may have a container of that name, so this throws. */
   const anywhere = async (name: string, signal: AbortSignal): Promise<string | undefined> =>
     (await ofContainer(name, signal)) ??
     (await among(async (engine, kind) => {
@@ -234,7 +234,7 @@ export function createEngineNetworks(parts: EngineNetworksParts): EngineNetworks
           await removeUnused(engine, used, signal);
         } catch (thrown) {
           signal.throwIfAborted();
-          // What does not answer, or is busy, now, is not the next time.
+          // Unreachable or busy engines are tried again in the next pass.
           log.info('anchors could not be looked after', { why: engineFailure(thrown, kind).message });
         }
       }
@@ -261,10 +261,10 @@ async function* once(bytes: Buffer): AsyncGenerator<Buffer> {
   yield bytes;
 }
 
-/** As the engine shows it, or by the container's first process where that is seen from here. */
+/** The namespace as the engine reports it, or that of the container's first process if /proc shows it. */
 async function namespaceOf({ id, name, sandbox, state: { pid } }: Container): Promise<string> {
   if (sandbox !== '' && (await isThere(sandbox))) return sandbox;
-  // In another process namespace than the engine's, the number is somebody else's.
+  // In another pid namespace than the engine's, the pid may belong to another process.
   const groups = await readFile(`/proc/${pid}/cgroup`, 'utf8').catch(() => '');
   if (pid > 0 && groups.includes(id)) return `/proc/${pid}/ns/net`;
   throw hidden(name, sandbox);
@@ -275,7 +275,7 @@ const unlessHidden = (container: Container): Promise<string | undefined> =>
 
 const isThere = async (path: string): Promise<boolean> => {
   try {
-    // A file that the namespace is not mounted on is on another file system than all namespaces are.
+    // If the namespace is not mounted on the file, the file is on another file system than all namespaces (nsfs).
     return (await stat(path)).dev === (await stat('/proc/self/ns/net')).dev;
   } catch {
     return false;
