@@ -2,8 +2,8 @@ import { closeSync } from 'node:fs';
 import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
 
 /**
- * Unix sockets that keep messages apart (SOCK_SEQPACKET) and carry descriptors along (SCM_RIGHTS), which Node's own do not.
- * Waiting happens on threads of Node's pool: each that waits keeps one.
+ * Unix sockets that preserve message boundaries (SOCK_SEQPACKET) and pass descriptors (SCM_RIGHTS), which Node's sockets do not. Blocking
+ * calls run on libuv's thread pool: each occupies a thread.
  */
 
 export interface Parcel {
@@ -11,7 +11,7 @@ export interface Parcel {
   readonly descriptors: readonly number[];
 }
 
-/** The kernel takes no more in one message. */
+/** SCM_MAX_FD: the kernel's limit for one message. */
 const mostDescriptors = 253;
 const longestMessage = 256 * 1024;
 
@@ -71,7 +71,7 @@ function make(): Calls {
   };
 }
 
-/** The longest path that a socket can have. */
+/** sun_path without its terminator. */
 const longestSocketPath = 107;
 
 function addressOf(path: string): Buffer {
@@ -101,8 +101,8 @@ export function listenAt(path: string): number {
 }
 
 /**
- * Connects at once or throws: ENOENT or ECONNREFUSED where nobody listens, EAGAIN where too many wait already. (The usual
- * call would wait then, and with it everything that this process does.)
+ * Connects without waiting, or throws: ENOENT or ECONNREFUSED if nobody listens, EAGAIN if the backlog is full. A blocking
+ * connect would wait then, and block the whole process.
  */
 export function connectTo(path: string): number {
   return opened(nonblock, (fd) => {
@@ -112,18 +112,18 @@ export function connectTo(path: string): number {
   });
 }
 
-/** The next connection; undefined when the listening socket was shut down. */
+/** The next connection. Undefined: the listening socket was shut down. */
 export async function accepted(listening: number): Promise<number | undefined> {
   const fd = await waited((done) => calls().accept.async(listening, null, null, cloexec, done));
   return fd < 0 ? undefined : fd;
 }
 
-/** Ends every wait on the socket, here and at the other end. Closing it alone would not. */
+/** Ends every pending call on the socket, here and on the other end. close(2) alone would not. */
 export function shutDown(fd: number): void {
   calls().shutdown(fd, 2);
 }
 
-/** Sends now or throws: EAGAIN where the other end does not take messages, EPIPE or ECONNRESET where it has gone. */
+/** Sends without waiting, or throws: EAGAIN if the other end does not read, EPIPE or ECONNRESET if it is gone. */
 export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
   if (bytes.length > longestMessage || descriptors.length > mostDescriptors) throw new SystemError('sendmsg', 90);
   const control = Buffer.alloc(controlHeader + ((4 * descriptors.length + 7) & ~7));
@@ -144,10 +144,10 @@ export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
   checked('sendmsg', calls().send(fd, message, flag.noSignal | flag.dontWait));
 }
 
-/** The next message; undefined when the other end has gone, or the socket was shut down here. */
+/** The next message. Undefined: the other end is gone, or the socket was shut down here. */
 export const receivedParcel = (fd: number): Promise<Parcel | undefined> => createReceiver(fd)();
 
-/** For one message after the other, into the same memory. */
+/** Receives repeatedly into the same buffers. */
 export function createReceiver(fd: number): () => Promise<Parcel | undefined> {
   const bytes = Buffer.alloc(longestMessage);
   const control = Buffer.alloc(controlSize);
@@ -165,7 +165,7 @@ async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Par
     flags: 0,
   };
   const length = await waited((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
-  // A message of no bytes is not sent by anybody here.
+  // 0 means the end of the stream, since nobody here sends empty messages.
   if (length <= 0) return undefined;
   const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
   if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {

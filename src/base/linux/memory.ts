@@ -15,7 +15,7 @@ const shared = 1;
 const pageSize = 4096;
 const advice = { remove: 9, populateWrite: 23 } as const;
 
-/** Memory that lives as long as somebody holds its descriptor, whoever made it. Full of zeros, and taken only where touched. */
+/** Creates anonymous memory (memfd). It lives as long as any process holds a descriptor of it. Zeroed, and allocated only where touched. */
 export function createMemory(name: string, size: number): number {
   const fd = checked('memfd_create', calls().create(name, closeOnExec));
   checked('ftruncate', calls().truncate(fd, size));
@@ -26,14 +26,14 @@ export function growMemory(fd: number, size: number): void {
   checked('ftruncate', calls().truncate(fd, size));
 }
 
-/** A part of such memory, as bytes of this process. What one process writes another sees at once. */
+/** A mapping of such memory. Writes are visible to other processes at once. */
 export interface Mapped extends Disposable {
   readonly bytes: ArrayBuffer;
-  /** Some of these bytes. Who needs few of many asks for those alone: V8 takes all that it is told of for memory in use. */
+  /** A part of the mapping. For a small part, prefer this to `bytes`: V8 counts the size of every buffer as memory in use. */
   part(from: number, length: number): ArrayBuffer;
-  /** Makes sure that a part is there, so that no fault happens later. What is in it stays. */
+  /** Allocates a part, so that no page fault occurs later. Keeps its content. */
   populate(from: number, length: number): void;
-  /** Gives a part back to the system; it reads as zeros afterwards. Whole pages only. */
+  /** Frees a part, which then reads as zeros. Whole pages only. */
   forget(from: number, length: number): void;
 }
 
@@ -61,7 +61,7 @@ export function mapMemory(fd: number, offset: number, length: number): Mapped {
       }
     },
     forget: (from, bytes) => told(advice.remove, from, bytes),
-    // Whoever still has the bytes would crash the process by touching them: only for what nobody uses any more.
+    // Accessing the bytes after this crashes the process, so dispose of the mapping only when nobody uses it any more.
     [Symbol.dispose]: () => {
       checked('munmap', calls().unmap(at, length));
     },
@@ -69,8 +69,8 @@ export function mapMemory(fd: number, offset: number, length: number): Mapped {
 }
 
 /**
- * For kernels before 5.14, which do not know how to populate: each page is written to, with what it has in it. Where there is no memory
- * for one, that is no error which can be caught, but a signal (SIGBUS) that ends the process.
+ * For kernels before 5.14, which lack MADV_POPULATE_WRITE: writes to each page without changing it. If memory runs out, the kernel
+ * sends SIGBUS, which ends the process and cannot be caught.
  */
 function touch(bytes: ArrayBuffer): void {
   const all = new Uint8Array(bytes);

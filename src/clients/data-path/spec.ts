@@ -41,7 +41,7 @@ export async function specOf({ hosts, way }: NfsSource, instance: string): Promi
 
 /** The oldest version that supports the options: a data path that does not know them must not serve the mount. */
 function versioned({ squash, sync }: NfsConnection): Pick<MountSpec, 'version' | 'checks' | 'sync'> {
-  // The kernel checks permissions by the user ids of this machine, which mean nothing if the server maps all users to one.
+  // The kernel checks permissions by the user ids of this machine, which mean nothing if all users are a single user on the server.
   const checks = squash === 'all' ? 'server' : 'kernel';
   if (sync === true) return { version: 3, checks, sync };
   return checks === 'server' ? { version: 2, checks } : { version: 1 };

@@ -37,7 +37,7 @@ function replace(known: NfsSource, now: NfsSource): NfsSource {
 export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOptions' | 'isSingleUser'>> = {
   sharing: { join, replace, groupOf: ({ way }) => way.group },
   /**
-   * If the server maps all users to one, the mount shows its files as the group's, so the group is an option of the mount. Otherwise
+   * If all users are a single user on the server, the mount shows its files as the group's, so the group is an option of the mount. Otherwise
    * the files must belong to the group on the store.
    */
   withMountOptions: (source, { group }) =>
