@@ -14,12 +14,12 @@ import { type Beside, runServer } from './serve.ts';
 import { version } from './version.ts';
 
 const usualKubelet = '/var/lib/kubelet';
-/** Projected into the pod, for the controller alone. */
+/** The token's path in the agent's pod. Its audience is the controller. */
 const usualToken = '/var/run/secrets/stowage.dev/token';
 
 /**
- * `stowage node --kubernetes`: the agent of a node. What it serves, it serves without the API server too: that is only where it learns which stores
- * there are. It writes nothing there.
+ * `stowage node --kubernetes`: the agent of a node. It serves volumes without the API server, too; it only learns the stores from it, and
+ * writes nothing to it.
  */
 export async function runAgent(
   options: UpOptions,
@@ -88,7 +88,7 @@ export async function runAgent(
   }
 }
 
-/** No configuration file, and no container engines, unless somebody asks for them. */
+/** Without a configuration file and container engines, unless the options name them. */
 const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
   config: 'none',
   plugins: 'none',

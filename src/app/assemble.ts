@@ -25,29 +25,29 @@ export interface Pieces {
   readonly state: StateFolder;
   readonly keepers: Keepers;
   readonly engines: readonly ContainerEngine[];
-  /** What this machine is called. */
+  /** The name of this machine. */
   readonly node: NodeName;
-  /** Undefined: those that the state folder tells. */
+  /** Undefined: use the marks recorded in the state folder. */
   readonly marks: ProcessMarks | undefined;
   readonly clock: Clock;
   readonly log: Log;
 }
 
-/** The use cases, with the stores and clients of this program. */
+/** Creates core with the stores and clients of this program. */
 export async function assemble(pieces: Pieces): Promise<WholeCore> {
   const { records, kinds, state, keepers, engines, node, clock, log } = pieces;
   const run = createRun(clock, undefined, state.path);
   const directories = (): readonly LocalDirectory[] =>
     core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
   const readTable = createTableReader();
-  // One for all, since only the first look at the mount table waits.
+  // Shared, since only the first read of the mount table waits.
   const settled = createSettling(clock, state.path);
   const mounter = await createMounter({
     clock,
     run,
     readTable,
     settled,
-    // Loop devices on files of other stores are their users' own.
+    // Loop devices on files of other stores belong to their users.
     storeRoots: () => directories().flatMap(({ path, hasImages }) => (hasImages ? path : [])),
     forbidden: () => [state.path, ...directories().map(({ path }) => path)],
     published: state.published,

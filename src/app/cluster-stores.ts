@@ -14,17 +14,17 @@ import type { StoreKind } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { isWithin, localDirectoryOf } from './store-places.ts';
 
-/** The stores that the Store objects of a cluster say, as a node knows them: also while the API server is away, and after a restart. */
+/** The stores that the Store objects of a cluster define, as known to a node, also while the API server is down and after a restart. */
 export interface ClusterStores {
-  /** Those of now. What no store can be is left out. */
+  /** The current stores, without invalid objects. */
   configs(kinds: ReadonlyMap<string, StoreKind>): Promise<readonly StoreConfig[]>;
-  /** Watches until the signal ends it. To be called once. */
+  /** Watches Store objects until the signal is aborted. Call it once. */
   watch(scope: Scope): Promise<void>;
-  /** When it is known which there are, from the API server or from before; after a moment at the latest. */
+  /** Resolves when the stores are known, from the API server or from the file; after a few seconds at the latest. */
   whenKnown(signal: AbortSignal): Promise<void>;
   /**
-   * Has every change applied, until the signal ends it; nothing is ever written to the API server. `apply` gives the names of stores that stay
-   * for now although their objects are gone, since something of them is mounted: they are there after a restart, too.
+   * Applies every change until the signal is aborted; never writes to the API server. `apply` returns the names of deleted stores that stay
+   * for now because volumes of them are mounted: these are kept for a restart, too.
    */
   follow(apply: () => Promise<readonly string[]>, scope: Scope): Promise<void>;
 }
@@ -33,7 +33,7 @@ export interface ClusterStoresOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
-  /** The state folder. They are kept in it; and directories of local stores in its `stores` are made, as nobody else does. */
+  /** The state folder. It keeps the stores in a file; local stores in its folder `stores` get their directories created, others do not. */
   readonly state: string;
 }
 
@@ -42,7 +42,7 @@ interface Kept {
   readonly stores: readonly StoreObject[];
 }
 
-/** Pods wait for a node that starts for the first time; with no API server it has nothing to wait for. */
+/** Pods wait for a node that starts for the first time; without an API server there is nothing to wait for. */
 const patienceMs = 5_000;
 const againMs = 10_000;
 
@@ -84,7 +84,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       const ended = aborted(signal);
       await cache.whenSynced(signal).catch(() => undefined);
       while (!signal.aborted) {
-        // From here on changes are new ones.
+        // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
         const isDone = await applied(apply);
         const pause = isDone ? changed.promise : clock.sleep(againMs, signal).catch(() => undefined);
@@ -99,7 +99,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     written = stores;
   }
 
-  /** Nowhere else: where a disk is not mounted, what is below its place is not to be filled instead. */
+  /** Creates directories in the state folder only: elsewhere a disk may not be mounted, and the data would go to the disk below. */
   async function makePlace(name: string, path: string): Promise<void> {
     if (!isWithin(path, places)) return;
     try {
@@ -138,7 +138,7 @@ const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> 
     },
   });
 
-/** Undefined: never known, or not to be read. */
+/** Undefined: there is no file, or it cannot be read. */
 async function read(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
   try {
     const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as Kept;
@@ -151,7 +151,7 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
   return undefined;
 }
 
-/** All of it or nothing, also when the power fails. */
+/** Writes atomically and durably, also across a power failure. */
 async function write(file: string, kept: Kept): Promise<void> {
   await makeFolders(dirname(file), 0o700);
   const draft = `${file}.new`;

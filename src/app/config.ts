@@ -8,12 +8,12 @@ import { parseStoreConfig } from '#core/store-uri.ts';
 import type { EngineWishes } from './engines.ts';
 import { parseListen } from './listen.ts';
 
-/** What stowage.yaml says. */
+/** The content of stowage.yaml. */
 export interface FileConfig {
   readonly stores: readonly StoreConfig[];
   readonly defaultStore: string | undefined;
   readonly listen: string | undefined;
-  /** The folder for the sockets by which container engines reach Stowage, or `none`. */
+  /** The folder for the sockets of volume plugins, or `none`. */
   readonly plugins: string | undefined;
   readonly engines: EngineWishes;
 }
@@ -33,7 +33,7 @@ const engineKinds = ['docker', 'podman'] as const;
 
 type Complain = (node: unknown, message: string, action: string) => StowageError;
 
-/** Asked: somebody named the file, so it has to be there. */
+/** `asked`: the user named the file, so it must exist. */
 export async function readGiven(
   path: string | undefined,
   asked: boolean,
@@ -49,7 +49,7 @@ export async function readGiven(
   });
 }
 
-/** Undefined: there is no file there. */
+/** Undefined: the file does not exist. */
 export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreKind>): Promise<FileConfig | undefined> {
   let text: string;
   try {
@@ -66,12 +66,12 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
   return parseConfig(path, text, kinds);
 }
 
-/** Errors name the file, the line and the column, as editors and people expect. */
+/** Errors name the file, line and column. */
 export function parseConfig(path: string, text: string, kinds: ReadonlyMap<string, StoreKind>): FileConfig {
   const lines = new LineCounter();
   const complain: Complain = (node, message, action) => {
     const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
-    // Nothing is counted yet when the file is refused as a whole.
+    // If the file is rejected as a whole, there are no line starts yet.
     const { line, col } = lines.lineStarts.length === 0 ? { line: 1, col: 1 } : lines.linePos(offset);
     return new StowageError(`${path}:${line}:${col}: ${message}`, {
       code: 'invalid',
@@ -145,14 +145,14 @@ function storesIn(top: YAMLMap, complain: Complain, kinds: ReadonlyMap<string, S
   });
 }
 
-/** The line of the option that the message names, else that of the store. */
+/** The key of the option that the message names, otherwise that of the store. */
 function blamed(pair: Pair, message: string): unknown {
   const value = pair.value;
   const guilty = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
   return guilty?.key ?? pair.key;
 }
 
-/** `name: URI`, or a map with `uri` and options: the query of a URI and YAML keys are the same thing. */
+/** `name: URI`, or a map with `uri` and options: YAML keys and the query of a URI are equivalent. */
 function uriFrom(name: string, pair: Pair, complain: Complain): string {
   const { value } = pair;
   if (isScalar(value) && typeof value.value === 'string') return value.value;
@@ -161,7 +161,7 @@ function uriFrom(name: string, pair: Pair, complain: Complain): string {
   if (uri === undefined) throw complain(pair.key, `store '${name}' has no uri`, 'Add: uri: local:///srv/data');
   if (!/^[a-z][a-z0-9+-]*:/.test(uri))
     throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Write it as in local:///srv/data');
-  // By hand: several addresses of one server are no host to a URL.
+  // Not with URL, which rejects several addresses as a host.
   const at = uri.indexOf('?');
   const place = at === -1 ? uri : uri.slice(0, at);
   const query = new URLSearchParams(at === -1 ? '' : uri.slice(at));
@@ -171,7 +171,7 @@ function uriFrom(name: string, pair: Pair, complain: Complain): string {
     if (!isScalar(item.value) || item.value.value === null)
       throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
     if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
-    // As it was written: YAML would read mode: 0750 as a number.
+    // The source text, since YAML would parse mode: 0750 as a number.
     query.set(key, item.value.source ?? String(item.value.value));
   }
   return query.size === 0 ? place : `${place}?${query}`;
@@ -189,7 +189,7 @@ function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Compl
 
 function listenIn(top: YAMLMap, complain: Complain): string | undefined {
   const node = top.get('listen', true);
-  // A port alone is a number to YAML.
+  // YAML parses a bare port as a number.
   const given = isScalar(node) && typeof node.value === 'number' ? String(node.value) : textAt(top, 'listen', complain);
   try {
     if (given !== undefined) parseListen(given);
@@ -200,7 +200,7 @@ function listenIn(top: YAMLMap, complain: Complain): string | undefined {
   }
 }
 
-/** Absolute, since nobody knows where the server will be started; or `none`. */
+/** An absolute path, since the server's working directory is not known; or `none`. */
 function pathAt(map: YAMLMap, key: string, complain: Complain): string | undefined {
   const path = textAt(map, key, complain);
   if (path === undefined || path === 'none' || path.startsWith('/')) return path;

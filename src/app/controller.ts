@@ -49,10 +49,10 @@ import { startUp } from './up.ts';
 import { version } from './version.ts';
 
 const leaseName = 'stowage-controller';
-/** For what is still to be said when all else is done. */
+/** For sending the last Events before the end. */
 const lastEventsMs = 2_000;
 
-/** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Gives the exit status. */
+/** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Returns the exit status. */
 export async function runController(
   options: ControllerOptions,
   folders: Folders,
@@ -69,10 +69,10 @@ export async function runController(
   const metrics = createControllerMetrics(version, () => leader.isLeading);
   const userAgent = `stowage-controller/${version}`;
   using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, observed: metrics.request });
-  // No other has it, not even the same pod after a restart.
+  // Unique to this process, even if the same pod restarts.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
-  // With a connection of its own: who leads must be able to say so however many other calls wait for an answer.
+  // With a connection of its own: the leader must be able to renew its Lease however many other calls are pending.
   using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, observed: metrics.request });
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
   const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
@@ -92,12 +92,12 @@ export async function runController(
     const door = { place, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
       lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, door }, scope, stop.signal);
-    // Its end is only ever asked for by `stop`: what is begun is finished.
+    // Only `stop` ends it, so that work in progress is finished.
     await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
     process.stderr.write('stowage controller stopped\n');
     return 0;
   } catch (thrown) {
-    // Whoever started it starts it again.
+    // Whoever started this process will restart it.
     if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
     else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
     else throw thrown;
@@ -113,10 +113,10 @@ interface Leading {
   readonly marks: () => ProcessMarks;
   readonly log: Log;
   readonly metrics: ControllerMetrics;
-  /** Its own. */
+  /** The controller's own namespace. */
   readonly namespace: string;
   readonly door: { readonly place: ListenPlace | undefined; readonly tlsSecret: string | undefined };
-  /** Called when it does its work. */
+  /** Called when the controllers have started to work. */
   readonly working: () => void;
 }
 
@@ -142,7 +142,7 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const caches = createCaches(client, clock);
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
   const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
-  // The API for users and the agents are each other's.
+  // The API for users needs the agents, and the agents' server needs the API.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
   const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
@@ -186,22 +186,22 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
   const opened = door.run(scope, ending.signal);
-  // What is begun is finished, with the agents that it needs; a door that cannot be opened ends all.
+  // Finish the work in progress, for which the agents must stay connected. If the server cannot listen, everything ends.
   await Promise.race([working, opened.then(() => working)]);
   if (!scope.signal.aborted) await said(events, clock, scope.signal);
   ending.abort();
   await Promise.all([...feeding, opened]);
-  // Who no longer leads ends at once: whatever is left to do is another's.
+  // A process that lost the Lease ends at once: the rest is up to the new leader.
   if (!scope.signal.aborted) await running.stop();
 }
 
-/** The cluster's, so that whoever leads knows what another has begun. */
+/** The same for every controller of a cluster, so that a new leader recognizes its predecessor's work. */
 async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise<string> {
   const { metadata } = await client.get(namespaces, { name: 'kube-system' }, signal);
   const digest = createHash('sha256')
     .update(`stowage.dev/cluster ${metadata.uid ?? ''}`)
     .digest('hex');
-  // Of the form of a random one, which it is to everybody else.
+  // In the form of a random UUID, which is what others expect.
   return [
     digest.slice(0, 8),
     digest.slice(8, 12),
@@ -211,7 +211,7 @@ async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise
   ].join('-');
 }
 
-/** Nothing is taken up that this process once began: others have led since. What is true is on the stores and in Kubernetes. */
+/** Discards the database of an earlier term, since others have led since then. The truth is on the stores and in Kubernetes. */
 async function begin(folders: Folders, instance: string): Promise<void> {
   const { database } = await prepareState(folders.state, folders.socket);
   for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
@@ -220,9 +220,9 @@ async function begin(folders: Folders, instance: string): Promise<void> {
   records.close();
 }
 
-/** Local stores are known only to be told from others: they are their nodes'. */
+/** Local stores are included so that the controller recognizes them; their nodes serve them. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
-  // The controller authenticates agents by their pod's token, so every agent runs in a pod.
+  // The controller authenticates agents by their pods' tokens, so every agent runs in a pod.
   return [keepApart(withoutHostClient(createNfsStoreKind(clock)), nfsPlace), createLocalStoreKind()];
 }
 

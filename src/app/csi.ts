@@ -13,24 +13,24 @@ import { type CsiOptions, createCsiServer, createRegistrationServer } from '#fro
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';
 
-/** The sockets by which CSI's callers reach Stowage, one for each driver. */
+/** The sockets on which Stowage serves CSI, one for each driver. */
 export interface Csi {
   readonly sockets: readonly string[];
   close(graceMs: number): Promise<void>;
 }
 
 export interface CsiWish {
-  /** The folder for them: `file.sock` and `local.sock`. */
+  /** The folder for the sockets `file.sock` and `local.sock`. */
   readonly folder: string;
-  /** A kubelet's folder of plugins, to be registered there. Undefined: somebody else does that, or nobody. */
+  /** The kubelet's plugin registration folder. Undefined: the drivers are not registered here. */
   readonly registry: string | undefined;
-  /** How many volumes each of them may have mounted. */
+  /** The maximum number of mounted volumes for each driver. */
   readonly maxVolumes?: number | undefined;
-  /** Who knows pods. */
+  /** Finds the user namespace of a pod. */
   readonly podUsers?: CsiOptions['podUsers'];
 }
 
-/** As the command line says it. */
+/** As given on the command line. */
 export function csiWish(
   options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet' | 'maxVolumes'>,
 ): CsiWish | undefined {
@@ -73,7 +73,7 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
   };
   const spaceOf = createSpaceOf(parts.clock);
   try {
-    // Whoever can call the driver can mount: only root.
+    // Only root: a client of the driver can mount.
     await makeFolders(wish.folder, 0o700);
     for (const driver of drivers) {
       const socket = join(wish.folder, `${driver.socket}.sock`);
@@ -83,7 +83,7 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
       );
       sockets.push(socket);
     }
-    // Last: a kubelet calls a driver as soon as it knows of it.
+    // Last: a kubelet calls a driver as soon as it is registered.
     for (const driver of wish.registry === undefined ? [] : drivers) {
       const endpoint = join(wish.folder, `${driver.socket}.sock`);
       await serve(
@@ -102,8 +102,8 @@ const waitMs = 1_000;
 const atOnce = 4;
 
 /**
- * A mount whose server is gone keeps who asks, and a thread with it: no more than a few are asked at once, each once, and
- * nobody waits long.
+ * statfs(2) on a mount whose server is gone blocks, and occupies a thread. So this asks at most a few paths at a time, each once, and gives
+ * up after a second.
  */
 export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path: string) => Promise<Space | undefined> {
   const asked = new Set<string>();

@@ -2,22 +2,22 @@ import type { Clock } from '#base/clock.ts';
 
 export interface EngineEnd {
   readonly clock: Clock;
-  /** Whether an engine still has mounts of ours. */
+  /** Whether an engine still uses mounts of ours. */
   readonly isHeld: () => boolean;
-  /** Whether its other containers of ours were told to end, too. */
+  /** Whether the engine has also told its other containers of ours (the keepers) to stop. */
   readonly isEnding: () => boolean;
 }
 
-/** An engine tells all its containers to end at the same moment, each by a process that a busy machine may start later than another. */
+/** An engine stops all its containers at the same moment, but on a busy machine the signals may arrive up to a second apart. */
 const sameMs = 1_000;
 /** Less than the minute that Stowage's own container has. */
 const longestMs = 45_000;
 const lookMs = 20;
 
 /**
- * An engine that ends tells all containers so at once, and us, when one has ended, that it no longer uses a volume. If
- * nobody is there to hear that, it tries again for many seconds. So when it is the engine that ends, and not just this program,
- * that is waited for: containers get to write what they have to, and all is unmounted. Returns at once where nothing is held.
+ * When an engine shuts down it stops all containers at once, and tells Stowage for each that ended that its volumes are no longer in use. If
+ * nobody answers, it retries for many seconds. So if the engine is shutting down, and not just this program, this waits until all volumes
+ * are released: containers can write their last data, and everything gets unmounted. Returns at once if nothing is in use.
  */
 export async function engineReleased({ clock, isHeld, isEnding }: EngineEnd, signal: AbortSignal): Promise<void> {
   const began = clock.elapsed();

@@ -3,7 +3,7 @@ import { connect } from 'node:net';
 import type { EngineKind } from '#core/containers.ts';
 import type { Records } from '#core/ports.ts';
 
-/** Where to look for each kind of engine: a socket, `none`, or undefined where nobody said anything. */
+/** The socket of each kind of engine: a path, `none`, or undefined if not configured. */
 export type EngineWishes = Readonly<Partial<Record<EngineKind, string | undefined>>>;
 
 export interface EngineSocket {
@@ -16,12 +16,12 @@ const usual: Readonly<Record<EngineKind, readonly string[]>> = {
   podman: ['/run/podman/podman.sock'],
 };
 
-/** The machine's `/run`, as Stowage's own container has it. */
+/** The host's `/run` in Stowage's own container. */
 const machines = '/host';
 
 /**
- * A socket that is bound into a container by itself is dead for good once its engine, started anew under containers that go on,
- * has made another one; that of the machine's folder is not. They must be the same: somebody may have bound another engine's.
+ * A socket that is bind-mounted into a container by itself goes stale when its engine restarts (live-restore) and creates a new one. A
+ * socket in the host's folder does not, so prefer that. Both must be the same socket: somebody may have mounted another engine's.
  */
 export function socketOf(kind: EngineKind, root = ''): string | undefined {
   const bound = usual[kind].map((path) => root + path).find((path) => existsSync(path));
@@ -35,7 +35,7 @@ function isSame(one: string, other: string): boolean {
   return a.dev === b.dev && a.ino === b.ino;
 }
 
-/** Of one that was found where Stowage ran in a container, and runs in none now. */
+/** Translates a path that was found when Stowage ran in a container, if it now runs outside. */
 function fromHere(path: string | undefined): string | undefined {
   return path?.startsWith(`${machines}/`) && !existsSync(machines) ? path.slice(machines.length) : path;
 }
@@ -43,8 +43,8 @@ function fromHere(path: string | undefined): string | undefined {
 const settingKey = 'engines.found';
 
 /**
- * Those that somebody named, there yet or not; of the others, where it is allowed to look, those that are there, or were at an
- * earlier start: an engine that is started after us must find us, and its containers are there whether it runs or not.
+ * Returns the configured sockets, whether they exist or not. With `look` also those of other engines that exist, or existed at an
+ * earlier start: an engine that starts after Stowage must find it, and its containers exist whether it runs or not.
  */
 export function engineSockets(
   wishes: readonly EngineWishes[],
@@ -55,7 +55,7 @@ export function engineSockets(
   const all = (['docker', 'podman'] as const).flatMap((kind) => {
     const wanted = wishes.map((wish) => wish[kind]).find((wish) => wish !== undefined);
     const socket = wanted ?? (look ? (socketOf(kind) ?? fromHere(known[kind])) : undefined);
-    // Somebody says that there is none: nothing that it ever named counts any more.
+    // Configured as `none`: references by its containers no longer count.
     if (wanted === 'none') references.replace(kind, []);
     return socket === undefined || socket === 'none' ? [] : [{ kind, socket }];
   });

@@ -4,35 +4,35 @@ import type { Clock } from '#base/clock.ts';
 import { foreign } from '#base/linux/libc.ts';
 
 /**
- * What was compiled and then not used while V8 looked twice for what can go, goes too: 2.6 MB after a thousand volumes. Said here and
- * not in bin/stowage, since a Node that does not know one of these words would not start.
+ * Makes V8 also discard compiled code that was not used for two garbage collections: 2.6 MB after a thousand volumes. Set here and not in
+ * bin/stowage, since a Node that does not know one of these flags would not start.
  */
 const flags = ['--flush-baseline-code', '--bytecode-old-age=2'];
 
-/** What can be asked of this process. */
+/** The operations on this process that are needed here. */
 export interface Process {
-  /** Of the processor, that it has had so far, in milliseconds. */
+  /** The CPU time used so far, in milliseconds. */
   cpuMs(): number;
-  /** All memory that it can do without. */
+  /** Returns unused memory to the system. */
   giveBack(): void;
 }
 
 const everyMs = 10_000;
-/** Less than that is what it does all the time: the Lease, and what watches say. */
+/** Less CPU time than this is idle: renewing the Lease, and watch events. */
 const idleMs = 500;
-/** So much work leaves enough behind to be worth a pause. */
+/** After this much CPU time there is enough garbage to be worth the pause. */
 const muchMs = 1_000;
 
 /**
- * Gives back what a burst of work needed once it is over. V8 looks for what is no longer used only when it needs more, and whoever
- * has nothing to do needs nothing: thousands of claims would be paid for in memory for days. V8 can be told instead to be
- * small at any time (--optimize-for-size, as bin/stowage does for others): then each claim and each mount costs a quarter more. And what is
- * freed between two things that are still used, the C library keeps until it is told: a tenth of what an agent holds.
+ * Returns the memory of a burst of work to the system when the process is idle again. V8 collects garbage only when it needs memory, and an
+ * idle process needs none: it would keep the memory of thousands of claims for days. The alternative, --optimize-for-size, which
+ * bin/stowage sets for other commands, makes each claim and each mount a quarter slower. And the C library keeps freed memory between
+ * blocks in use until it is told to return it: a tenth of an agent's memory.
  */
 export function giveBackWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
   for (const flag of flags) setFlagsFromString(flag);
   let before = own.cpuMs();
-  // Its start leaves much behind, however fast it was.
+  // The start always leaves much garbage, even a fast one.
   let worked = muchMs;
   let timer = clock.after(everyMs, look);
 
@@ -44,7 +44,7 @@ export function giveBackWhenIdle(clock: Clock, own: Process = thisProcess()): Di
     if (isIdle && worked >= muchMs) {
       own.giveBack();
       worked = 0;
-      // What this took is no work.
+      // Don't count the collection itself as work.
       before = own.cpuMs();
     }
     timer = clock.after(everyMs, look);
@@ -56,7 +56,7 @@ export function giveBackWhenIdle(clock: Clock, own: Process = thisProcess()): Di
 const native = foreign({ malloc_trim: 'int malloc_trim(size_t pad)' });
 
 export function thisProcess(): Process {
-  // Undefined: nobody started it so that it can be told to.
+  // Undefined: Node was started without --expose-gc.
   const { gc } = globalThis;
   return {
     cpuMs: () => {
@@ -74,6 +74,6 @@ function trim(): void {
   try {
     native().malloc_trim(0);
   } catch {
-    // Other C libraries do not know it.
+    // C libraries other than glibc lack it.
   }
 }

@@ -4,7 +4,7 @@ import type { Log } from '#base/log.ts';
 import { everywhere, listenTcp, parseListen } from './listen.ts';
 
 export interface Health extends AsyncDisposable {
-  /** Where it listens. Undefined: nowhere. */
+  /** The address that it listens on. Undefined: none. */
   readonly address: string | undefined;
 }
 
@@ -14,8 +14,8 @@ export interface Figures {
 }
 
 /**
- * For probes and Prometheus: `/healthz` as long as the process lives, `/readyz` when it does its work or could; else why not.
- * `/metrics`: the figures, as soon as there are any. Nothing of it is a secret, and nothing can be changed: no token is asked for.
+ * For probes and Prometheus: `/healthz` answers as long as the process lives; `/readyz` when it works or is ready to take over, otherwise
+ * with the reason; `/metrics` as soon as there are metrics. Without authentication: nothing is secret, and nothing can be changed.
  */
 export async function serveHealth(
   listen: string | undefined,
@@ -41,17 +41,17 @@ export interface MetricsParts {
 }
 
 export interface Metrics extends AsyncDisposable {
-  /** Where they are, as soon as they are. */
+  /** Resolves when it listens. */
   readonly address: Promise<string>;
 }
 
-/** At once, by whoever comes: a Prometheus has one connection, or two. */
+/** The connection limit: Prometheus uses one or two. */
 const mostConnections = 32;
 const againMs = 10_000;
 
 /**
- * `/metrics` and nothing else, at an address that others reach. Where it cannot be listened on (somebody else has the port, the machine does not have
- * the address yet) it is tried again: what the process is for does not depend on it.
+ * Serves only `/metrics`, on an address that other machines reach. If it cannot listen (the port is in use, the machine does not have the
+ * address yet) it retries: the process works without metrics.
  */
 export function serveMetrics(
   listen: string | undefined,
@@ -100,7 +100,7 @@ function say(response: ServerResponse, status: number, text: string): void {
   response.writeHead(status, { 'content-type': 'text/plain; charset=utf-8' }).end(`${text}\n`);
 }
 
-/** However many ask at once, they are counted once. */
+/** Concurrent requests share one collection of the metrics. */
 function telling(figures: () => Figures | undefined): (response: ServerResponse) => Promise<void> {
   let counting: Promise<string> | undefined;
   return async (response) => {

@@ -5,23 +5,23 @@ import type { StoreKind } from '#core/ports.ts';
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Kubernetes sets it in the containers of every pod. */
+/** Kubernetes sets this variable in all containers of pods. */
 const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_HOST']);
 
-/** In the container of a pod, or of a container engine. */
+/** Whether this process runs in a container of a pod or of a container engine. */
 export async function isInContainer(
   env: Environment,
   keepers: KeeperPlace | undefined,
   look: () => Promise<Surroundings> = surroundings,
 ): Promise<boolean> {
   if (isInPod(env) || keepers === 'pod' || keepers === 'container') return true;
-  // The name of a machine can look like the id of a container.
+  // A host name can look like a container id, so ignore it.
   return possibleIds({ ...(await look()), hostname: '' }).length > 0;
 }
 
 /**
- * For a process in a container, and for the controller of agents in containers: stores with client=host are not opened. The NFS client
- * of the machine is outside of the container, and every mount would fail.
+ * For a process in a container, and for the controller, whose agents run in containers: refuses to open stores with client=host. The
+ * machine's NFS client is outside of the container, so every mount would fail.
  */
 export const withoutHostClient = (kind: StoreKind): StoreKind => ({
   ...kind,

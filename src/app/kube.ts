@@ -7,13 +7,13 @@ import type { KubeAccess } from '#wire/kube/access.ts';
 import { fromKubeconfig, inCluster } from '#wire/kube/config.ts';
 
 export interface KubeWish {
-  /** Undefined: as a pod. */
+  /** Undefined: use the pod's service account. */
   readonly kubeconfig: string | undefined;
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly clock: Clock;
 }
 
-/** The way to the API server: as the pod that this runs in, or by a file. */
+/** Access to the API server: with the service account of this pod, or a kubeconfig. */
 export async function kubeAccess({ kubeconfig, env, clock }: KubeWish): Promise<KubeAccess> {
   try {
     if (kubeconfig === undefined) return await inCluster({ env, clock });

@@ -9,13 +9,13 @@ const entryOf = (value: unknown): Entry => (typeof value === 'object' && value !
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
 export interface KubeconfigWish {
-  /** The only one to read. */
+  /** If set, read only this file. */
   readonly file: string | undefined;
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly home: string;
 }
 
-/** As kubectl looks for them; those of a list need not all be there. */
+/** Searches the same paths as kubectl; files listed in KUBECONFIG need not exist. */
 function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readonly string[]; readonly must: boolean } {
   if (file !== undefined) return { paths: [resolve(file)], must: true };
   const listed = (env['KUBECONFIG'] ?? '').split(delimiter).filter((path) => path !== '');
@@ -23,7 +23,7 @@ function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readon
   return { paths: [...new Set(paths.map((path) => resolve(path)))], must: false };
 }
 
-/** What the files say together, with every path in it whole; undefined: there is no such file. */
+/** Returns the merged files with absolute paths. Undefined: no file exists. */
 export async function readKubeconfigs(wish: KubeconfigWish): Promise<object | undefined> {
   const { paths, must } = pathsFor(wish);
   const found: Entry[] = [];
@@ -46,7 +46,7 @@ async function readText(path: string, must: boolean): Promise<string | undefined
 
 function parsed(text: string, path: string): Entry {
   const document = parseDocument(text);
-  // Not what the parser says: it repeats lines, and there are credentials in them.
+  // The parser's message is not shown: it quotes lines, which may contain credentials.
   if (document.errors.length > 0) throw unreadable(path, 'it is not YAML');
   return entryOf(document.toJS());
 }
@@ -61,7 +61,7 @@ const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
 
 const pathFields = ['certificate-authority', 'client-certificate', 'client-key', 'tokenFile'];
 
-/** What a file names is meant from its own folder; after joining them that could not be told. */
+/** Relative paths are relative to their file's folder, so resolve them before merging. */
 function rooted(config: Entry, folder: string): Entry {
   const place = (path: unknown): unknown =>
     typeof path === 'string' && path !== '' && !isAbsolute(path) ? join(folder, path) : path;
@@ -69,7 +69,7 @@ function rooted(config: Entry, folder: string): Entry {
     const entry = { ...entryOf(value) };
     for (const field of pathFields) if (entry[field] !== undefined) entry[field] = place(entry[field]);
     const exec = entryOf(entry['exec']);
-    // A bare name is looked for on the PATH.
+    // A bare name is looked up on the PATH.
     if (typeof exec['command'] === 'string' && exec['command'].includes('/'))
       entry['exec'] = { ...exec, command: place(exec['command']) };
     return entry;
@@ -84,7 +84,7 @@ function rooted(config: Entry, folder: string): Entry {
   };
 }
 
-/** The first file that says something wins, of each cluster, user and context as a whole. */
+/** The first file that defines a cluster, user or context wins; entries are not merged with each other. */
 function merged(configs: readonly Entry[]): object {
   const first = (list: string): readonly Entry[] => {
     const known = new Map<unknown, Entry>();

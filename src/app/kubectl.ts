@@ -18,12 +18,12 @@ export interface ClusterWish extends ClusterOptions {
 const service = 'https:stowage:443';
 const usualNamespace = 'stowage-system';
 const usualAccount = 'stowage-viewer';
-/** Those that the chart brings. */
+/** The service accounts of the chart. */
 const accounts = [usualAccount, 'stowage-adopter'];
-/** The shortest that Kubernetes gives. */
+/** The minimum that Kubernetes allows. */
 const tokenSeconds = 600;
 
-/** The way that kubectl goes, to Stowage: with a token of its own, which is good for nothing else and for minutes. */
+/** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
 export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
   const clock = systemClock();
   const { namespace = usualNamespace, account = usualAccount, signal } = wish;

@@ -20,13 +20,13 @@ import { everywhere, listenTcp, parseListen } from './listen.ts';
 export interface ListenPlace {
   readonly host: string;
   readonly port: number;
-  /** What is said to others, where it listens on all addresses. */
+  /** The address that is announced, if it listens on all addresses. */
   readonly address: string;
-  /** The pod whose it is: the API server's proxy wants to know. */
+  /** The pod that listens. The API server's proxy needs it. */
   readonly pod: string;
 }
 
-/** Undefined: there is no door, and no agent comes. `podIp`, `pod`: the environment's POD_IP and POD_NAME. */
+/** Undefined: the controller does not listen, and agents cannot connect. `podIp`, `pod`: the variables POD_IP and POD_NAME. */
 export function listenPlace(
   listen: string | undefined,
   podIp: string | undefined,
@@ -48,20 +48,20 @@ export interface LeaderServerOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** Undefined: none. */
+  /** Undefined: the controller does not listen. */
   readonly place: ListenPlace | undefined;
-  /** A Secret with a certificate that somebody else keeps. */
+  /** A Secret with a certificate that somebody else maintains. */
   readonly tlsSecret?: string | undefined;
-  /** The API for users: whatever is no agent. */
+  /** Handles the requests of users: all that are not from agents. */
   readonly handle?: ((agents: Agents) => Handle) | undefined;
 }
 
-/** The door of whoever leads. */
+/** The leader's server for agents and users. */
 export interface LeaderServer {
   readonly agents: Agents;
   /**
-   * Lets agents and users in until `stop`, then takes the leader's address away and closes. Ends at once with the scope's signal:
-   * whoever leads by then has an address of its own.
+   * Accepts agents and users until `stop`, then withdraws the leader's address and closes. Ends at once with the scope's signal: a
+   * new leader announces its own address.
    */
   run(scope: Scope, stop: AbortSignal): Promise<void>;
 }
@@ -102,7 +102,7 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
       await aborted(either);
       ending.abort();
       await Promise.all(keeping);
-      // Who no longer leads has nothing more to say.
+      // A process that lost the Lease must not change the address.
       if (!scope.signal.aborted)
         await Promise.all([removeLeaderSlice(slice, scope), removeLeaderEndpoints(behind, scope)]);
     } finally {

@@ -3,10 +3,10 @@ import { connect, type Server } from 'node:net';
 import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
-/** As a host: every address of this machine, of either kind. */
+/** A host that means all addresses of this machine, IPv4 and IPv6. */
 export const everywhere = '*';
 
-/** `host:port`, `:port`, `[v6]:port` or a port. `whole`: what `:port` stands for. Undefined: none wanted. */
+/** Parses `host:port`, `:port`, `[v6]:port` or a port. `whole`: the host of `:port`. Undefined: `none`. */
 export function parseListen(
   text: string,
   whole: typeof everywhere | '127.0.0.1' = '127.0.0.1',
@@ -38,11 +38,11 @@ async function listening(server: Server, start: () => void): Promise<void> {
   }
 }
 
-/** Where it listens in the end: port 0 becomes a real one. */
+/** Returns the actual address: port 0 becomes the assigned port. */
 export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
   const isAll = at.host === everywhere;
   try {
-    // Without a host Node takes IPv6 and IPv4 at once, and where the machine has only the latter, that.
+    // Without a host Node listens on IPv6 and IPv4, or on IPv4 alone if the machine has no IPv6.
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const why = errnoOf(cause) ?? '';
@@ -88,8 +88,8 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
   await removeLeftover(path);
   try {
     await listening(server, () => {
-      // The mode must be right from the first moment on: bind() makes the file with what the umask leaves. It binds
-      // before listen() returns, so nothing else of this process ever sees the umask.
+      // The mode must be right from the start: bind() creates the file according to the umask. It binds before listen() returns,
+      // so nothing else in this process sees the changed umask.
       const before = process.umask(0o177);
       try {
         server.listen(path);
@@ -109,7 +109,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
   await chmod(path, 0o600);
 }
 
-/** By a process that was killed. */
+/** Removes the socket of a process that was killed. */
 async function removeLeftover(path: string): Promise<void> {
   const there = await lstat(path).catch(() => undefined);
   if (there === undefined) return;

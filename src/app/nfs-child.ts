@@ -6,31 +6,31 @@ import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 
 export interface NfsChildOptions {
-  /** The program and its arguments: an NFS server that says through its channel when it is ready. */
+  /** The command of an NFS server that sends a message over IPC when it is ready. */
   readonly command: readonly [string, ...string[]];
   readonly env?: Readonly<Record<string, string>>;
   readonly clock: Clock;
   readonly log: Log;
-  /** It runs, for the first time or again. */
+  /** Called each time the server gets ready. */
   readonly onReady: () => void;
-  /** It has ended, and `problem` says why; it is started again. */
+  /** Called when the server has ended, with `problem` set; it gets restarted. */
   readonly onEnd?: () => void;
 }
 
-/** The NFS server in a process of its own, which is started again whenever it ends. */
+/** The NFS server in a child process, restarted whenever it ends. */
 export interface NfsChild extends AsyncDisposable {
-  /** Why it does not run. Undefined: it does. */
+  /** Why it does not run. Undefined: it runs. */
   readonly problem: StowageError | undefined;
   readonly pid: number | undefined;
 }
 
 const firstWaitMs = 250;
 const mostWaitMs = 30_000;
-/** One that ran for so long did not fail at its start. */
+/** A server that ran for this long did not fail at its start, so the back-off is reset. */
 const steadyMs = 30_000;
 const endPatienceMs = 5_000;
 
-/** What it said last, of which one thing may be why it ended. */
+/** The last error that the server printed: probably why it ended. */
 interface Said {
   readonly why: string;
   readonly action: string;
@@ -43,7 +43,7 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
 
   async function once(): Promise<void> {
     const [program, ...args] = command;
-    // In a group of its own, so that Ctrl-C ends it with us and not before us.
+    // In a process group of its own, so that Ctrl-C does not end it before us.
     child = spawn(program, args, {
       detached: true,
       stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
@@ -99,7 +99,7 @@ async function endOf(child: ChildProcess): Promise<string> {
   return await promise;
 }
 
-/** What it logs is logged; what it says at its end is kept. */
+/** Forwards its log lines, and returns its last error. */
 async function relay(child: ChildProcess, log: Log): Promise<Said | undefined> {
   let last: Said | undefined;
   if (child.stderr === null) return undefined;
@@ -108,13 +108,13 @@ async function relay(child: ChildProcess, log: Log): Promise<Said | undefined> {
     const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
     if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
     else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
-    // Of a crash, the line that names the error.
+    // In a stack trace, the line that names the error.
     else if (/Error\b/.test(line)) last ??= { why: line.trim(), action: '' };
   }
   return last;
 }
 
-/** What it tells people to do is for those who started it themselves. */
+/** The server's own advice is for people who started it themselves. */
 function actionFor(reason: unknown, action: unknown): string {
   if (reason === 'nfs-port-in-use') return 'End the program that has it, or choose another: stowage up --nfs PORT';
   return typeof action === 'string' ? action : '';

@@ -84,7 +84,7 @@ interface Listening {
   readonly portmapper: number | undefined;
 }
 
-/** Whatever keeps a server with good options from starting. */
+/** Errors at the start of a server whose options are valid. */
 export function cannotStart(cause: unknown, at: Listening): StowageError {
   const isListening = cause instanceof Error && 'syscall' in cause && cause.syscall === 'listen';
   const isLookup = cause instanceof Error && 'syscall' in cause && String(cause.syscall).startsWith('getaddrinfo');

@@ -11,8 +11,8 @@ import { describeServed } from './nfs-served.ts';
 import { isFrom } from './own-callers.ts';
 
 /**
- * `stowage nfs serve`: runs until SIGINT or SIGTERM. Started by another program with a channel to it, it says when it is
- * ready, and ends with that program. Gives the exit status.
+ * `stowage nfs serve`: runs until SIGINT or SIGTERM. With an IPC channel to its parent it also reports when it is ready, and ends with the
+ * parent. Returns the exit status.
  */
 export async function runNfsServer(
   options: NfsServeOptions,
@@ -24,12 +24,12 @@ export async function runNfsServer(
   interrupted.addEventListener('abort', () => tell(), { once: true });
   process.once('SIGTERM', () => tell());
   process.once('disconnect', () => tell());
-  // Gone already, while this was being loaded. Without a channel it is neither.
+  // The parent disconnected while this was loading. Undefined: there is no channel.
   if (process.connected === false) tell();
   const plan = await planNfsServer(options, states);
   const server = await started(plan, options, keepers);
   ready(await describeServed(plan, options, server));
-  // Whoever is gone meanwhile need not be told; without somebody to hear of it, the failure would end the process.
+  // With a callback, since otherwise a failed send to a parent that is gone would end this process.
   process.send?.({ ready: true }, undefined, {}, () => undefined);
   await told;
   await server.close();
@@ -38,7 +38,7 @@ export async function runNfsServer(
 
 async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string): Promise<NfsServer> {
   const log = createLog('warn', process.stderr);
-  // The data path of this machine has a user of its own, and speaks for whoever uses the mounts that root made.
+  // This machine's data path has a user of its own, and makes requests for all users of root's mounts.
   const uids = (): readonly number[] => [process.geteuid?.() ?? 0, 0, knownKeeperUser(keepers) ?? 0];
   const { directory, state, path, networks, squash, anonymous, tls, port } = plan;
   const { users, groups, readOnly, privilegedPorts, portmapper } = options;

@@ -6,7 +6,7 @@ import type { NfsServer } from '#wire/nfs3/server/server.ts';
 import type { NfsPlan } from './nfs-plan.ts';
 import type { ServedTls } from './nfs-tls.ts';
 
-/** What people are told when it runs. */
+/** The description that is printed when the server runs. */
 export async function describeServed(
   plan: NfsPlan,
   options: NfsServeOptions,
@@ -39,13 +39,13 @@ export function nfsUri(host: string, path: string, port: number): string {
   return `nfs://${at}${path.split('/').map(encodeURIComponent).join('/')}?port=${port}&mountport=${port}`;
 }
 
-/** What else a store has to say. Where callers need a certificate of their own, only they know where it is. */
+/** The options that a store for this server needs. If clients need a certificate, `/FOLDER` stands for its path on the client. */
 function needed({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
   const encrypted = tls?.required === true ? `&tls=${tls.options.requestCert === true ? '/FOLDER' : 'on'}` : '';
   return `${privilegedPorts ? '&sourceport=privileged' : ''}${encrypted}`;
 }
 
-/** The name by which other machines know this one, where it listens everywhere. */
+/** The name by which other machines know this one, if it listens on all addresses. */
 const reachable = (host: string): string => (['::', '0.0.0.0'].includes(host) ? hostname() : host);
 
 function storeNameFor(directory: string): string {
@@ -80,7 +80,7 @@ function actsAs({ squash, anonymous }: NfsPlan): string {
   return squash === 'all' ? `everybody becomes ${to}` : `whoever the caller says it is, but root becomes ${to}`;
 }
 
-/** A Stowage that uses it usually calls as root. */
+/** Warns if root of a Stowage that uses this server could not create volumes. */
 async function squashNote(plan: NfsPlan, { readOnly }: NfsServeOptions): Promise<string[]> {
   const { squash, anonymous, directory } = plan;
   if (squash === 'none' || readOnly || process.geteuid?.() !== 0) return [];

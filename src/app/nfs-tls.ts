@@ -14,7 +14,7 @@ export interface ServedTls {
   readonly notes: readonly string[];
 }
 
-/** Undefined: none is asked for. Everything about it that can be wrong is found here, and not by the first caller. */
+/** Undefined: TLS is not configured. Validates everything now, so that errors do not surface with the first client. */
 export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls | undefined> {
   const { tlsCert, tlsKey, tlsCa, tlsConfine = [], tlsOptional } = asked;
   if (tlsConfine.length > 0 && tlsCa === undefined) throw unknownCallers();
@@ -59,7 +59,7 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
   }
 }
 
-/** The first is the server's own. */
+/** The first is the server's own certificate. */
 function certificatesIn(file: string, pem: Buffer | undefined): X509Certificate[] {
   const blocks = pem?.toString('latin1').match(/-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----/g) ?? [];
   try {

@@ -2,13 +2,13 @@ import { type MountTable, readMountTable } from '#clients/mounter/mountinfo.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Refuse } from './store-places.ts';
 
-/** In the path of every volume that a kubelet makes for a pod, such as an emptyDir. */
+/** Part of the path of every volume that a kubelet creates for a pod, such as an emptyDir. */
 const ofPod = '/volumes/kubernetes.io~';
 
 /**
- * In the container of a pod: only what the node shows it is on the node. All else, its own root and what the kubelet made for the
- * pod, is gone with the pod, and with it every volume there. The kind of file system does not tell: a node can be an overlay, too.
- * Refused also where nothing is there yet: whoever makes that folder on the node makes it for nothing.
+ * For an agent in a pod: accepts only directories that are mounted from the node. Everything else, the container's own root and the volumes
+ * of the pod, is deleted with the pod, and the stores' volumes with it. The type of the file system is no indication: a node's root can be an
+ * overlay, too. Also refuses a directory that does not exist: creating it on the node would not help.
  */
 export function onNode(readTable: () => Promise<MountTable> = readMountTable): Refuse {
   return async ({ root }) => {

@@ -8,14 +8,14 @@ import { openRecords } from '#records/sqlite.ts';
 import { nodeNameFrom } from './node-name.ts';
 import { prepareState, type StateFolder } from './state-folder.ts';
 
-/** The name of the node that the records are of. */
+/** The setting with the name of the node that the database belongs to. */
 const nodeSetting = 'instance.node';
 const mostNamed = 3;
 
 /**
- * The records of an agent are of one node, whose name nobody else in the cluster has. Those of another are a copy: a machine
- * that was made of an image of this one has the same id, would pass for it wherever only one may write, and would end what
- * lives there with pods. They are laid aside, and it begins as a machine of its own.
+ * An agent's database belongs to one node, whose name is unique in the cluster. If it belongs to another node, it is a copy: a machine
+ * created from this one's disk image has the same instance id. It would pass for the other node where only one may write, and would end
+ * what belongs to that node's pods. So the database is moved aside, and this node starts with an empty one.
  */
 export async function keepToNode(folders: Folders, name: string, log: Log): Promise<void> {
   const node = nodeNameFrom(name);
@@ -28,7 +28,7 @@ export async function keepToNode(folders: Folders, name: string, log: Log): Prom
   log.warn('the records here are of another node: this machine begins anew', { node, before, aside });
 }
 
-/** Undefined: it is the same, and that is on record. */
+/** Undefined: it is the same node, which is now recorded. */
 async function nodeBefore(state: StateFolder, node: string): Promise<string | undefined> {
   const records = openRecords(state.database);
   try {
@@ -43,7 +43,7 @@ async function nodeBefore(state: StateFolder, node: string): Promise<string | un
   }
 }
 
-/** A machine that was copied has just begun: there is nothing. One that was renamed may still serve its pods. */
+/** A cloned machine has just booted and has no mounts. A renamed one may still serve pods. */
 function leftMounted({ mounts }: StateFolder, { settings, mounts: recorded }: Records, table: MountTable): string[] {
   const targets = new Set(recorded.list().map(({ target }) => target));
   const mark = `stowage:${settings.get('instance')}:`;

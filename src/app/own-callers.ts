@@ -3,12 +3,12 @@ import type { Socket } from 'node:net';
 
 type Ends = Pick<Socket, 'remoteAddress' | 'remotePort' | 'localPort'>;
 
-/** Of an open connection whose socket belongs to a process. The kernel gives all others to root. */
+/** The state ESTABLISHED. In all other states the kernel may report root as the owner. */
 const established = '01';
 
 /**
- * Whether a connection comes from a process of one of these users on this machine. The kernel says so for both ends of
- * a connection over loopback; nothing that the caller says of itself is needed.
+ * Whether a connection comes from a process of one of these users on this machine. The kernel reports the owners of both ends of a loopback
+ * connection, so nothing that the client claims is needed.
  */
 export function isFrom(uids: readonly number[], socket: Ends, read = readTables): boolean {
   const port = portOf(socket.remotePort);
@@ -19,7 +19,7 @@ export function isFrom(uids: readonly number[], socket: Ends, read = readTables)
     const [, local = '', remote = '', state, , , , uid] = line.trim().split(/\s+/);
     return wanted.includes(local) && remote.endsWith(to) && state === established && uids.includes(Number(uid));
   };
-  // Twice: the kernel may pass over a line of a long table while others come and go.
+  // Read twice: the kernel may skip a line of a long table while connections come and go.
   return read().some(isIt) || read().some(isIt);
 }
 
@@ -28,7 +28,7 @@ function readTables(): string[] {
     try {
       return readFileSync(path, 'latin1').split('\n');
     } catch {
-      // A machine without IPv6.
+      // This machine has no IPv6.
       return [];
     }
   });
@@ -38,7 +38,7 @@ const hex = (bytes: readonly number[]): string =>
   bytes.map((byte) => byte.toString(16).padStart(2, '0').toUpperCase()).join('');
 const portOf = (port = 0): string => hex([port >> 8, port & 0xff]);
 
-/** As the kernel prints them, in words of the machine's own order, which is the small end first wherever Node 24 runs. */
+/** In the kernel's format: 32-bit words in host order, which is little-endian on all platforms of Node 24. */
 function addressesOf(address: string): string[] {
   if (address === '::1') return [`${'0'.repeat(24)}01000000`];
   const bytes = address

@@ -6,7 +6,7 @@ import { relayed, StowageError, stowageError } from '#core/errors.ts';
 import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
 import { listenSocket } from './listen.ts';
 
-/** The sockets by which container engines reach Stowage. */
+/** The sockets of the volume plugins for container engines. */
 export interface Plugins {
   readonly sockets: readonly string[];
   /** Why there are none. */
@@ -15,11 +15,11 @@ export interface Plugins {
 }
 
 export interface PluginWish {
-  /** What the command line or the file says: a folder, or `none`. */
+  /** As configured: a folder, or `none`. */
   readonly wanted: string | undefined;
-  /** Whether to take the usual folder where nobody said anything; else why not. */
+  /** Whether to use the default folder if none is configured; otherwise why not. */
   readonly usual: boolean | string;
-  /** An engine was found. */
+  /** Whether an engine was found. */
   readonly engines: boolean;
 }
 
@@ -37,7 +37,7 @@ export async function startPlugins(wish: PluginWish, parts: Omit<PluginOptions, 
   try {
     return await serve(usualFolder, parts);
   } catch (thrown) {
-    // Nobody asked for them, so they are no reason not to start.
+    // The plugins were not configured, so this must not prevent the start.
     const { message, action } = stowageError(thrown);
     parts.log.warn('container engines are not served', { why: message, action });
     return none(message);
@@ -51,7 +51,7 @@ async function serve(folder: string, parts: Omit<PluginOptions, 'plugin'>): Prom
     await Promise.all(servers.map((server) => server.close(graceMs)));
   };
   try {
-    // Docker makes it like this; the sockets themselves are for root alone.
+    // Docker creates it with this mode; the sockets in it are for root only.
     await makeFolders(folder, 0o755);
     for (const plugin of pluginNames) {
       const server = createPluginServer({ ...parts, plugin });

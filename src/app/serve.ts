@@ -63,7 +63,7 @@ function thisProgram(): readonly [string, ...string[]] {
 const pathIn = (given: string | undefined): string | undefined =>
   given === undefined || given === 'none' ? given : resolve(given);
 
-/** A server with a state folder of its own is a second one: the machine's engines have the first. */
+/** A server with a state folder of its own is a second server: the machine's engines belong to the first. */
 function looksAround(options: UpOptions): true | string {
   if (process.getuid?.() !== 0) return 'only root can serve container engines';
   if (process.platform !== 'linux') return 'only Linux can serve container engines';
@@ -83,9 +83,9 @@ function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
 
 interface Reloading {
   readonly ask: () => void;
-  /** What was asked for while it started is done now. */
+  /** Starts to reload; does so at once if it was requested during the start. */
   begin(running: Running): void;
-  /** Waits for the one that runs; what is asked for from now on is ignored. */
+  /** Waits for the reload in progress; later requests are ignored. */
   end(): Promise<void>;
 }
 
@@ -118,15 +118,15 @@ function createReloading(log: Log): Reloading {
   };
 }
 
-/** What runs beside the server. */
+/** Services that run in addition to the server. */
 export interface Beside {
   readonly cluster: UpSettings['cluster'];
   readonly podUsers: CsiWish['podUsers'];
-  /** Called when the server is ready; what it gives is ended before the server is. */
+  /** Called when the server is ready; the result is disposed of before the server stops. */
   started(running: Running): AsyncDisposable;
 }
 
-/** `stowage up`: runs until SIGINT or SIGTERM, reads its configuration again on SIGHUP. Gives the exit status. */
+/** `stowage up`: runs until SIGINT or SIGTERM, and reloads its configuration on SIGHUP. Returns the exit status. */
 export async function runServer(
   options: UpOptions,
   folders: Folders,
@@ -140,9 +140,9 @@ export async function runServer(
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
   interrupted.addEventListener('abort', () => tell(), { once: true });
-  // However often: who stops containers may say it again while it waits.
+  // Not `once`: an engine may send SIGTERM again while it waits for the container.
   process.on('SIGTERM', () => tell());
-  // From the first moment on, since without a handler the signal ends the process.
+  // Registered before the start, since without a handler SIGHUP ends the process.
   const reloading = createReloading(log);
   process.on('SIGHUP', reloading.ask);
   const csi = csiWish(options);

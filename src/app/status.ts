@@ -18,7 +18,7 @@ interface About {
   readonly config: string | undefined;
 }
 
-/** For a token with a scope: what is in that scope, and nothing of the machine's insides. */
+/** For a token with a scope: only what is in that scope, and nothing internal to the machine. */
 export async function statusOf(about: About, principal: Principal): Promise<StatusJson> {
   const { core } = about;
   const everywhere = isEverywhere(principal);

@@ -19,27 +19,27 @@ const lookMs = 2_000;
 
 interface Place {
   readonly name: string;
-  /** This machine, or one server by all of its names: only on the same one can paths be compared. */
+  /** This machine, or a server by all its names. Paths can be compared only on the same one. */
   readonly on: readonly string[];
   readonly root: string;
   readonly readOnly: boolean;
-  /** Once it is open. */
+  /** Set when it is open. */
   store: Store | undefined;
 }
 
-/** Where a store of that configuration lies. */
+/** Finds the directory of a store with this configuration. */
 export type PlaceOf = (config: StoreConfig) => Promise<Pick<Place, 'on' | 'root'>>;
 
-/** Refuses a place for what it is on, or what it overlaps that is not a store. */
+/** Throws if a store must not be in this directory. */
 export type Refuse = (place: { readonly name: string; readonly root: string }) => void | Promise<void>;
 
 /**
- * Stores must not lie in each other: what one of them holds would be a volume of the other, to be renamed and deleted as
- * such. One directory is one store, and as many as one likes that only read it. Another Stowage in the same directory is
- * the store's own business: it locks it, or shares it.
+ * Stores must not be nested: the content of one would count as volumes of the other, which could be renamed and deleted. One directory can
+ * have one store, and any number of read-only stores. Another Stowage in the same directory is handled by the store itself, which locks or
+ * shares it.
  */
 export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readonly Refuse[]): StoreKind {
-  // By object, not by path: one directory can be open twice, once read-only.
+  // Places by identity, not by path: one directory can be open twice, once read-only.
   const places = new Set<Place>();
   return {
     ...kind,
@@ -48,7 +48,7 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readon
       const place: Place = { name: config.name, ...(await placeOf(config)), readOnly, store: undefined };
       for (const refuse of refusing) await refuse(place);
       refuseOverlap(place, places);
-      // Before it is open, so that two that are opened at once see each other.
+      // Added before it is open, so that two stores that are opened concurrently see each other.
       places.add(place);
       try {
         const store = await kind.open(config, policy, context, scope);
@@ -73,15 +73,15 @@ export function keepApart(kind: StoreKind, placeOf: PlaceOf, ...refusing: readon
   };
 }
 
-/** One place by two names, such as those of one server: what keeps hosts apart would not keep one host's stores apart. */
+/** Two names of one place, for example of one server: the locks between hosts would not separate two stores of the same host. */
 function refuseTwin(place: Place, places: Iterable<Place>, { identity }: Store, placement: Placement): void {
   const twin = [...places].find((other) => other !== place && !other.readOnly && other.store?.identity === identity);
-  // A local store that has another's identity is a copy of it: one directory is known by its path.
+  // A local store with the same identity is a copy: local directories are compared by path.
   if (identity === undefined || place.readOnly || !isShared(placement) || twin === undefined) return;
   throw taken(place.name, place.root, twin.name);
 }
 
-/** One in the other, by two names of one server: then the outer one sees there what the inner one says that it is. */
+/** For nested stores by different names of one server: the outer store can see the identity of the inner one. */
 async function refuseNested(place: Place, places: Iterable<Place>): Promise<void> {
   const nested = [...places].filter(({ root }) => isWithin(root, place.root) || isWithin(place.root, root));
   for (const other of nested) {
@@ -92,7 +92,7 @@ async function refuseNested(place: Place, places: Iterable<Place>): Promise<void
   }
 }
 
-/** Undefined too of one that does not answer: nobody's opening depends on another's server. */
+/** Undefined also if the store does not answer: opening one store must not depend on the server of another. */
 async function identitySeen({ store }: Place, below: string): Promise<string | undefined> {
   const seen = store?.identityBelow?.(below).catch(() => undefined);
   return seen !== undefined && (await endsWithin(seen, lookMs, systemClock())) ? await seen : undefined;
@@ -113,7 +113,7 @@ export const localDirectoryOf = (
   config: StoreConfig,
 ): LocalDirectory | undefined => kinds.get(schemeOf(config.uri))?.localDirectory?.(config);
 
-/** On this machine. A root that does not exist is refused by the kind itself, in its own words. */
+/** For local stores. A missing directory is reported by the store kind itself. */
 export const localPlace =
   (kind: Pick<StoreKind, 'localDirectory'>): PlaceOf =>
   async (config) => {
@@ -121,7 +121,7 @@ export const localPlace =
     return { on: ['this machine'], root: await realpath(wanted).catch(() => wanted) };
   };
 
-/** Not around the state folder, nor in its mounts, nor where the embedded NFS server has its own store's volumes. */
+/** Refuses directories that contain the state folder, are inside its mounts, or overlap the export of the embedded NFS server. */
 export function beside(state: StateFolder, exported: string | undefined): Refuse {
   return ({ name, root }) => {
     const holdsState = root === state.path || isWithin(state.path, root);
@@ -133,8 +133,8 @@ export function beside(state: StateFolder, exported: string | undefined): Refuse
 }
 
 /**
- * On its server, as far as that can be told by the names it is given; what they hide is found out when it is open. In another
- * network the same name may be another server's.
+ * For NFS stores: compares servers by the given names. Different names of one server are detected when the store is open. In another network
+ * the same name may mean another server.
  */
 export const nfsPlace: PlaceOf = async ({ uri, options }) => {
   const { hosts, port = 2049, path, network = 'the host' } = parseOptions(uri, options);

@@ -40,36 +40,36 @@ import { version } from './version.ts';
 
 export interface UpSettings {
   readonly folders: Folders;
-  /** Undefined: the file in the configuration folder, if there is one. `none`: no file at all. */
+  /** Undefined: the file in the configuration folder, if it exists. `none`: no file. */
   readonly config: string | undefined;
   readonly listen: string | undefined;
   readonly log: Log;
   readonly signal: AbortSignal;
-  /** With an NFS server in a process of its own, and a store on it. */
+  /** Starts an NFS server in a child process, with a store on it. */
   readonly nfs?: EmbeddedNfsSettings | undefined;
-  /** Time, where it is not the system's. */
+  /** Default: the system's clock. */
   readonly clock?: Clock;
-  /** The kinds of stores there are, where they are not the usual ones. */
+  /** Default: the usual kinds of stores. */
   readonly kinds?: readonly StoreKind[];
-  /** Those whose containers use volumes, where they are not to be found by their sockets. */
+  /** The engines whose containers use volumes. Default: those found by their sockets. */
   readonly engines?: readonly ContainerEngine[];
-  /** The sockets of engines, as the command line gives them. */
+  /** The sockets of engines given on the command line. */
   readonly engineSockets?: EngineWishes;
-  /** The folder for the sockets by which engines reach Stowage, or `none`. */
+  /** The folder for the sockets of volume plugins, or `none`. */
   readonly plugins?: string | undefined;
-  /** The sockets of CSI drivers. Undefined: none. */
+  /** The sockets of the CSI drivers. Undefined: none. */
   readonly csi?: CsiWish | undefined;
-  /** Whether to look for engines, and serve them, where nobody said anything; else why not. Not said: no. */
+  /** Whether to look for engines and serve them if they are not configured; a text says why not. Default: false. */
   readonly lookAround?: boolean | string;
-  /** Where keepers run. Undefined: in containers, where Stowage itself runs in one that an engine of these made. */
+  /** Where keepers run. Undefined: in containers if Stowage itself runs in a container of one of these engines. */
   readonly keeperPlace?: KeeperPlace | undefined;
-  /** What this machine is called. Undefined: as it calls itself. */
+  /** The name of this machine. Undefined: the host name. */
   readonly nodeName?: string | undefined;
-  /** The marks of this process and of dead ones on shared stores. Undefined: those that the state folder tells. */
+  /** The marks of this process and of dead ones on shared stores. Undefined: those recorded in the state folder. */
   readonly marks?: ProcessMarks;
-  /** No store of its own, and no TCP port: what `stowage node` is. */
+  /** Without a default store and a TCP port: the mode of `stowage node`. */
   readonly bare?: boolean;
-  /** The stores of a cluster, as they are known at the moment; `reload` asks again. */
+  /** Returns the currently known stores of a cluster; `reload` calls it again. */
   readonly cluster?: StoreSources['cluster'];
 }
 
@@ -82,28 +82,28 @@ export interface Running {
   readonly csi: Csi;
   readonly engines: readonly EngineSocket[];
   readonly metrics: RestServer['metrics'];
-  /** The REST API for who asks from within, as the owner of its socket. */
+  /** The REST API for callers in this process, with the rights of the socket's owner. */
   readonly api: RestServer['handleOwn'];
-  /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
+  /** Reloads the configuration. If it is invalid, throws and changes nothing. */
   reload(): Promise<void>;
-  /** What was left mounted because somebody uses it. */
+  /** Returns the mounts that were left because they are in use. */
   stop(): Promise<readonly string[]>;
 }
 
 const maintenanceEveryMs = 30_000;
 const passMs = 600_000;
-/** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
+/** For running operations at shutdown; those that take longer continue at the next start. */
 const drainMs = 10_000;
 const pluginMs = 5_000;
 
-/** Everything in one process: what `stowage up` runs. */
+/** `stowage up`: runs everything in one process. */
 export async function startUp(settings: UpSettings): Promise<Running> {
   const { folders, log } = settings;
   const clock = settings.clock ?? systemClock();
   const startedAt = clock.now();
   await using undo = new AsyncDisposableStack();
   const state = await prepareState(folders.state, folders.socket);
-  // Ended after everything that may have something to say to it.
+  // Disposed of after everything that may still need the servers.
   const servers = undo.use(new AsyncDisposableStack());
   const records = openRecords(state.database);
   const closing = { close: async (): Promise<void> => records.close() };
@@ -111,7 +111,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const nfs =
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
-  // What needs what is there later.
+  // For parts that need each other: set later.
   const late: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
@@ -164,7 +164,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       configure: async () => {
         await nfs?.started;
         await configure(file);
-        // A store that could not be opened without it need not wait for its turn.
+        // Retry at once those stores that could not be opened without the server.
         nfs?.whenReady(() => core.stores.retry(scope));
       },
       repairable: (one) => {
@@ -212,7 +212,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  // A test that moves its own clock runs the tasks itself.
+  // A test with its own clock runs the tasks itself.
   const tasks = settings.clock === undefined ? maintenanceOf(core, keepers, networks) : [];
   const maintenance = startMaintenance(tasks, clock, scope);
   const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
@@ -263,13 +263,13 @@ function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindP
   const local = createLocalStoreKind();
   const network = isContained ? withoutHostClient(own) : own;
   return [
-    // With keepers in pods this is one, too.
+    // With keepers in pods, this process runs in a pod, too.
     keepApart(local, localPlace(local), beside(state, nfs?.exported), ...(keeperPlace === 'pod' ? [onNode()] : [])),
     keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
   ];
 }
 
-/** Work on keepers and on networks of container engines, beside core's own. */
+/** Core's own tasks, and those for keepers and networks of container engines. */
 function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
   const often = { everyMs: maintenanceEveryMs, deadlineMs: passMs };
   return [
@@ -297,7 +297,7 @@ interface Stopping {
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
-  /** When no engine that ends has anything to say any more. */
+  /** Resolves when engines that are shutting down have released their volumes. */
   readonly released: () => Promise<void>;
   readonly log: Log;
 }
@@ -307,9 +307,9 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
   parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
-  // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
+  // Close these before new operations are refused, so that an engine's mount in progress still completes.
   await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);
-  // Longer than the drain, so that whoever waits for an operation is told what became of it.
+  // Longer than the drain, so that callers that wait for an operation learn its result.
   const closed = rest.close(drainMs + 2_000);
   await core.operations.drain(drainMs);
   await closed;
@@ -321,7 +321,7 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
     .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
   await keepers[Symbol.asyncDispose]();
   for (const client of clients.values()) client[Symbol.dispose]();
-  // Last: until then stores may have something to say to it.
+  // Last: stores may need the server until then.
   await nfs?.[Symbol.asyncDispose]();
   return left;
 }

@@ -23,17 +23,17 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
     name === '' ? undefined : await absent(client.get(resource, { name }, signal));
 
   /**
-   * `Delete` only where that is no worse for the data than the one before was: theirs can mean that a directory is kept, which is not
-   * known any more when the one before, or its class, is gone.
+   * Returns `Delete` only if that is no worse for the data than before: the previous provisioner may keep the directory on deletion, which
+   * can no longer be found out when the old volume or its class is gone.
    */
   async function policyFor(
     after: PersistentVolume,
     before: PersistentVolume | undefined,
   ): Promise<'Delete' | 'Retain'> {
     const { metadata, spec } = after;
-    // Kubernetes knows a third one, which is over for all but the oldest kinds of volumes.
+    // The third policy, Recycle, is deprecated.
     if (metadata.annotations?.[policyBefore] !== 'Delete') return 'Retain';
-    // It was decided already, by one that was stopped half-way.
+    // An earlier, interrupted run already decided.
     if (before === undefined && metadata.annotations[provisionedBy] !== undefined)
       return spec.persistentVolumeReclaimPolicy === 'Delete' ? 'Delete' : 'Retain';
     const store = await called(storeObjects, spec.csi?.volumeAttributes?.['store']);
@@ -43,7 +43,7 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
     return isWorse ? 'Retain' : 'Delete';
   }
 
-  /** Now it is as any that Stowage made itself, and ends as the one before would have, or later. */
+  /** Turns the volume into an ordinary one of Stowage's, with the old volume's reclaim policy or Retain. */
   async function finish({ from, to }: Candidate, identity: string | undefined): Promise<string> {
     const [before, after] = await Promise.all([called(persistentVolumes, from), called(persistentVolumes, to)]);
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
@@ -66,7 +66,7 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
           metadata: {
             uid: after.metadata.uid,
             resourceVersion: after.metadata.resourceVersion,
-            // What was said when it was begun is nearer to the truth than what the store says by now.
+            // The identity recorded at the beginning is more reliable than what the store reports by now.
             annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: fileDriver.name },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],
           },

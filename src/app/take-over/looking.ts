@@ -11,7 +11,7 @@ export interface Cluster {
   readonly volumes: ReadonlyMap<string, PersistentVolume>;
   /** By `namespace/name`. */
   readonly claims: ReadonlyMap<string, PersistentVolumeClaim>;
-  /** Who uses them, likewise. */
+  /** The pods that use them, by `namespace/name`. */
   readonly users: ReadonlyMap<string, readonly string[]>;
 }
 
@@ -44,7 +44,7 @@ export async function readCluster(client: KubeClient, signal: AbortSignal): Prom
   };
 }
 
-/** As Kubernetes itself sees it, which lets claims go that only pods which have ended still name. */
+/** As Kubernetes itself determines it: pods that have ended do not count. */
 function usersIn(running: readonly Pod[]): ReadonlyMap<string, readonly string[]> {
   const users = new Map<string, string[]>();
   for (const { metadata, spec, status } of running) {
@@ -75,13 +75,13 @@ export const usedBy = (users: readonly string[]): string => {
   return `used by pod${users.length === 1 ? '' : 's'} ${shown}${more}: scale what runs it to 0, and repeat`;
 };
 
-/** Kubernetes has one on every claim; whatever else is there would keep the claim from going. Empty: nothing does. */
+/** Kubernetes puts one finalizer on every claim; any other one would block the claim's deletion. Empty: none does. */
 export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
   const others = (metadata.finalizers ?? []).filter((one) => one !== protection);
   return others.length > 0 ? `the claim is held by ${others.join(', ')}` : '';
 };
 
-/** What there is to take over. `servers`: what the export's server is called. */
+/** Lists the volumes that can be taken over. `servers`: all names of the export's server. */
 export function look(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): Looked {
   const otherServers = new Set<string>();
   const found: { readonly volume: PersistentVolume; readonly below: string }[] = [];
@@ -106,17 +106,17 @@ export function look(cluster: Cluster, store: string, at: Export, servers: Reado
 
 const nameOf = ({ metadata }: PersistentVolume): string => metadata.name ?? '';
 
-/** The PersistentVolume that was made for it. */
+/** The PersistentVolume that replaces the given one. */
 function ours({ volumes }: Pick<Cluster, 'volumes'>, before: PersistentVolume): PersistentVolume | undefined {
   const after = volumes.get(nameAfter(nameOf(before)));
   return after?.metadata.annotations?.[takenFrom] === nameOf(before) ? after : undefined;
 }
 
-/** Its end was begun, and it only waits for whoever made it. */
+/** The volume is being deleted and only waits for its provisioner. */
 const isLeft = (cluster: Cluster, volume: PersistentVolume): boolean =>
   volume.metadata.deletionTimestamp !== undefined && ours(cluster, volume) === undefined;
 
-/** Those that were finished, or whose predecessor somebody deleted. */
+/** Replacements that were finished, or whose predecessor was deleted. */
 function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
   return [...volumes.values()].flatMap((volume) => {
     const from = volume.metadata.annotations?.[takenFrom];
@@ -148,7 +148,7 @@ function stateOf(
   if (after !== undefined && claim?.spec.volumeName === nameOf(after) && claim.status?.phase === 'Bound')
     return { state: 'taken-over', detail: '' };
   const users = cluster.users.get(key ?? '') ?? [];
-  // On the way, in either direction, one of the two waits for a claim. Neither does: it was there, and its user did not want it any more.
+  // During a move, in either direction, one of the two waits for a claim. If neither does, the claim was bound and then deleted by its user.
   if (
     after !== undefined &&
     claim === undefined &&
@@ -159,7 +159,7 @@ function stateOf(
       detail: `its claim was deleted since. The data stay, also with: kubectl delete pv ${nameOf(before)} ${nameOf(after)}`,
     };
   if (after !== undefined) {
-    // Whoever uses it has what was before: that stays in the way of going on, and of nothing else.
+    // A pod that uses the old volume blocks only the continuation.
     const isUsed = users.length > 0 && claim?.spec.volumeName === nameOf(before);
     return { state: 'begun', detail: `it was stopped half-way: ${isUsed ? usedBy(users) : 'repeat it'}` };
   }
@@ -184,7 +184,7 @@ function stateOf(
   return users.length > 0 ? { state: 'used', detail: usedBy(users) } : { state: 'ready', detail: '' };
 }
 
-/** The PersistentVolume that has this volume of Stowage's already. */
+/** The PersistentVolume that already has this volume of Stowage's. */
 export function holderOf({ volumes }: Cluster, handles: readonly string[]): string | undefined {
   for (const [name, { spec }] of volumes)
     if (spec.csi?.driver === fileDriver.name && handles.includes(spec.csi.volumeHandle)) return name;

@@ -11,17 +11,17 @@ export interface MovingParts {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
-  /** How long Kubernetes gets to let a claim go, or to give it its volume. */
+  /** The time that Kubernetes gets to delete or bind a claim. */
   readonly patienceMs: number;
 }
 
 export interface Move {
-  /** As it was checked just now. */
+  /** The claim as just checked. */
   readonly claim: PersistentVolumeClaim | undefined;
-  /** Where the claim is, and where it is to be. Both outlive it. */
+  /** The claim's current volume and its new one. Both outlive the claim. */
   readonly from: PersistentVolume;
   readonly to: PersistentVolume;
-  /** The one of the two that remembers the claim. */
+  /** The one of the two whose annotation records the claim. */
   readonly memory: PersistentVolume;
 }
 
@@ -35,7 +35,7 @@ const repeat = 'Repeat the command; repeating is safe.';
 const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
   `What it was is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
 
-/** A new claim may be let in later, without anybody changing this command: room in a quota comes and goes. */
+/** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
 const mayBeMade = (error: KubeError): boolean =>
   mayPass(error) ||
   error.reason === 'Conflict' ||
@@ -51,8 +51,8 @@ export const absent = async <T>(asked: Promise<T>): Promise<T | undefined> => {
 };
 
 /**
- * A claim cannot be given another volume, so it is made anew. What it was is written down before it goes; the volume that it shall have
- * waits for a claim of that name, so that it gets it too when somebody else is faster to make it, such as the controller of a StatefulSet.
+ * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
+ * for a claim of that name, so that it is also used if somebody else is faster to create the claim, such as the StatefulSet controller.
  */
 export function createMoving({ client, clock, signal, patienceMs }: MovingParts) {
   const claimFor = ({ spec: { claimRef } }: PersistentVolume): Promise<PersistentVolumeClaim | undefined> => {
@@ -60,21 +60,21 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
     return absent(client.get(claims, { namespace, name }, signal));
   };
 
-  /** Only the one that was read: what somebody else has changed meanwhile is looked at first. */
+  /** Patches only the version that was read: if somebody else has changed the volume, the new state must be checked first. */
   function change(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
     const { name = '', uid = '', resourceVersion = '' } = volume.metadata;
     const body = { metadata: { uid, resourceVersion, annotations }, spec };
     return client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
-  /** From here on nothing that happens to the object touches the data. What was to happen to them is remembered. */
+  /** Sets the policy to Retain, so that deleting the object does not touch the data, and records the previous policy. */
   async function keepData(volume: PersistentVolume): Promise<PersistentVolume> {
     const { persistentVolumeReclaimPolicy: policy = 'Retain' } = volume.spec;
     if (policy === 'Retain' && volume.metadata.annotations?.[policyBefore] !== undefined) return volume;
     return await change(volume, { persistentVolumeReclaimPolicy: 'Retain' }, { [policyBefore]: policy });
   }
 
-  /** What Kubernetes does not answer is asked again. `late`: with why there was no answer at last, or nothing. */
+  /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
   async function poll(look: () => Promise<boolean>, late: (why: string) => Promise<StowageError>): Promise<void> {
     const until = clock.elapsed() + patienceMs;
     for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
@@ -90,7 +90,7 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
     }
   }
 
-  /** The claim of a volume. Kubernetes keeps one that a pod begins to use after this, until the pod ends. */
+  /** The claim of a volume. If a pod starts to use it later, Kubernetes keeps it until the pod ends. */
   async function checked(from: PersistentVolume): Promise<PersistentVolumeClaim | undefined> {
     const claim = await claimFor(from);
     if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
@@ -104,7 +104,7 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
   async function remove(claim: PersistentVolumeClaim, { from, memory }: Pick<Move, 'from' | 'memory'>): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion, deletionTimestamp } = claim.metadata;
     if (deletionTimestamp === undefined) {
-      // As it is now: it may have grown since.
+      // Record its current state: it may have grown since.
       const known = claimIn(memory);
       if (JSON.stringify(known) !== JSON.stringify(claimWithout(claim))) await change(memory, {}, withClaim(claim));
     }
@@ -112,7 +112,7 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
       async () => {
         const there = await claimFor(from);
         if (there?.metadata.uid !== uid) return true;
-        // Only as it was checked, and written down.
+        // Only the version that was checked and recorded.
         if (there.metadata.deletionTimestamp === undefined)
           await absent(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
         return false;
@@ -164,7 +164,7 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
     );
   }
 
-  /** For a claim of that name. */
+  /** Reserves the volume for a claim of that name. */
   async function wait(to: PersistentVolume, claim: PersistentVolumeClaim): Promise<PersistentVolume> {
     const storage = capacityFor(to, claim);
     if (to.spec.claimRef?.uid === undefined && to.spec.capacity?.['storage'] === storage) return to;

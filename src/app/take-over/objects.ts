@@ -3,20 +3,20 @@ import { classNameOf, storeIdentity } from '#controllers/names.ts';
 import { fileDriver } from '#core/csi-drivers.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 
-/** On the PersistentVolume of Stowage's, until it is finished: the one before it. */
+/** On Stowage's PersistentVolume until the take-over is finished: the name of the old one. */
 export const takenFrom = 'stowage.dev/taken-over-from';
-/** Likewise: the claim as it was, since between two PersistentVolumes there is a moment without one. */
+/** Also there: the claim as it was, since it does not exist for a moment between the two PersistentVolumes. */
 export const claimAsWas = 'stowage.dev/taken-over-claim';
-/** On both: what shall become of the data when all of this is over and the claim is deleted. */
+/** On both: the reclaim policy that will apply to the data after the take-over. */
 export const policyBefore = 'stowage.dev/reclaim-policy';
 
-/** The same for the same one, so that it cannot be made twice. */
+/** Derived from the old name, so that the volume cannot be created twice. */
 export const nameAfter = (volume: string): string => `${volume}-stowage`;
 
-/** Kubernetes and provisioners say with them how a claim came to its volume. */
+/** Annotations with which Kubernetes and provisioners record how a claim got its volume. */
 const passing = /^(pv\.kubernetes\.io\/|volume\.kubernetes\.io\/|volume\.beta\.kubernetes\.io\/storage-provisioner$)/;
 
-/** The claim without what only this one has: it can be made again, for any volume. */
+/** The claim without the fields of this instance, so that it can be created again, for any volume. */
 export function claimWithout({ metadata, spec }: PersistentVolumeClaim): PersistentVolumeClaim {
   const { name = '', namespace = '', labels, annotations = {}, ownerReferences } = metadata;
   const { volumeName: _, ...rest } = spec;
@@ -45,10 +45,10 @@ export const claimIn = ({ metadata }: PersistentVolume): PersistentVolumeClaim |
   return text === undefined ? undefined : (JSON.parse(text) as PersistentVolumeClaim);
 };
 
-/** What is taken away when nothing has to be remembered any more. */
+/** Removes all records of the take-over. */
 export const nothingRemembered = { [takenFrom]: null, [claimAsWas]: null, [policyBefore]: null };
 
-/** The claim may have grown, and a volume that is smaller is not given to it. */
+/** The claim may have grown, and Kubernetes does not bind it to a smaller volume. */
 export function capacityFor(volume: PersistentVolume, claim: PersistentVolumeClaim): string {
   const has = volume.spec.capacity?.['storage'] ?? '0';
   const wants = claim.spec.resources?.requests?.['storage'] ?? '0';
@@ -62,12 +62,12 @@ export interface After {
   /** The volume's name on the store, and its id. */
   readonly name: string;
   readonly id: string;
-  /** What the store says that it is, if that is known. */
+  /** The store's identity, if known. */
   readonly identity: string | undefined;
   readonly isReadOnly: boolean;
 }
 
-/** It waits for the claim of that name, whoever makes it. Nothing that happens to it touches the data. */
+/** Creates the volume, reserved for any claim of that name. With Retain, deleting it does not touch the data. */
 export function volumeAfter({ before, claim, store, name, id, identity, isReadOnly }: After): PersistentVolume {
   const { name: from = '', annotations = {}, labels } = before.metadata;
   const { accessModes = ['ReadWriteOnce'], nodeAffinity, persistentVolumeReclaimPolicy = 'Retain' } = before.spec;
@@ -96,7 +96,7 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
   };
 }
 
-/** For the claim of that name, and no other; whichever has it. */
+/** Reserves a volume for any claim of that name. */
 export const prebound = ({ metadata: { namespace = '', name = '' } }: PersistentVolumeClaim) => ({
   apiVersion: 'v1',
   kind: 'PersistentVolumeClaim',

@@ -5,7 +5,7 @@ import { accessFor, type ClusterWish } from '../kubectl.ts';
 import { version } from '../version.ts';
 import { createTakingOver } from './taking-over.ts';
 
-/** As whoever the kubeconfig says: neither the controller nor any account of Stowage's may do what is done here. */
+/** Uses the rights of the kubeconfig's user: neither the controller nor any service account of Stowage may make these changes. */
 export async function startTakingOver(
   wish: TakeOverWish & Pick<ClusterWish, 'env' | 'home' | 'signal'>,
 ): Promise<TakingOver> {

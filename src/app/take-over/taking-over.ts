@@ -41,7 +41,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
         action: 'See which there are with: kubectl get stores',
       });
     const at = exportOf(object.spec.uri);
-    // There a volume of the directory's name can have another directory.
+    // With a pathTemplate, the volume named after the directory can be in another directory.
     if (at !== undefined && deed === 'take' && optionOf(object, 'pathTemplate') !== undefined)
       throw new StowageError(
         `'${store}' has the option pathTemplate: its volumes lie elsewhere than under their names`,
@@ -59,7 +59,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     });
   }
 
-  /** The one before, and the one after if it is there. */
+  /** The old volume, and the new one if it exists. */
   async function both({ from, to }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
@@ -71,7 +71,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     return [before, after];
   }
 
-  /** The one after, unless something is not as it has to be: then nothing is changed. */
+  /** Creates the new volume. Throws before the first change if the conditions are not met. */
   async function begin(
     before: PersistentVolume,
     claim: PersistentVolumeClaim | undefined,
@@ -116,7 +116,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     await absent(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
   }
 
-  /** Whatever Kubernetes says no to, for people. */
+  /** Converts errors of Kubernetes for people. */
   async function told<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
@@ -125,7 +125,7 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
     }
   }
 
-  /** From what is there now, when Kubernetes or somebody else changed it at the same moment. */
+  /** Retries from the current state if somebody else changed an object at the same time. */
   async function anew<T>(work: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++)
       try {
