@@ -4,7 +4,7 @@ import { engineReleased } from './engine-end.ts';
 
 const { signal } = new AbortController();
 
-/** How long it is waited for, where volumes are held until then and an engine's end is seen from then on. */
+/** How long the shutdown waits, if volumes are in use until `heldMs` and the engine's end is visible from `endingMs` on. */
 async function waited(heldMs: number, endingMs: number): Promise<number> {
   const clock = createFakeClock();
   const began = clock.elapsed();
@@ -15,20 +15,20 @@ async function waited(heldMs: number, endingMs: number): Promise<number> {
   return passed();
 }
 
-describe('who ends', () => {
-  test('with nothing held, ends at once', async () => {
+describe('the shutdown of Stowage', () => {
+  test('ends at once if no volume is in use', async () => {
     expect(await waited(0, 0)).toBe(0);
   });
 
-  test('while its engine goes on, hardly waits', async () => {
+  test('hardly waits while its engine keeps running', async () => {
     expect(await waited(1_000_000, 1_000_000)).toBe(1_000);
   });
 
-  test('with its engine, waits until nothing is held', async () => {
+  test('waits for the volumes if its engine shuts down, too', async () => {
     expect(await waited(5_000, 100)).toBe(5_000);
   });
 
-  test('with its engine, does not wait for ever', async () => {
+  test('does not wait for ever for the engine', async () => {
     expect(await waited(1_000_000, 100)).toBe(45_000);
   });
 });

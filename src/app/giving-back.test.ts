@@ -14,7 +14,7 @@ function aProcess() {
       it.cpu += 100;
     },
   };
-  /** Ten seconds, in which it was worked so much. */
+  /** Advances by ten seconds with this much CPU time. */
   const pass = (workedMs: number): number => {
     it.cpu += workedMs;
     clock.advance(10_000);
@@ -23,38 +23,38 @@ function aProcess() {
   return { clock, own, pass };
 }
 
-test('memory is given back once, when a burst of work is over', () => {
+test('returns memory once after a burst of work', () => {
   const { clock, own, pass } = aProcess();
   using _ = giveBackWhenIdle(clock, own);
   expect([pass(9_000), pass(700), pass(50), pass(50), pass(50)]).toEqual([0, 0, 1, 1, 1]);
   expect([pass(2_000), pass(10)]).toEqual([1, 2]);
 });
 
-test('a process that does little all the time is left alone for long', () => {
+test('does not collect garbage often in a process with little steady work', () => {
   const { clock, own, pass } = aProcess();
   using _ = giveBackWhenIdle(clock, own);
   expect(Array.from({ length: 24 }, () => pass(40))).toEqual(Array(24).fill(1));
 });
 
-test('what its start needed is given back too', () => {
+test('returns the memory of the start', () => {
   const { clock, own, pass } = aProcess();
   using _ = giveBackWhenIdle(clock, own);
   expect([pass(700), pass(100), pass(100)]).toEqual([0, 1, 1]);
 });
 
-test('nothing happens after its end', () => {
+test('does nothing after disposal', () => {
   const { clock, own, pass } = aProcess();
   giveBackWhenIdle(clock, own)[Symbol.dispose]();
   expect([pass(9_000), pass(0)]).toEqual([0, 0]);
 });
 
-test('what was freed between things that are still used is given back too', () => {
-  // Too small to have pages of their own each, and together much more than anything else here makes or frees.
+test('returns freed memory between blocks that are still in use', () => {
+  // Each block is too small for pages of its own, and together they are much larger than anything else in this process.
   const pieces = Array.from({ length: 2_000 }, () => Buffer.allocUnsafeSlow(32 * 1024).fill(1));
   const kept = pieces.filter((_, i) => i % 100 === 99);
   pieces.length = 0;
-  // As bin/stowage starts a process. Looking for what is no longer used is a part of giving it back: whoever has looked
-  // before in another way (gc() alone) frees it on another thread, at some time.
+  // Started as by bin/stowage. giveBack itself must collect the garbage: after another collection (gc() alone)
+  // V8 frees it later, on another thread.
   vi.stubGlobal('gc', collect);
   onTestFinished(() => void vi.unstubAllGlobals());
   const before = anonymousMegabytes();

@@ -39,7 +39,7 @@ const find = (options: object = {}, env: Readonly<Record<string, string>> = { KU
 const refusal = (options?: object, env?: Readonly<Record<string, string>>) =>
   find(options, env).then(() => undefined, stowageError);
 
-test('asks for a token of the viewer that is good for Stowage alone, and for ten minutes', async () => {
+test("requests a token of the viewer account for Stowage's audience, valid for ten minutes", async () => {
   expect(await find()).toMatchObject({
     kind: 'cluster',
     token: 'short-lived',
@@ -60,15 +60,15 @@ test('asks for a token of the viewer that is good for Stowage alone, and for ten
   ]);
 });
 
-test('of another context, namespace and account', async () => {
+test('uses another context, namespace and account', async () => {
   await find({ context: 'two', namespace: 'storage', account: 'boss' });
   expect(requests).toMatchObject([
     { url: '/k8s/api/v1/namespaces/storage/serviceaccounts/boss/token', authorization: 'Bearer token-two' },
   ]);
 });
 
-describe('what can be wrong', () => {
-  test('no kubeconfig', async () => {
+describe('reports', () => {
+  test('a missing kubeconfig', async () => {
     expect(await refusal({}, {})).toMatchObject({
       code: 'invalid',
       reason: 'kubeconfig-missing',
@@ -84,7 +84,7 @@ describe('what can be wrong', () => {
     });
   });
 
-  test('nobody at that address', async () => {
+  test('an unreachable server', async () => {
     await api.down();
     const refused = await refusal();
     expect(refused).toMatchObject({ code: 'unavailable', reason: 'kubernetes-unreachable' });
@@ -107,7 +107,7 @@ describe('what can be wrong', () => {
       { code: 'not-found', reason: 'account-unknown', message: 'there is no service account stowage-system/boss' },
     ],
     [500, 'InternalError', {}, { code: 'unavailable', reason: 'kubernetes-unreachable' }],
-  ])('the API server says %i %s', async (code, reason, options, expected) => {
+  ])('status %i %s from the API server', async (code, reason, options, expected) => {
     api.intercept = (_request, response) => {
       api.refuse(response, code, reason);
       return true;
@@ -115,7 +115,7 @@ describe('what can be wrong', () => {
     expect(await refusal(options)).toMatchObject(expected);
   });
 
-  test('who may not is told which Role they need', async () => {
+  test('which Role a user needs who may not request a token', async () => {
     api.intercept = (_request, response) => {
       api.refuse(response, 403, 'Forbidden');
       return true;

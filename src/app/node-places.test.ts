@@ -2,7 +2,7 @@ import { describe, expect, test } from 'vitest';
 import { mountTable, parseMountinfo } from '#clients/mounter/mountinfo.ts';
 import { onNode } from './node-places.ts';
 
-/** As in the container of an agent, on a node that is an overlay itself: its root, folders of the node, an emptyDir, a token. */
+/** The mount table of an agent's container on a node whose root is an overlay: the root, folders of the node, an emptyDir, a token. */
 const table = mountTable(
   parseMountinfo(`
 901 880 0:120 / / ro,relatime master:1 - overlay overlay ro,lowerdir=/a,upperdir=/b,workdir=/c
@@ -16,12 +16,12 @@ const table = mountTable(
 const refuse = async (root: string): Promise<void> => await onNode(async () => table)({ name: 'fast', root });
 
 describe('local stores of an agent', () => {
-  test('are on folders of its node, whatever file system those are on', async () => {
+  test('may be in folders of its node, on any file system', async () => {
     for (const root of ['/var/lib/stowage/stores/local', '/srv/fast', '/srv/disk/volumes'])
       await expect(refuse(root)).resolves.toBeUndefined();
   });
 
-  test('are not in its container, whose content goes with the pod, be it there already or not', async () => {
+  test('must not be in its container, which is deleted with the pod, whether the directory exists or not', async () => {
     for (const root of ['/tmp', '/tmp/volumes', '/mnt/fast', '/srv-2', '/'])
       await expect(refuse(root)).rejects.toMatchObject({
         code: 'invalid',

@@ -8,7 +8,7 @@ import { isFrom } from './own-callers.ts';
 
 const own = process.getuid?.() ?? 0;
 
-/** The other end of a connection that somebody made to us. */
+/** The server's side of a connection. */
 async function accepted(host: string, call: (port: number) => void): Promise<Socket> {
   const server = createServer().listen(0, host);
   onTestFinished(() => void server.close());
@@ -19,7 +19,7 @@ async function accepted(host: string, call: (port: number) => void): Promise<Soc
   return socket;
 }
 
-describe.skipIf(needs('linux'))('who connects over loopback', () => {
+describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
   const isTold = async (host: string): Promise<void> => {
     const socket = await accepted(host, (port) => {
       const caller = connect(port, host);
@@ -28,10 +28,10 @@ describe.skipIf(needs('linux'))('who connects over loopback', () => {
     expect(isFrom([own], socket)).toBe(true);
     expect(isFrom([own + 1], socket)).toBe(false);
   };
-  test.each(['127.0.0.1', '127.8.9.10'])('is told by the kernel: %s', isTold);
-  test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is told by the kernel: %s', isTold);
+  test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', isTold);
+  test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', isTold);
 
-  test('whose connection is over is nobody, and not root', async () => {
+  test('is nobody, and not root, once the connection is closed', async () => {
     const { promise: closed, resolve } = Promise.withResolvers<void>();
     const socket = await accepted('127.0.0.1', (port) => {
       const caller = connect(port, '127.0.0.1', () => caller.end('too late', resolve));
@@ -43,7 +43,7 @@ describe.skipIf(needs('linux'))('who connects over loopback', () => {
 });
 
 describe.skipIf(needs('linux', 'root', 'ordinary-user'))('another user', () => {
-  test('is not us', async () => {
+  test('is not one of our users', async () => {
     const socket = await accepted('127.0.0.1', (port) => {
       const calling = `require('node:net').connect(${port}, '127.0.0.1')`;
       const [file, args] = asOrdinaryUser([process.execPath, '--eval', calling]);
@@ -63,19 +63,19 @@ describe('the table of connections', () => {
   const server = '0100007F:504B';
 
   test.each([
-    ['the caller', line(ours, server, '01', 7), true],
-    ['our own end', line(server, ours, '01', 7), false],
+    ["the client's end of the connection", line(ours, server, '01', 7), true],
+    ["the server's end of the connection", line(server, ours, '01', 7), false],
     ['another port', line('0100007F:0366', server, '01', 7), false],
     ['another address', line('0200007F:0365', server, '01', 7), false],
     ['another server', line(ours, '0100007F:504C', '01', 7), false],
     ['another user', line(ours, server, '01', 8), false],
-    ['one that waits for its end', line(ours, server, '06', 7), false],
-    ['through a socket for both kinds of addresses', line(mapped(ours), mapped(server), '01', 7), true],
+    ['a connection in TIME_WAIT', line(ours, server, '06', 7), false],
+    ['a connection through a dual-stack socket', line(mapped(ours), mapped(server), '01', 7), true],
   ])('%s', (_what, row, expected) => {
     expect(isFrom([7], socket, () => ['  sl  local_address rem_address', row, ''])).toBe(expected);
   });
 
-  test('a line that was passed over at first is found', () => {
+  test('a line that the first read skipped is found by the second', () => {
     const reads = [[], [line(ours, server, '01', 7)]];
     expect(isFrom([7], socket, () => reads.shift() ?? [])).toBe(true);
   });

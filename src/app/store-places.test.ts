@@ -10,7 +10,7 @@ import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { plainPolicy as policy } from '#testing/policy.ts';
 import { keepApart, nfsPlace } from './store-places.ts';
 
-// One server by two names, which nobody can tell from the names.
+// One server with two names, which the names do not reveal.
 
 let port: string;
 let kind: StoreKind;
@@ -32,7 +32,7 @@ async function open(name: string, uri: string): Promise<Store> {
 
 const overlap = { code: 'invalid', reason: 'store-overlaps' };
 
-test('a store inside another one is refused', async () => {
+test('refuses a store inside another one', async () => {
   await open('outer', 'nfs://127.0.0.1/export');
   await expect(open('inner', 'nfs://localhost/export/inner')).rejects.toMatchObject({
     ...overlap,
@@ -40,7 +40,7 @@ test('a store inside another one is refused', async () => {
   });
 });
 
-test('a store around another one is refused, and can be opened when that one is gone', async () => {
+test('refuses a store around another one, and opens it when that one is gone', async () => {
   const inner = await open('inner', 'nfs://localhost/export/inner');
   await expect(open('outer', 'nfs://127.0.0.1/export')).rejects.toMatchObject(overlap);
   const beside = await open('beside', 'nfs://127.0.0.1/export/beside');
@@ -48,12 +48,12 @@ test('a store around another one is refused, and can be opened when that one is 
   expect((await open('outer', 'nfs://127.0.0.1/export')).identity).toBeDefined();
 });
 
-test('the same directory twice is refused', async () => {
+test('refuses a second store in the same directory', async () => {
   await open('one', 'nfs://127.0.0.1/export');
   await expect(open('two', 'nfs://localhost/export')).rejects.toMatchObject({ reason: 'store-place-taken' });
 });
 
-test('another server that has the same paths is no trouble', async () => {
+test('accepts the same path on another server', async () => {
   const other = await startOwnServer({ path: '/export' });
   await open('outer', 'nfs://127.0.0.1/export');
   port = `${other.server.port}`;
@@ -62,7 +62,7 @@ test('another server that has the same paths is no trouble', async () => {
 });
 
 describe('one address in two networks', () => {
-  /** Which server answers at 10.0.0.1 depends on the network. */
+  /** The server at 10.0.0.1 depends on the network. */
   const servers: Readonly<Record<string, string>> = { 'netns:green': 'second', 'netns:yellow': 'third' };
   const server = (network: string | undefined): string => servers[network ?? ''] ?? 'first';
   const atAddress = keepApart(
@@ -92,7 +92,7 @@ describe('one address in two networks', () => {
     return atAddress.open(config, policy, { instance: 'i', node: 'n' as NodeName }, scope);
   };
 
-  test('may be two servers: then no store of one is in the way of one of the other', async () => {
+  test('can belong to two servers, whose stores do not conflict', async () => {
     await using opened = new AsyncDisposableStack();
     for (const [name, path, network] of [
       ['blue', '/export', 'docker:blue'],
@@ -102,7 +102,7 @@ describe('one address in two networks', () => {
       opened.adopt(await openAt(name, path, network), (store) => store.close());
   });
 
-  test('may be one server: then its stores are kept apart as by any two names of it', async () => {
+  test('can belong to one server, whose stores conflict as with any two of its names', async () => {
     await using opened = new AsyncDisposableStack();
     opened.adopt(await openAt('blue', '/export', 'docker:blue'), (store) => store.close());
     await expect(openAt('host', '/export')).rejects.toMatchObject({ reason: 'store-place-taken' });

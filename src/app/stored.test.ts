@@ -50,7 +50,7 @@ test('a process takes over locks that a dead 0.1 process held in the same state 
   expect(takeProcessMarks(records, 'elsewhere').dead).toEqual([]);
 });
 
-test('a claim that 0.1 took over can be given back', () => {
+test('a take-over by 0.1 can be undone', () => {
   const spec = { accessModes: ['ReadWriteOnce'], storageClassName: 'old' };
   const text = `{"metadata":{"name":"cart","namespace":"shop","annotations":{"a":"b"}},"spec":${JSON.stringify(spec)}}`;
   const metadata = {

@@ -7,7 +7,7 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 const it = takingOverGround();
 const { putStore, volume, provisioned, run } = it;
 
-describe('what is deleted with a finished claim', () => {
+describe('the reclaim policy of a finished volume', () => {
   const policyOf = async (from: string) => (await volume(`${from}-stowage`))?.spec.persistentVolumeReclaimPolicy;
   const changed =
     (attributes: object, more: object = {}) =>
@@ -19,13 +19,13 @@ describe('what is deleted with a finished claim', () => {
     void it.api.put(paths.classes, asIs({ ...foreignClass('subdir', at), parameters }));
 
   test.each([
-    ['kept by the driver', { onDelete: 'retain' }, {}],
-    ['archived, however it is written', { ondelete: 'Archive' }, {}],
-    ['kept as its id says', {}, { volumeHandle: '10.10.2.4#export/silver#one##retain' }],
-    ['what only its arguments tell', {}, {}],
-    // Nothing of it is in the id, and the arguments count.
-    ['to be deleted, as its class said', { onDelete: 'delete' }, {}],
-  ])('csi-driver-nfs: %s stays', async (_, attributes, more) => {
+    ['the driver keeps the data', { onDelete: 'retain' }, {}],
+    ['the driver archives the data, in any spelling', { ondelete: 'Archive' }, {}],
+    ['the volume id says that the data are kept', {}, { volumeHandle: '10.10.2.4#export/silver#one##retain' }],
+    ["only the driver's arguments tell", {}, {}],
+    // The id does not contain it, and the arguments count.
+    ['the class said delete, but the arguments count', { onDelete: 'delete' }, {}],
+  ])('is Retain for csi-driver-nfs: %s', async (_, attributes, more) => {
     const from = provisioned('csi', 'data', changed(attributes, more));
     await run('take');
     const said = await run('finish');
@@ -35,10 +35,10 @@ describe('what is deleted with a finished claim', () => {
   });
 
   test.each([
-    ['archived, as it does by itself', {}],
-    ['archived', { archiveOnDelete: 'true' }],
-    ['kept', { onDelete: 'retain', archiveOnDelete: 'false' }],
-  ])('nfs-subdir-external-provisioner: %s stays', async (_, parameters) => {
+    ['the data are archived by default', {}],
+    ['the data are archived', { archiveOnDelete: 'true' }],
+    ['the data are kept', { onDelete: 'retain', archiveOnDelete: 'false' }],
+  ])('is Retain for nfs-subdir-external-provisioner: %s', async (_, parameters) => {
     classWith(parameters);
     const from = provisioned('subdir');
     await run('take');
@@ -47,7 +47,7 @@ describe('what is deleted with a finished claim', () => {
   });
 
   test.each([{ onDelete: 'delete' }, { archiveOnDelete: 'False' }])(
-    'nfs-subdir-external-provisioner: what was to be deleted is, by %j',
+    'is Delete for nfs-subdir-external-provisioner if the class deletes the data: %j',
     async (parameters) => {
       classWith(parameters);
       const from = provisioned('subdir');
@@ -57,7 +57,7 @@ describe('what is deleted with a finished claim', () => {
     },
   );
 
-  test.each(['gone', "another's"])('nothing, where the class is %s', async (how) => {
+  test.each(['gone', "another's"])('is Retain if the class is %s', async (how) => {
     const from = provisioned('subdir');
     await run('take');
     if (how === 'gone') it.api.remove(paths.classes, foreignClasses.subdir);
@@ -66,7 +66,7 @@ describe('what is deleted with a finished claim', () => {
     expect(await policyOf(from)).toBe('Retain');
   });
 
-  test('nothing, where nobody made the volume, or it is gone', async () => {
+  test('is Retain if the volume had no provisioner, or is gone', async () => {
     const byHand = (one: PersistentVolume) => ({ ...one, metadata: { ...one.metadata, annotations: {} } });
     const from = provisioned('csi', 'data', byHand);
     const other = provisioned('csi', 'other');
@@ -81,7 +81,7 @@ describe('what is deleted with a finished claim', () => {
   test.each([
     ['an option', { onDelete: 'archive' }, ''],
     ['its uri', undefined, '?onDelete=retain'],
-  ])('what the store itself keeps, by %s', async (_, options, query) => {
+  ])('is the previous one if the store keeps deleted data, by %s', async (_, options, query) => {
     classWith({});
     const from = provisioned('subdir');
     const kept = provisioned('subdir', 'kept', (one) => ({
@@ -96,10 +96,10 @@ describe('what is deleted with a finished claim', () => {
   });
 });
 
-describe('what a finished PersistentVolume says of its store', () => {
+describe('the store identity of a finished PersistentVolume', () => {
   const identityOf = async (from: string) => (await volume(`${from}-stowage`))?.metadata.annotations?.[storeIdentity];
 
-  test('is what the store said when it was taken over', async () => {
+  test('is the one recorded when it was taken over', async () => {
     const from = provisioned('csi');
     await run('take', { identity: 'before' });
     expect(await identityOf(from)).toBe('before');
@@ -107,7 +107,7 @@ describe('what a finished PersistentVolume says of its store', () => {
     expect(await identityOf(from)).toBe('before');
   });
 
-  test('is what it says at the end, where it was begun by a program that did not ask', async () => {
+  test('is the one at the end, if an older program did not record it', async () => {
     const from = provisioned('csi');
     await run('take');
     await run('finish', { identity: 'after' });

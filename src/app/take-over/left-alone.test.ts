@@ -7,9 +7,9 @@ import type { PersistentVolume } from '#wire/kube/types.ts';
 const it = takingOverGround();
 const { putStore, list, volume, claim, provisioned, taking, run, stopped, refused, holds, found } = it;
 
-describe('is left alone', () => {
+describe('take-over', () => {
   const held = ['kubernetes.io/pvc-protection', 'snapshot.storage.kubernetes.io/pvc-as-source-protection'];
-  test('what a pod uses, however late it comes', async () => {
+  test('refuses a claim that a pod uses, until the pod has ended', async () => {
     const from = provisioned('csi');
     it.api.put(paths.pods, pod('Running'));
     expect(await found()).toMatchObject([{ state: 'used', detail: expect.stringContaining('used by pod web-0') }]);
@@ -22,7 +22,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('what a pod uses is not given back, and nothing is begun', async () => {
+  test('does not undo a claim that a pod uses, and changes nothing', async () => {
     const from = provisioned('subdir');
     await run('take');
     it.api.put(paths.pods, pod('Running'));
@@ -32,7 +32,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('what lies deeper, is the whole export, or has no claim', async () => {
+  test('refuses a directory that is nested, is the whole export, or has no claim', async () => {
     const nfs = (path: string) => (one: PersistentVolume) => ({ ...one, spec: { ...one.spec, nfs: { ...at, path } } });
     provisioned('subdir', 'deeper', nfs(`${at.path}/red/data`));
     provisioned('subdir', 'whole', nfs(`${at.path}/`));
@@ -52,7 +52,7 @@ describe('is left alone', () => {
     ]);
   });
 
-  test('a directory that two of them have', async () => {
+  test('refuses a directory of two PersistentVolumes', async () => {
     const nfs = (one: PersistentVolume) => ({ ...one, spec: { ...one.spec, nfs: { ...at, path: `${at.path}/same` } } });
     const [a, b] = [provisioned('subdir', 'a', nfs), provisioned('subdir', 'b', nfs)];
     expect(await found()).toMatchObject([
@@ -61,7 +61,7 @@ describe('is left alone', () => {
     ]);
   });
 
-  test('a claim that something else holds', async () => {
+  test('refuses a claim with a foreign finalizer', async () => {
     provisioned('csi');
     await holds(...held);
     expect(await found()).toMatchObject([
@@ -69,7 +69,7 @@ describe('is left alone', () => {
     ]);
   });
 
-  test('a claim that something else holds only since it was looked at', async () => {
+  test('refuses a claim that got a foreign finalizer after the listing', async () => {
     const from = provisioned('csi');
     await holds(...held);
     const was = await list(persistentVolumes);
@@ -79,7 +79,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(from);
   });
 
-  test('a claim that something holds since it was begun, or taken over', async () => {
+  test('neither continues nor undoes if the claim got a foreign finalizer in between', async () => {
     const from = provisioned('subdir');
     // The policy, and the PersistentVolume.
     await stopped('take', 2);
@@ -96,7 +96,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('what is no volume of the store, and what another PersistentVolume has', async () => {
+  test('refuses a directory that is no volume of the store, or that belongs to another PersistentVolume', async () => {
     const from = provisioned('subdir');
     const was = await list(persistentVolumes);
     expect((await refused('take', { id: '' }))?.message).toContain('is no volume of the store');
@@ -111,7 +111,7 @@ describe('is left alone', () => {
   test.each([
     ['an option', { pathTemplate: '{label:team}/{name}' }, ''],
     ['its uri', undefined, '?pathTemplate={label:team}/{name}'],
-  ])('everything on a store with paths of its own, by %s', async (_, options, query) => {
+  ])('refuses a store with a pathTemplate, by %s', async (_, options, query) => {
     const from = provisioned('csi');
     await run('take');
     putStore(options, query);
@@ -124,7 +124,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(from);
   });
 
-  test('what was stopped half-way and is used: it does not go on, and is given back', async () => {
+  test('does not continue an interrupted take-over while the claim is used, but can undo it', async () => {
     const from = provisioned('subdir');
     await stopped('take', 2);
     it.api.put(paths.pods, pod('Running'));
@@ -139,7 +139,7 @@ describe('is left alone', () => {
     expect(await volume(`${from}-stowage`)).toBeUndefined();
   });
 
-  test('what is on another server, unless it is said to be the same', async () => {
+  test('ignores a volume on another server, unless --server says that it is the same', async () => {
     const nfs = (one: PersistentVolume) => ({
       ...one,
       spec: { ...one.spec, nfs: { path: one.spec.nfs?.path, server: 'Filer.example.com' } },
@@ -150,9 +150,9 @@ describe('is left alone', () => {
     expect(await found(['filer.example.com.'])).toMatchObject([{ state: 'ready' }]);
   });
 
-  test('a claim that somebody made anew meanwhile has the volume that waits for it', async () => {
+  test('binds a claim that somebody else created meanwhile to the reserved volume', async () => {
     const from = provisioned('subdir');
-    // The policy, the PersistentVolume, and that the claim goes.
+    // The policy, the PersistentVolume, and the deletion of the claim.
     await stopped('take', 3);
     expect(await claim()).toBeUndefined();
     it.api.put(paths.claims, asIs(foreignClaim('subdir', 'shop', 'data')));
@@ -161,7 +161,7 @@ describe('is left alone', () => {
     expect((await claim())?.spec.volumeName).toBe(`${from}-stowage`);
   });
 
-  test('a claim that its user deletes after it was taken over is not made again', async () => {
+  test('does not offer a claim that its user deleted after the take-over', async () => {
     const from = provisioned('subdir');
     await run('take');
     it.api.remove(paths.claims, 'data');
@@ -170,7 +170,7 @@ describe('is left alone', () => {
     ]);
   });
 
-  test('what has no claim any more is not finished', async () => {
+  test('does not finish a volume without a claim', async () => {
     const from = provisioned('subdir');
     await run('take');
     it.api.remove(paths.claims, 'data');

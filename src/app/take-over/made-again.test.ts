@@ -6,9 +6,9 @@ import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 const it = takingOverGround();
 const { claim, provisioned, run, refused } = it;
 
-describe('when Kubernetes does not let the claim be made again', () => {
+describe('when Kubernetes does not accept the new claim', () => {
   const quota = 'persistentvolumeclaims "data" is forbidden: exceeded quota: small, used: persistentvolumeclaims=1';
-  /** What is asked of claims by this method, that many times. */
+  /** Refuses this method on claims that many times. */
   function failing(method: string, times: number, answer: (response: ServerResponse) => void): void {
     let left = times;
     it.api.intercept = ({ method: asked, url = '', headers }, response) => {
@@ -22,12 +22,12 @@ describe('when Kubernetes does not let the claim be made again', () => {
   const noRoom = (response: ServerResponse): void => it.api.refuse(response, 403, 'Forbidden', { message: quota });
 
   test.each<[string, (response: ServerResponse) => void]>([
-    ['a quota that is full', noRoom],
-    ['a quota that somebody else changes', (response) => it.api.refuse(response, 409, 'Conflict')],
+    ['an exceeded quota', noRoom],
+    ['a conflict on a quota', (response) => it.api.refuse(response, 409, 'Conflict')],
     ['too many requests', (response) => it.api.refuse(response, 429, 'TooManyRequests')],
-    ['a failure of the server', (response) => it.api.refuse(response, 500, 'InternalError')],
-    ['an answer that is lost', (response) => void response.destroy()],
-  ])('it is tried again: %s', async (_, answer) => {
+    ['an internal server error', (response) => it.api.refuse(response, 500, 'InternalError')],
+    ['a lost answer', (response) => void response.destroy()],
+  ])('retries after %s', async (_, answer) => {
     const from = provisioned('subdir');
     failing('POST', 3, answer);
     await run('take');
@@ -37,7 +37,7 @@ describe('when Kubernetes does not let the claim be made again', () => {
     expect((await claim())?.spec.volumeName).toBe(from);
   });
 
-  test.each(['DELETE', 'GET'])('neither is a lost %s the end', async (method) => {
+  test.each(['DELETE', 'GET'])('retries after a lost %s', async (method) => {
     const from = provisioned('csi');
     let isDeleted = method === 'DELETE';
     let times = 2;
@@ -56,7 +56,7 @@ describe('when Kubernetes does not let the claim be made again', () => {
   test.each<[string, (response: ServerResponse) => void]>([
     ['exceeded quota', noRoom],
     ['no webhook', (response) => it.api.refuse(response, 403, 'Forbidden', { message: 'no webhook lets it' })],
-  ])('it says that the claim is gone, and where it is kept: %s', async (why, answer) => {
+  ])('says that the claim is gone, and where it is recorded: %s', async (why, answer) => {
     const from = provisioned('subdir');
     it.waitFor(100);
     failing('POST', Number.POSITIVE_INFINITY, answer);
@@ -76,12 +76,12 @@ describe('when Kubernetes does not let the claim be made again', () => {
     expect((await claim())?.spec).toEqual({ ...was?.spec, volumeName: `${from}-stowage` });
   });
 
-  test('only the claim that was written down is deleted', async () => {
+  test('deletes only the version of the claim that was recorded', async () => {
     provisioned('subdir');
     let isFirst = true;
     const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
     it.api.intercept = ({ method, url = '' }) => {
-      // Somebody lets it grow just then.
+      // Somebody enlarges it at that moment.
       if (method === 'DELETE' && url.includes('/persistentvolumeclaims') && isFirst) {
         isFirst = false;
         it.api.put(paths.claims, asIs({ ...rest, spec: { ...spec, resources: { requests: { storage: '3Gi' } } } }));

@@ -10,7 +10,7 @@ const { volume, claim, settle, provisioned, taking, run, stopped, found } = it;
 describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
   const before = async (name: string) => ({ volume: await volume(name), claim: await claim() });
 
-  test('has the same name and another volume, with the directory that it had', async () => {
+  test('has the same name and another volume, with the same directory', async () => {
     const from = provisioned(kind);
     const was = await before(from);
     expect(await found()).toMatchObject([{ claim: 'shop/data', from, to: `${from}-stowage`, state: 'ready' }]);
@@ -38,7 +38,7 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
     expect(it.destroyed).toEqual([]);
   });
 
-  test('is given back as it was', async () => {
+  test('is restored by undo', async () => {
     const from = provisioned(kind);
     const was = await before(from);
     await run('take');
@@ -51,7 +51,7 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
     expect(await found()).toMatchObject([{ state: 'ready' }]);
   });
 
-  test('is then as any other of Stowage, when it is finished', async () => {
+  test('is an ordinary claim of Stowage after --finish', async () => {
     const from = provisioned(kind);
     await run('take');
     await run('finish');
@@ -66,13 +66,13 @@ describe.each<Foreign>(['csi', 'subdir'])('a claim of %s', (kind) => {
 });
 
 describe('killed at any step', () => {
-  /** How many changes each of them makes, and more. */
+  /** At least as many as each of them makes changes. */
   const steps = Array.from({ length: 7 }, (_, at) => at);
   const killed = async (deed: Deed, after: number): Promise<void> => {
     await stopped(deed, after);
     await settle();
     expect(it.destroyed).toEqual([]);
-    // Whoever looks now still finds the claim, or what it was.
+    // At any time the claim exists, or its content is recorded.
     expect((await claim()) ?? (await found())[0]?.claim).toBeDefined();
   };
   const hasBefore = async (from: string): Promise<void> => {
@@ -81,7 +81,7 @@ describe('killed at any step', () => {
     expect(await volume(`${from}-stowage`)).toBeUndefined();
   };
 
-  test.each(steps)('taking it over, after %i changes: repeated, it is', async (after) => {
+  test.each(steps)('take-over, after %i changes: succeeds when repeated', async (after) => {
     const from = provisioned('subdir');
     await killed('take', after);
     await run('take');
@@ -90,7 +90,7 @@ describe('killed at any step', () => {
     expect(it.destroyed).toEqual([]);
   });
 
-  test.each(steps.slice(2))('taking it over, after %i changes: undone, it is as it was', async (after) => {
+  test.each(steps.slice(2))('take-over, after %i changes: undo restores the claim', async (after) => {
     const from = provisioned('csi');
     await killed('take', after);
     await run('undo');
@@ -98,7 +98,7 @@ describe('killed at any step', () => {
     expect(it.destroyed).toEqual([]);
   });
 
-  test.each(steps)('undoing it, after %i changes: repeated, it is undone', async (after) => {
+  test.each(steps)('undo, after %i changes: succeeds when repeated', async (after) => {
     const from = provisioned('csi');
     await run('take');
     await killed('undo', after);
@@ -107,7 +107,7 @@ describe('killed at any step', () => {
     expect(it.destroyed).toEqual([]);
   });
 
-  test.each(steps)('undoing it, after %i changes: taken over again, it is', async (after) => {
+  test.each(steps)('undo, after %i changes: another take-over succeeds', async (after) => {
     const from = provisioned('subdir');
     await run('take');
     await killed('undo', after);
@@ -117,7 +117,7 @@ describe('killed at any step', () => {
     expect(it.destroyed).toEqual([]);
   });
 
-  test.each(steps)('finishing it, after %i changes: repeated, it is finished', async (after) => {
+  test.each(steps)('finish, after %i changes: succeeds when repeated', async (after) => {
     const from = provisioned('subdir');
     await run('take');
     await killed('finish', after);
@@ -131,12 +131,12 @@ describe('killed at any step', () => {
   });
 });
 
-test('what Kubernetes changes at the same moment is read again', async () => {
+test('retries with the current state after a conflict', async () => {
   const from = provisioned('subdir');
   const { intercept } = it.api;
   const seen = new Set<string>();
   it.api.intercept = (request, response, body) => {
-    // Each change of a PersistentVolume, the first time: its status was written just before.
+    // Conflicts with the first change of each PersistentVolume: its status was written just before.
     const change = body.replace(/"resourceVersion":"\d+"/, '');
     if (request.method === 'PATCH' && request.headers['user-agent'] === administrator && !seen.has(change)) {
       seen.add(change);
@@ -153,7 +153,7 @@ test('what Kubernetes changes at the same moment is read again', async () => {
   expect(await found()).toEqual([]);
 });
 
-test('a claim that has grown gets a volume that is large enough, both ways', async () => {
+test('a claim that was enlarged gets a volume that is large enough, in both directions', async () => {
   const from = provisioned('subdir');
   await run('take');
   const { spec, ...rest } = (await claim()) as PersistentVolumeClaim;
@@ -163,14 +163,14 @@ test('a claim that has grown gets a volume that is large enough, both ways', asy
   expect((await claim())?.spec.resources).toEqual({ requests: { storage: '3Gi' } });
 });
 
-test('a store that is not there, and one that has no export', async () => {
+test('refuses a store that does not exist, or that has no export', async () => {
   using other = taking([], 'gold');
   await expect(other.look('take')).rejects.toMatchObject({ code: 'not-found', reason: 'store-unknown' });
   it.api.put(paths.stores, { metadata: { name: 'silver' }, spec: { uri: 'local:///srv' } });
   await expect(found()).rejects.toMatchObject({ code: 'unsupported', reason: 'take-over-not-possible' });
 });
 
-test('whoever may not is told what the API server says', async () => {
+test("a user without permission gets the API server's message", async () => {
   it.api.intercept = (_, response) => {
     it.api.refuse(response, 403, 'Forbidden', {
       message: 'stores.stowage.dev "silver" is forbidden: User "me" cannot',

@@ -3,7 +3,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createAnswers } from './answers.ts';
 
-/** A keeper that is asked, and answers or not. */
+/** A keeper that answers or not, as the test says. */
 function keeper() {
   const clock = createFakeClock();
   const said = { answers: true, asked: 0, hung: 0 };
@@ -22,7 +22,7 @@ function keeper() {
   return { said, answers, passes };
 }
 
-test('who answers is asked now and then, and left alone', async () => {
+test('a keeper that answers is checked periodically', async () => {
   const { said, answers, passes } = keeper();
   for (let round = 1; round <= 5; round++) {
     await passes(10_000);
@@ -34,7 +34,7 @@ test('who answers is asked now and then, and left alone', async () => {
   expect(said.asked).toBe(5);
 });
 
-test('two in a row without an answer are the end, and not sooner', async () => {
+test('a keeper hangs after two checks in a row without an answer, and not before', async () => {
   const { said, answers, passes } = keeper();
   said.answers = false;
   answers.ask();
@@ -46,13 +46,13 @@ test('two in a row without an answer are the end, and not sooner', async () => {
   expect(said.hung).toBe(0);
   await passes(1);
   expect(said.hung).toBe(1);
-  // Whoever could not end it is not told again and again.
+  // The callback is not called again while the keeper stays silent.
   await passes(20_000);
   await passes(5_000);
   expect(said.hung).toBe(1);
 });
 
-test('one that was slow once is not counted when it is slow again later', async () => {
+test('an earlier slow answer does not count when the keeper is slow again later', async () => {
   const { said, answers, passes } = keeper();
   for (let round = 1; round <= 3; round++) {
     said.answers = false;

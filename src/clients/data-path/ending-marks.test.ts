@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import { collectingLog } from '#testing/calls.ts';
 import { createKeepers } from './keepers.ts';
 
-test('containers of keepers that were told to end tell that their engine ends, if it was after the start', async () => {
+test('marks of stopped keeper containers mean that the engine shuts down, if they are newer than this process', async () => {
   const folder = await mkdtemp(join(tmpdir(), 'stowage-marks-'));
   onTestFinished(() => rm(folder, { recursive: true }));
   const mark = (keeper: string): string => join(folder, keeper, 'ending');
@@ -26,7 +26,7 @@ test('containers of keepers that were told to end tell that their engine ends, i
   expect(keepers.areEnding()).toBe(true);
   await rm(mark('now'));
   expect(keepers.areEnding()).toBe(false);
-  // It was started again, which takes the mark away, and was told to end again.
+  // The keeper restarted, which removed the mark, and was stopped again.
   await rm(mark('before'));
   await writeFile(mark('before'), '');
   expect(keepers.areEnding()).toBe(true);

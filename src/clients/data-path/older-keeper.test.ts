@@ -14,7 +14,7 @@ import { holdToo } from './second-holder.ts';
 const clock = systemClock();
 const { signal } = new AbortController();
 
-/** As it was before anybody could hold what it has. */
+/** The state of a keeper from before descriptor copies existed. */
 const said = {
   doing: 'idle',
   active: null,
@@ -59,7 +59,7 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   expect(copies.mounts).toEqual(['m']);
   await holdToo(client, copies, { keeper: 'host', log: silentLog() }, signal);
   expect(copies.mounts).toEqual([]);
-  // Its line is still open: it was asked nothing that it does not know.
+  // The connection is still open: the keeper got no request that it does not know.
   expect(await client.list(signal)).toEqual([]);
   expect(heard).toEqual(['hello', 'status', 'list']);
 });

@@ -12,7 +12,7 @@ import { settled } from '#testing/keeper/fake-children.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createKeepers } from './keepers.ts';
 
-// As between two containers.
+// As if they ran in two containers.
 vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
   ...(await original()),
   killProcess: () => {
@@ -36,7 +36,7 @@ const well: KeeperState = {
 const kind = { network: undefined, privilegedPorts: false };
 
 describe.skipIf(needs('linux'))('a keeper that hangs in another container', () => {
-  test('everybody is told what to do, at once, until it answers again', async () => {
+  test('callers get an error with advice at once, until the keeper answers again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
     const clock = createFakeClock();
     const connections: Connection[] = [];
@@ -76,7 +76,7 @@ describe.skipIf(needs('linux'))('a keeper that hangs in another container', () =
     const used = () => keepers.holding('m', kind, unending, async () => 'used');
     expect(await used()).toBe('used');
     answers = false;
-    // Asked after ten seconds, and once more; each has five.
+    // Checked after ten seconds, and once more; each check takes five.
     for (const ms of [10_000, 5_000, 5_000]) {
       clock.advance(ms);
       await settled();

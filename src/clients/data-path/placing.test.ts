@@ -38,14 +38,14 @@ async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = syste
   return { engine, placing, told };
 }
 
-describe('keepers have containers of their own', () => {
-  test('where the engine knows the container of this process', async () => {
+describe('keepers run in containers of their own', () => {
+  test('if an engine knows the container of this process', async () => {
     const { placing, told } = await placed(says(found));
     expect(await placing.place(signal)).toMatchObject({ id });
     expect(told).toEqual([]);
   });
 
-  test('but not where somebody says so', async () => {
+  test('but not if configured otherwise', async () => {
     const { engine, placing } = await placed(says(found), 'process');
     expect(await placing.place(signal)).toBe('here');
     expect(engine.asked).toEqual([]);
@@ -55,7 +55,7 @@ describe('keepers have containers of their own', () => {
     ['no container engine', says({ message: 'No such container' }, 404)],
     ['is not on a folder of the machine', says({ ...found, Mounts: [] })],
     ['has another network', says({ ...found, NetworkSettings: { Networks: { bridge: {} } } })],
-  ])('nor where they could not: %s', async (why, script) => {
+  ])('but not if that is impossible: %s', async (why, script) => {
     const { placing, told } = await placed(script);
     expect(await placing.place(signal)).toBe('here');
     expect(told).toEqual(['data paths end with this container']);
@@ -66,7 +66,7 @@ describe('keepers have containers of their own', () => {
     });
   });
 
-  test('as soon as the engine answers: while it starts, it waits for us', async () => {
+  test('as soon as the engine answers; while it starts, it waits for us', async () => {
     const clock = createFakeClock();
     const reached = Promise.withResolvers<void>();
     const { engine, placing, told } = await placed(() => reached.resolve(), undefined, clock);
@@ -77,7 +77,7 @@ describe('keepers have containers of their own', () => {
     expect(told).toEqual(['data paths start in this container until its engine answers']);
     engine.script = says(found);
     expect(await placing.place(signal)).toMatchObject({ id });
-    // Found once, and asked each time.
+    // Searched once, and pinged each time.
     await engine.stop();
     expect(await placing.place(signal)).toBe('later');
   });

@@ -19,21 +19,21 @@ beforeEach(() => {
 
 const wanted = { user: 61_200, privilegedPorts: false };
 
-test('a user of its own, and nothing it could do', async () => {
+test('a keeper has a user of its own, and no capabilities', async () => {
   const { user, enter, why } = await keeperRights({ ...wanted, paths: ['/', '/tmp'] });
   expect({ user, why }).toEqual({ user: 61_200, why: undefined });
   for (const word of ['--reuid=61200', '--clear-groups', '--no-new-privs', '--inh-caps=-all', '--bounding-set=-all'])
     expect(enter).toContain(word);
 });
 
-test('ports below 1024, and no more', async () => {
+test('a keeper may get ports below 1024, and nothing else', async () => {
   const { enter } = await keeperRights({ ...wanted, privilegedPorts: true, paths: ['/'] });
   const rights = '-all,+net_bind_service';
   for (const word of [`--inh-caps=${rights}`, `--bounding-set=${rights}`, '--ambient-caps=+net_bind_service'])
     expect(enter).toContain(word);
 });
 
-test('root without rights, where others cannot get at the program; and it says where', async () => {
+test('a keeper runs as root without capabilities if other users cannot read the program, and says which path', async () => {
   const closed = join(folder, 'closed');
   mkdirSync(closed, { mode: 0o700 });
   writeFileSync(join(closed, 'program'), '');
@@ -43,7 +43,7 @@ test('root without rights, where others cannot get at the program; and it says w
   expect(enter).toContain('--bounding-set=-all');
 });
 
-test('what protects it when memory is short, as far as it is permitted and there', async () => {
+test('protection against low memory is used as far as permitted and installed', async () => {
   const has = (...names: readonly string[]): string => {
     const bin = mkdtempSync(join(folder, 'bin-'));
     for (const name of names) writeFileSync(join(bin, name), '', { mode: 0o755 });
@@ -60,9 +60,9 @@ test('what protects it when memory is short, as far as it is permitted and there
   expect(await protection(false, has('prlimit', 'choom'))).toEqual({ enter: [], missing: [] });
 });
 
-test.skipIf(needs('linux'))('the programs do that, and run what comes after them', async () => {
+test.skipIf(needs('linux'))('the programs grant these rights, and run the next command', async () => {
   const { enter, missing } = await protection(true, searchPath());
-  // What everybody may do: to be chosen sooner, and to lock less.
+  // Changes that need no privileges: a higher OOM score and a lower memlock limit.
   const [file = '', ...rest] = [...enter, 'cat', '/proc/self/oom_score_adj', '/proc/self/limits'].map((word) =>
     word.replace('-900', '1000').replace('unlimited', '8192'),
   );
@@ -72,7 +72,7 @@ test.skipIf(needs('linux'))('the programs do that, and run what comes after them
   expect(stdout).toMatch(/Max locked memory +8192 +8192/);
 });
 
-test('the user is chosen once, of those for services, and not by anybody else', async () => {
+test('the user is chosen once, from the range for services, and never one that exists', async () => {
   const keepers = join(folder, 'keepers');
   expect(knownKeeperUser(keepers)).toBeUndefined();
   const chosen = await Promise.all([keeperUser(keepers), keeperUser(keepers)]);

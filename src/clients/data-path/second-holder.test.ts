@@ -31,7 +31,7 @@ const run = promisify(execFile);
 const clock = systemClock();
 const unending = new AbortController().signal;
 const program = join(import.meta.dirname, '..', '..', 'datapath', 'main.ts');
-/** With everything started from the sources, and other tests beside this one. */
+/** The sources start slowly, and other tests run at the same time. */
 const pauseMs = 15_000;
 
 describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a pod', () => {
@@ -139,7 +139,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       get client() {
         return agent.client;
       },
-      /** As if it was killed: everything that it has open is closed, and nobody is told anything. */
+      /** Simulates a kill: closes all its descriptors without a message. */
       stopAgent: () => agent.keepers[Symbol.asyncDispose](),
       startAgent: () => {
         agent = startAgent();
@@ -154,7 +154,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
 
   const whole = (found: KeeperState | undefined): boolean =>
     found?.active?.ready === true && found.standby !== null && found.isBorrowed !== true;
-  /** Descriptors of /dev/fuse that this process, the agent, has. */
+  /** The descriptors of /dev/fuse in this process, the agent. */
   const held = (pid: number | 'self' = 'self'): number =>
     readdirSync(`/proc/${pid}/fd`).filter((fd) => linkOf(`/proc/${pid}/fd/${fd}`) === '/dev/fuse').length;
   const linkOf = (path: string): string => {
@@ -172,7 +172,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await Promise.all([fioVerified(at, folder), modelled(own, rounds, 100)]);
   }
 
-  test('which is killed with its data path, again and again: the next has everything, and nobody sees an error', {
+  test('can be killed with its data path repeatedly: the next one gets everything, and nobody sees an error', {
     timeout: 300_000,
   }, async () => {
     const here = await node();
@@ -194,7 +194,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('which is killed after the agent was: that one has copies again', { timeout: 120_000 }, async () => {
+  test('can be killed after its agent was: the new agent has copies again', { timeout: 120_000 }, async () => {
     const here = await node();
     let pod = await here.startPod();
     await here.client.stage(source(), targetAt(here.at), here.scope);
@@ -211,7 +211,9 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('which is killed together with the agent: what was mounted is made anew', { timeout: 60_000 }, async () => {
+  test('loses its mounts if it is killed together with the agent, and they are made again', {
+    timeout: 60_000,
+  }, async () => {
     const here = await node();
     writeFileSync(it.on('file'), 'data');
     const pod = await here.startPod();
@@ -228,7 +230,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(held()).toBe(1);
   });
 
-  test('what is unmounted is held by nobody, whether there is a keeper or not', { timeout: 60_000 }, async () => {
+  test('does not keep unmounted volumes, nor do copies, with or without a keeper', { timeout: 60_000 }, async () => {
     const here = await node();
     const pod = await here.startPod();
     const other = here.place();
@@ -238,7 +240,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     const kernel = join(here.folder, 'kernel');
     mkdirSync(kernel);
     await run('mount', ['-t', 'fusectl', 'stowage-test', kernel]);
-    // The kernel shows those of everybody.
+    // The kernel lists the connections of all processes.
     const [first, second] = [other, here.at].map((at) => join(kernel, connectionOf(at))) as [string, string];
     expect([first, second].map((one) => existsSync(one))).toEqual([true, true]);
     await here.client.unstage(source(), targetAt(other), here.scope);
@@ -248,13 +250,13 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await eventually(here.state, (found) => found === undefined);
     await here.client.unstage(source(), targetAt(here.at), here.scope);
     expect(existsSync(second)).toBe(false);
-    // The next one is given what the kernel has ended, and finds that out.
+    // The next keeper gets what the kernel has ended, and notices that.
     await here.startPod();
     await eventually(here.state, (found) => found?.mounts === 0);
     await eventually(held, (count) => count === 0);
   });
 
-  test('whose pod does not come back: nobody waits for ever, and meanwhile nothing is made anew', {
+  test('does not make callers wait for ever if its pod does not come back, and until then no mount is made again', {
     timeout: 60_000,
   }, async () => {
     const here = await node(3_000);
@@ -279,7 +281,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(await here.client.dead?.(staged, here.scope)).toEqual([here.at]);
   });
 
-  /** Writes when it is told to, says so, and has it put on the server's disk when it is told again. */
+  /** Writes on request, and calls fsync on the second request. */
   const writer = `
     const { openSync, writeSync, fsyncSync } = require('node:fs');
     const fd = openSync(process.argv[1], 'w');
@@ -288,7 +290,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     process.stdin.on('data', () => { steps.shift()(); say('done'); });
     say('done');`;
 
-  test('which is killed while the server is silent: what was acknowledged is not lost', {
+  test('can be killed while the server is silent, without the loss of acknowledged writes', {
     timeout: 60_000,
   }, async () => {
     const here = await node();
@@ -321,7 +323,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(await ended).toEqual([0, null]);
   });
 
-  test('a pod that is rolled out beside it takes over with a data path of its own, and an older one that comes again does not', {
+  test('gets replaced by one in a new pod with a data path of its own; the older pod cannot take over again', {
     timeout: 120_000,
   }, async () => {
     const here = await node();
@@ -333,7 +335,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       const second = await here.startPod('second');
       await eventually(inCharge, (count) => count === 2);
       await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
-      // It holds nothing any more, and waits: who starts pods would start it again.
+      // It holds nothing any more and waits, since otherwise Kubernetes would restart it.
       await eventually(
         () => held(first.pid),
         (count) => count === 0,
@@ -344,7 +346,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
       const again = await here.startPod('first');
       await eventually(here.log, (log) => log.split('the keeper of another pod is in charge').length === 3);
       expect(inCharge()).toBe(2);
-      // It is what is left, when the other one goes.
+      // It is the one that remains when the other one ends.
       await second.kill();
       await eventually(inCharge, (count) => count >= 3);
       await eventually(here.state, (found) => whole(found) && found?.mounts === 1);
@@ -354,7 +356,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('told to end it stays for as long as it has mounts', { timeout: 60_000 }, async () => {
+  test('stays on SIGTERM as long as it has mounts', { timeout: 60_000 }, async () => {
     const here = await node();
     const pod = await here.startPod();
     await here.client.stage(source(), targetAt(here.at), here.scope);
@@ -366,7 +368,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     expect(await pod.ended).toEqual([0, null]);
   });
 
-  test('told to end, and another takes over: its data path goes on until it is replaced', {
+  test('hands over on SIGTERM: its data path keeps running until it is replaced', {
     timeout: 120_000,
   }, async () => {
     const here = await node();
@@ -384,7 +386,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await run('umount', [here.at]);
   });
 
-  test('that has given everything to another which does not listen yet: an agent that starts then does not take its mounts for dead', {
+  test('may hand over while an agent starts: the agent does not take the mounts for dead although the new keeper does not listen yet', {
     timeout: 60_000,
   }, async () => {
     const here = await node();
@@ -400,7 +402,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
     await expect(looked).rejects.toMatchObject({ reason: 'data-path-unavailable' });
   });
 
-  test('that is not there is waited for, and asked for', { timeout: 60_000 }, async () => {
+  test('that does not run is waited for, and reported', { timeout: 60_000 }, async () => {
     const here = await node();
     const staging = here.client.stage(source(), targetAt(here.at), here.scope);
     await expect(staging).rejects.toMatchObject({

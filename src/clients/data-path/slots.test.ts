@@ -25,8 +25,8 @@ const troubled: KeeperState = {
   isBorrowed: false,
 };
 
-describe.skipIf(needs('linux'))('keepers that are known', () => {
-  test('one that has just replaced another has all the time to serve, whatever that one had', async () => {
+describe.skipIf(needs('linux'))('known keepers', () => {
+  test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
     const clock = createFakeClock();
     const socketOf = (name: string): string => join(folder, name, 'sock');
@@ -85,7 +85,7 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     const before = await slots.connect(slot);
     await since(0);
     clock.advance(1_999);
-    // As an upgrade does.
+    // As during an upgrade.
     slots.forget(slot);
     before?.[Symbol.dispose]();
     await slots.connect(slot);
@@ -93,12 +93,12 @@ describe.skipIf(needs('linux'))('keepers that are known', () => {
     clock.advance(1_001);
     expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
     expect(givenUp).toEqual([]);
-    // Well again for a moment: what comes then begins anew, too.
+    // It recovers for a moment: after that the time starts again.
     for (const state of [{ ...troubled, mounts: 0 }, troubled])
       connections.at(-1)?.send({ kind: 'state', ask: 0, state });
     await since(3_000);
     clock.advance(2_500);
-    // To end one takes two questions.
+    // Ending a keeper takes two requests.
     for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
     expect([slots.isStuck(slot), givenUp]).toEqual([true, []]);
     clock.advance(500);

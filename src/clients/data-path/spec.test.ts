@@ -30,12 +30,12 @@ const sourceBy = (more: Partial<NfsConnection>) =>
   ({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: { ...way, ...more } }) satisfies Source;
 const quota = { bytes: 1024, ledger: 'BAUG' };
 
-test('a data path is told what the volume is held to, and which node it is', async () => {
+test("the spec contains the quota and the node's instance", async () => {
   expect((await specOf(sourceBy({ quota }), 'this-stowage')).quota).toEqual({ ...quota, host: 'this-stowage' });
   expect((await specOf(sourceBy({}), 'this-stowage')).quota).toBeUndefined();
 });
 
-test('the kernel checks what callers may do, except where all of them are one user', async () => {
+test('the kernel checks permissions, unless all users are a single user on the server', async () => {
   for (const squash of ['none', 'root'] as const) {
     const spec = await specOf(sourceBy({ squash }), 'this-stowage');
     expect([spec.version, spec.checks]).toEqual([1, undefined]);
@@ -43,13 +43,13 @@ test('the kernel checks what callers may do, except where all of them are one us
   expect(await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).toMatchObject({ version: 2, checks: 'server' });
 });
 
-test('applications of a soft mount wait once more for each retry', async () => {
+test('applications on a soft mount wait once more for each retry', async () => {
   expect((await specOf(sourceBy({ softMs: 5_000 }), 'this-stowage')).softMs).toBe(5_000);
   expect((await specOf(sourceBy({ softMs: 5_000, retries: 3 }), 'this-stowage')).softMs).toBe(20_000);
   expect((await specOf(sourceBy({ retries: 3 }), 'this-stowage')).softMs).toBeUndefined();
 });
 
-test('a data path that knows nothing of sync serves no volume that asks for it', async () => {
+test('a data path that does not know sync does not serve a volume that requires it', async () => {
   expect(await specOf(sourceBy({ sync: true }), 'this-stowage')).toMatchObject({
     version: 3,
     sync: true,
@@ -63,14 +63,14 @@ test('a data path that knows nothing of sync serves no volume that asks for it',
   expect((await specOf(sourceBy({}), 'this-stowage')).sync).toBeUndefined();
 });
 
-test('a data path is told as which group it shows everything', async () => {
+test('the spec contains the group that owns all files', async () => {
   expect((await specOf(sourceBy({ squash: 'all', group: 2000 }), 'this-stowage')).group).toBe(2000);
   expect((await specOf(sourceBy({ squash: 'all' }), 'this-stowage')).group).toBeUndefined();
-  // There files belong to whom they belong, and the kernel goes by it.
+  // Otherwise each file has its own group, and the kernel checks that.
   expect((await specOf(sourceBy({ squash: 'none', group: 2000 }), 'this-stowage')).group).toBeUndefined();
 });
 
-test("the system's client mounts no volume that is to be held to its size", () => {
+test("the system's client refuses a volume with an enforced size", () => {
   const { refuse } = createNfsClient({} as NfsClientParts);
   expect(() => refuse?.(sourceBy({ client: 'host', quota }))).toThrow(
     expect.objectContaining({ code: 'unsupported', reason: 'enforcement-unsupported' }),
@@ -79,7 +79,7 @@ test("the system's client mounts no volume that is to be held to its size", () =
   expect(() => refuse?.(sourceBy({ quota }))).not.toThrow();
 });
 
-test('a data path shows the certificate for mounts where there is one, and never holds the other key', async () => {
+test('uses the certificate for mounts if there is one, and never the other key', async () => {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-spec-'));
   const write = (...names: readonly string[]): Promise<unknown> =>
     Promise.all(names.map((name) => writeFile(join(folder.path, name), name)));
@@ -95,7 +95,7 @@ test('a data path shows the certificate for mounts where there is one, and never
   });
   await write('mount.key');
   expect(await told()).toEqual({ ca: 'ca.pem', certificate: 'mount.pem', key: 'mount.key', serverName: 'nas' });
-  // Only half of it: the other certificate, which is not confined, is no substitute.
+  // With half of the pair, it does not fall back to the other certificate, which is not confined.
   await rm(join(folder.path, 'mount.pem'));
   await expect(told()).rejects.toMatchObject({
     message: `the file ${join(folder.path, 'mount.pem')} for the store's TLS cannot be read`,

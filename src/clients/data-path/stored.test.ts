@@ -54,14 +54,14 @@ const ways: readonly NfsConnection[] = [
   { ...way, squash: 'none', sync: true, tls: { folder: undefined } },
 ];
 
-test('mount descriptions are byte for byte those of 0.1', async () => {
+test('mount specs are byte for byte those of 0.1', async () => {
   const specs = await Promise.all(
     ways.map((one) => specOf({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: one }, 'host-1')),
   );
   expect(specs.map((spec) => JSON.stringify(spec))).toEqual(lines);
 });
 
-test('a data path reads mount descriptions that 0.1 wrote', () => {
+test('a data path reads mount specs that 0.1 wrote', () => {
   const common = {
     addresses: ['10.0.0.5'],
     port: 2049,

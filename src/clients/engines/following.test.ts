@@ -6,7 +6,7 @@ import { DockerError } from '#wire/docker/errors.ts';
 import type { EngineEvent } from '#wire/docker/events.ts';
 import { followContainers } from './following.ts';
 
-/** A stream of events that a test feeds. */
+/** A stream of events that the test controls. */
 interface Stream {
   readonly since: number | undefined;
   send(action: string, type?: string): void;
@@ -64,12 +64,12 @@ function follow(): AsyncDisposable {
 
 const becomes = (value: () => unknown, expected: unknown): Promise<void> =>
   vi.waitFor(() => expect(value()).toEqual(expected), { interval: 1 });
-/** Long enough for everything that waits for nothing. */
+/** Lets everything settle that waits for nothing. */
 const settled = async (): Promise<void> => {
   for (let i = 0; i < 20; i++) await new Promise(setImmediate);
 };
 
-test('it is told of at the beginning, and of all that changes containers', async () => {
+test('calls back at the start, and for all events that change containers', async () => {
   await using _ = follow();
   await becomes(() => count, 1);
   expect(streams[0]?.since).toBe(clock.now());
@@ -91,7 +91,7 @@ test('it is told of at the beginning, and of all that changes containers', async
   expect(lines).toEqual([]);
 });
 
-test('an engine that is not there at the beginning is told of once, and when it is there', async () => {
+test('reports an engine that is missing at the start once, and calls back when it is there', async () => {
   isThere = false;
   await using _ = follow();
   await becomes(() => count, 1);
@@ -110,7 +110,7 @@ test('an engine that is not there at the beginning is told of once, and when it 
   ]);
 });
 
-test.each(['end', 'break'] as const)('a stream that comes to its %s is taken up again, and told of', async (how) => {
+test.each(['end', 'break'] as const)('reopens a stream after its %s, and calls back', async (how) => {
   await using _ = follow();
   await becomes(() => count, 1);
   streams[0]?.[how]();
@@ -124,7 +124,7 @@ test.each(['end', 'break'] as const)('a stream that comes to its %s is taken up 
   expect(lines).toHaveLength(2);
 });
 
-/** How long it waits before each attempt. */
+/** Measures the wait before each attempt. */
 async function pauses(attempt: () => Promise<void>, times: number): Promise<readonly number[]> {
   const found: number[] = [];
   while (found.length < times) {
@@ -142,14 +142,14 @@ async function pauses(attempt: () => Promise<void>, times: number): Promise<read
   return found;
 }
 
-test('an engine that is gone is asked for ever more seldom, up to a bound', async () => {
+test('retries a missing engine with a growing back-off, up to a limit', async () => {
   isThere = false;
   await using _ = follow();
   await becomes(() => attempts, 1);
   expect(await pauses(async () => undefined, 7)).toEqual([200, 400, 800, 1_600, 2_000, 2_000, 2_000]);
 });
 
-test('one that hangs up as soon as it answered is asked ever more seldom too; one that stayed for a while is not', async () => {
+test('backs off from an engine that always hangs up, but not from one that stayed connected for a while', async () => {
   await using _ = follow();
   await becomes(() => attempts, 1);
   const hangUp = async (): Promise<void> => streams.at(-1)?.break();
@@ -158,7 +158,7 @@ test('one that hangs up as soon as it answered is asked ever more seldom too; on
   expect(await pauses(hangUp, 2)).toEqual([100, 200]);
 });
 
-test.each([true, false])('disposing ends it at once, also while it waits (it is there: %s)', async (there) => {
+test.each([true, false])('ends at once on disposal, also while it waits (engine reachable: %s)', async (there) => {
   isThere = there;
   const following = follow();
   await becomes(() => attempts, 1);

@@ -17,7 +17,7 @@ afterEach(async () => {
   open = new AsyncDisposableStack();
 });
 
-/** A namespace that can be seen from here. */
+/** A namespace that is visible here. */
 const here = '/proc/self/ns/net';
 const another = '/proc/thread-self/ns/net';
 
@@ -33,18 +33,18 @@ interface FakeContainer {
   readonly body: unknown;
 }
 
-/** As much of an engine as anchors need. */
+/** The subset of an engine's API that anchors need. */
 interface FakeEngine extends ScriptedEngine {
   readonly containers: Map<string, FakeContainer>;
-  /** Ids by name. */
+  /** Network ids by name. */
   readonly networks: Map<string, string>;
   readonly images: Set<string>;
-  /** What every container that is started has for a namespace. */
+  /** The namespace of every container that is started. */
   sandbox: string;
   pid: number;
-  /** Calls that are answered by an error, as `METHOD /path`, and with which. */
+  /** The statuses of calls that fail, by `METHOD /path`. */
   readonly refusing: Map<string, { readonly status: number; readonly message: string }>;
-  /** What was asked for, without what asks only. */
+  /** The calls so far, without those that only read. */
   readonly changes: () => readonly string[];
 }
 
@@ -181,14 +181,17 @@ const theAnchor = ({ containers }: FakeEngine): FakeContainer => {
   return first;
 };
 
-describe('where a network is', () => {
-  test.each(['/proc/1/ns/net', 'netns:storage'])('%s is a namespace itself, and no engine is asked', async (name) => {
-    const { networks, docker, podman } = await given();
-    expect(await networks.find(name, signal)).toBe(name);
-    expect([...docker.asked, ...podman.asked]).toEqual([]);
-  });
+describe('finding the namespace of a network', () => {
+  test.each(['/proc/1/ns/net', 'netns:storage'])(
+    'returns %s, a namespace itself, without asking an engine',
+    async (name) => {
+      const { networks, docker, podman } = await given();
+      expect(await networks.find(name, signal)).toBe(name);
+      expect([...docker.asked, ...podman.asked]).toEqual([]);
+    },
+  );
 
-  test('a network of an engine is where a container of ours is attached to it, which can do nothing', async () => {
+  test("attaches an unprivileged container to an engine's network", async () => {
     const { networks, docker, podman } = await given();
     expect(await networks.find('docker:storage', signal)).toBe(here);
     const anchor = theAnchor(docker);
@@ -212,7 +215,7 @@ describe('where a network is', () => {
     expect(theAnchor(docker)).toBe(anchor);
   });
 
-  test('a container is where it is, whichever engine has it', async () => {
+  test('finds the namespace of a running container in any engine', async () => {
     const { networks, docker, podman } = await given();
     docker.containers.set('web', container('web'));
     podman.containers.set('db', container('db'));
@@ -221,7 +224,7 @@ describe('where a network is', () => {
     expect([...docker.changes(), ...podman.changes()]).toEqual([]);
   });
 
-  test('a name alone may be that of a network; a container of that name comes first', async () => {
+  test('accepts a bare network name; a container of that name takes precedence', async () => {
     const { networks, docker, podman } = await given();
     podman.networks.set('backend', 'backend');
     expect(await networks.find('backend', signal)).toBe(here);
@@ -230,7 +233,7 @@ describe('where a network is', () => {
     expect(await networks.find('backend', signal)).toBe(another);
   });
 
-  test.each(['nobody', 'container:nobody', 'container:storage'])('%s is nowhere', async (name) => {
+  test.each(['nobody', 'container:nobody', 'container:storage'])('refuses the unknown %s', async (name) => {
     const { networks } = await given();
     await expect(networks.find(name, signal)).rejects.toMatchObject({
       code: 'not-found',
@@ -239,11 +242,11 @@ describe('where a network is', () => {
     });
   });
 
-  describe('a container that does not run', () => {
+  describe('of a container that does not run', () => {
     const stopped = (more: Partial<FakeContainer>): FakeContainer =>
       container('web', { running: false, sandbox: '', ...more });
 
-    test('is where it will be when it is started: in its network', async () => {
+    test('uses the network that it will have', async () => {
       const { networks, docker } = await given();
       docker.containers.set('web', stopped({ networks: { storage: { NetworkID: '' } } }));
       for (const name of ['container:web', 'web']) expect(await networks.find(name, signal)).toBe(here);
@@ -251,7 +254,7 @@ describe('where a network is', () => {
       expect(theAnchor(docker).labels).toMatchObject({ 'stowage.dev/anchor': 'docker:storage' });
     });
 
-    test("is where another container is whose network it shares, or where Stowage is with the host's", async () => {
+    test("uses the network of another container if it shares that, and Stowage's own for the host's network", async () => {
       const { networks, docker } = await given();
       docker.containers.set('db', container('db', { sandbox: another }));
       docker.containers.set('web', stopped({ networkMode: 'container:id-of-db' }));
@@ -261,7 +264,7 @@ describe('where a network is', () => {
       expect(docker.changes()).toEqual([]);
     });
 
-    test("with the host's network is refused if Stowage runs in a container with another network", async () => {
+    test("refuses the host's network if Stowage runs in a container with another network", async () => {
       const { networks, docker } = await given('one', systemClock(), async () => false);
       docker.containers.set('web', stopped({ networkMode: 'host', networks: { host: { NetworkID: 'h' } } }));
       await expect(networks.find('web', signal)).rejects.toMatchObject({
@@ -292,7 +295,7 @@ describe('where a network is', () => {
         "container 'web' shares the network of a container that is gone",
         "Remove container 'web' and create it again, or name a network.",
       ],
-    ])('of which that is not clear is refused: %o', async (more, reason, message, action) => {
+    ])('refuses an ambiguous or missing network: %o', async (more, reason, message, action) => {
       const { networks, docker } = await given();
       docker.containers.set('web', stopped(more));
       await expect(networks.find('web', signal)).rejects.toMatchObject({ code: 'conflict', reason, message, action });
@@ -300,7 +303,7 @@ describe('where a network is', () => {
     });
   });
 
-  test('an engine that Stowage was not told of has none', async () => {
+  test('refuses a network of an engine that is not configured', async () => {
     const networks = createEngineNetworks({
       engines: new Map(),
       instance: 'one',
@@ -317,7 +320,7 @@ describe('where a network is', () => {
     });
   });
 
-  test('it is an engine that does not answer, unless another has what is asked for', async () => {
+  test('reports an engine that does not answer, unless another one has what is asked for', async () => {
     const { networks, docker, podman } = await given();
     await docker.stop();
     podman.containers.set('db', container('db'));
@@ -332,9 +335,9 @@ describe('where a network is', () => {
 });
 
 describe('a namespace', () => {
-  test('that only the engine sees is not guessed at', async () => {
+  test('is not guessed if only the engine can see it', async () => {
     const { networks, docker } = await given();
-    // Somebody else's process has that number here.
+    // Another process has that pid here.
     docker.containers.set('web', container('web', { sandbox: '/run/docker/netns/123', pid: process.pid }));
     await expect(networks.find('web', signal)).rejects.toMatchObject({
       code: 'unsupported',
@@ -346,20 +349,20 @@ describe('a namespace', () => {
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
   });
 
-  test('is not an ordinary file in its place', async () => {
+  test('is not a regular file in its place', async () => {
     const { networks, docker } = await given();
     docker.containers.set('web', container('web', { sandbox: '/proc/self/status' }));
     await expect(networks.find('web', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
   });
 
-  test('is found by the process of the container, where that is its own', async () => {
+  test("is found through the container's process if that is its own", async () => {
     const { networks, docker } = await given();
     const id = readFileSync('/proc/self/cgroup', 'utf8').trim();
     docker.containers.set('web', container('web', { id, sandbox: '', pid: process.pid }));
     expect(await networks.find('web', signal)).toBe(`/proc/${process.pid}/ns/net`);
   });
 
-  test('that a container shares is to be named by whose it is', async () => {
+  test('of a shared network has to be given by its owner', async () => {
     const { networks, docker } = await given();
     docker.containers.set('web', container('web', { sandbox: '', pid: process.pid }));
     await expect(networks.find('web', signal)).rejects.toMatchObject({
@@ -370,7 +373,7 @@ describe('a namespace', () => {
 });
 
 describe('an anchor', () => {
-  test('is made once, however many ask, and so is its image', async () => {
+  test('is created once for concurrent callers, and so is its image', async () => {
     const { networks, docker } = await given();
     docker.networks.set('backend', 'net-2');
     const all = ['docker:storage', 'docker:storage', 'docker:storage', 'docker:backend'];
@@ -382,11 +385,11 @@ describe('an anchor', () => {
     expect(count(/^POST \/containers\/c\d\/start/)).toBe(2);
     docker.containers.clear();
     await networks.find('docker:storage', signal);
-    // Two networks may each have seen that it was not there.
+    // Two networks may both have found the image missing.
     expect(count(/^POST \/images\/load/)).toBeLessThanOrEqual(2);
   });
 
-  test('that an earlier Stowage of the same instance made is used', async () => {
+  test('of an earlier run of the same instance is reused', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
     const engines = new Map([['docker', open.use(createDockerClient({ ...docker, clock: systemClock() }))]] as const);
@@ -394,13 +397,13 @@ describe('an anchor', () => {
     const later = createEngineNetworks({ engines, instance: 'one', log: silentLog(), hasHostNetwork: asHost });
     expect(await later.find('docker:storage', signal)).toBe(here);
     expect(docker.changes()).toEqual(before);
-    // Another one's is its own.
+    // The anchor of another instance is not.
     const other = createEngineNetworks({ engines, instance: 'two', log: silentLog(), hasHostNetwork: asHost });
     await other.find('docker:storage', signal);
     expect(docker.containers.size).toBe(2);
   });
 
-  test('of a network that is named by its number stays', async () => {
+  test('of a network given by its id stays', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:net-1', signal);
     const { id } = theAnchor(docker);
@@ -411,7 +414,7 @@ describe('an anchor', () => {
   test.each([
     ['was stopped', (anchor: FakeContainer) => Object.assign(anchor, { running: false, sandbox: '' })],
     ['was taken off the network', (anchor: FakeContainer) => Object.assign(anchor, { networks: {} })],
-  ])('that %s is made anew', async (_how, change) => {
+  ])('that %s is created again', async (_how, change) => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
     const anchor = theAnchor(docker);
@@ -421,7 +424,7 @@ describe('an anchor', () => {
     expect(theAnchor(docker).id).not.toBe(anchor.id);
   });
 
-  test('of a network that was made anew under its name is made anew', async () => {
+  test('is created again if its network was removed and created again', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
     const anchor = theAnchor(docker);
@@ -432,7 +435,7 @@ describe('an anchor', () => {
     expect(theAnchor(docker).id).not.toBe(anchor.id);
   });
 
-  test('of a network that is gone is not left behind', async () => {
+  test('is not left behind if its network is gone', async () => {
     const { networks, docker } = await given();
     await networks.find('docker:storage', signal);
     Object.assign(theAnchor(docker), { running: false, sandbox: '' });
@@ -446,7 +449,7 @@ describe('an anchor', () => {
     expect(docker.containers.size).toBe(0);
   });
 
-  test('that cannot be started is not left behind', async () => {
+  test('is not left behind if it cannot be started', async () => {
     const { networks, docker } = await given();
     docker.refusing.set('POST /containers/start', { status: 403, message: 'no available IPv4 addresses' });
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
@@ -458,14 +461,14 @@ describe('an anchor', () => {
     expect(await networks.find('docker:storage', signal)).toBe(here);
   });
 
-  test('goes on being used while its engine does not answer, as long as its namespace is there', async () => {
+  test('stays in use while its engine does not answer, as long as its namespace exists', async () => {
     const clock = createFakeClock();
     const { networks, docker } = await given('one', clock);
     await networks.find('docker:storage', signal);
     await docker.stop();
     expect(await networks.find('docker:storage', signal)).toBe(here);
     await docker.start();
-    // It takes calls and is silent.
+    // The engine accepts connections and does not answer.
     const { script } = docker;
     const silent = Promise.withResolvers<void>();
     docker.script = () => silent.resolve();
@@ -481,7 +484,7 @@ describe('an anchor', () => {
     await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-unreachable' });
   });
 
-  test('is not made for who has given up', async () => {
+  test('is not created for a caller that has given up', async () => {
     const { networks, docker } = await given();
     const caller = new AbortController();
     const asked = Promise.withResolvers<void>();
@@ -497,11 +500,11 @@ describe('an anchor', () => {
   });
 });
 
-describe('tidying', () => {
+describe('removing unused anchors', () => {
   const names = ({ containers }: FakeEngine): readonly string[] =>
     [...containers.values()].map(({ labels, name }) => labels['stowage.dev/anchor'] ?? name).sort();
 
-  test('removes what is ours, and not used', async () => {
+  test('removes ours that are not used', async () => {
     const clock = createFakeClock();
     const { networks, docker, podman } = await given('one', clock);
     docker.networks.set('backend', 'net-2');
@@ -513,7 +516,7 @@ describe('tidying', () => {
     const left = { 'stowage.dev/anchor': 'podman:gone', 'stowage.dev/instance': 'one' };
     podman.containers.set('left', container('left', { labels: left }));
     const used = new Set(['docker:storage']);
-    // A check, or a store that was added a moment ago, may still need it.
+    // A check, or a store that was just added, may still need it.
     await networks.tidy(used, signal);
     expect(names(docker)).toEqual(['docker:backend', 'docker:storage', 'keeper', 'theirs', 'web']);
     expect(names(podman)).toEqual([]);
@@ -524,7 +527,7 @@ describe('tidying', () => {
     expect(names(docker)).toEqual(['keeper', 'theirs', 'web']);
   });
 
-  test('of one engine does not wait for another that is not there, or refuses', async () => {
+  test('continues with other engines if one does not answer or refuses', async () => {
     const clock = createFakeClock();
     const { networks, docker, podman } = await given('one', clock);
     await networks.find('docker:storage', signal);
@@ -543,7 +546,7 @@ describe('tidying', () => {
     expect(names(podman)).toEqual([]);
   });
 
-  test('ends with who asked for it', async () => {
+  test('ends when the caller aborts', async () => {
     const { networks, docker } = await given();
     const caller = new AbortController();
     docker.script = () => caller.abort(new Error('enough'));

@@ -171,7 +171,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         copy: async (at) => {
           const other = join(ground.folder, 'other');
           mkdirSync(other);
-          // A bind at another path: the unmount of the first one does not reach it.
+          // A bind at another path, which the first unmount does not reach.
           const words = ['sh', '-ec', 'mount --bind "$1" "$2"; echo ready; read -r line', 'sh', at, other];
           const they = spawn('unshare', [...slaveMounts, ...words], { stdio: ['pipe', 'pipe', 'inherit'] });
           await once(they.stdout, 'data');

@@ -42,7 +42,7 @@ beforeEach(() => {
 afterEach(() => ground[Symbol.dispose]());
 
 describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
-  'beside a loop device of another program whose FUSE server is stopped',
+  "beside another program's loop device whose FUSE server is stopped",
   { timeout: 120_000 },
   () => {
     test.each([false, true])(
@@ -89,7 +89,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect(ground.loops()).toEqual([other.node]);
     });
 
-    test('a volume whose image has the same name as that file mounts also where the FUSE mount is not seen', async () => {
+    test('a volume whose image has the same name as that file mounts even if the FUSE mount is not visible', async () => {
       const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
       execFileSync('umount', ['--lazy', at('stopped/mnt')]);
@@ -99,7 +99,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'fuse', 'xfs', 'ext4'))(
       expect((await attachedLoops()).map(({ node }) => node)).toContain(other.node);
     });
 
-    test('a volume whose image has the same name as that file mounts, is found in use, and unmounts', async () => {
+    test('a volume whose image has the same name as that file mounts, is reported in use, and unmounts', async () => {
       const volume = source(ground.image('same-name.img', 50, 'ext4'), 'ext4');
       await using other = await stoppedLoopDevice(ground, { name: 'same-name.img' });
       await client.stage(volume, targetAt(at('stage')), ground.scope);

@@ -20,7 +20,7 @@ type LoopSource = Extract<Source, { kind: 'loop' }>;
 const clock = systemClock();
 const run = createRun(clock);
 
-/** A container that ran Stowage has ended; what it attached and mounted is there, and used. */
+/** A container that ran Stowage has ended; its devices and mounts still exist and are in use. */
 describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount namespace that is gone', () => {
   let ground: Ground;
   let mounter: Mounter;
@@ -32,7 +32,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     path,
     filesystem,
   });
-  /** By the file itself, as the kernel knows it: the path of such a device is none of this namespace. Others are not asked. */
+  /** Finds devices by the file itself: the path of such a device is not valid in this namespace. Other devices are not queried. */
   const devicesOn = (image: string): readonly string[] => {
     const { dev, ino } = statSync(image);
     const named = readdirSync('/sys/block')
@@ -49,7 +49,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
   };
   const pathOf = (device: string): string =>
     readFileSync(`/sys/block/${device.replace('/dev/', '')}/loop/backing_file`, 'utf8').trim();
-  /** Gives the device. */
+  /** Returns the device. */
   const attachedBefore = (image: string): string =>
     execFileSync('unshare', [...slaveMounts, 'losetup', '--find', '--show', image])
       .toString()
@@ -57,9 +57,9 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
 
   beforeEach(() => {
     ground = createGround();
-    // With the namespace goes its copy of this mount, and with that the beginning of the paths.
+    // When the namespace ends, its copy of this mount is gone, and with it the beginning of the paths.
     execFileSync('mount', ['--bind', ground.folder, ground.folder]);
-    // Where mounts are shared, what is mounted in it would be there twice: in the folder below it, too.
+    // With shared propagation, mounts in it would appear twice: in the folder below it, too.
     execFileSync('mount', ['--make-private', ground.folder]);
     mounter = createLinuxMounter({ clock, run, forbidden: () => [], storeRoots: () => [at('store')] });
     client = createLoopClient({ mounter, run, clock });
@@ -67,13 +67,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
   });
   afterEach(() => {
     const images = existsSync(at('store')) ? readdirSync(at('store')).filter((name) => name.endsWith('.img')) : [];
-    // What is mounted yet goes with its mount.
+    // Mounts inside it end with it.
     for (const device of images.flatMap((name) => devicesOn(at(`store/${name}`))))
       execFileSync('losetup', ['--detach', device]);
     ground[Symbol.dispose]();
   });
 
-  test('a file system is known to be mounted, grown and unmounted', async () => {
+  test('a file system is found mounted, grown and unmounted', async () => {
     const volume = source(ground.image('store/v.img', 8, 'ext4'), 'ext4');
     const device = attachedBefore(volume.path);
     execFileSync('mount', [device, at('stage')]);
@@ -88,7 +88,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     expect([devicesOn(volume.path), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
-  test('a block device stays the only one on its file, and is let go', async () => {
+  test('a block device stays the only one of its file, and is detached', async () => {
     const volume = source(ground.image('store/v.img', 4), undefined);
     writeFileSync(at('block'), '');
     const device = attachedBefore(volume.path);
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     expect([devicesOn(volume.path), existsSync(at('block'))]).toEqual([[], false]);
   });
 
-  test('what nobody uses any more is reaped', async () => {
+  test('devices that nobody uses any more are reaped', async () => {
     mkdirSync(at('store/.stowage/deleting'), { recursive: true });
     const images = ['store/v.img', 'store/.stowage/deleting/w.img'].map((name) => ground.image(name, 4));
     const other = ground.image('v.img', 4);
@@ -116,7 +116,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     }
   });
 
-  test('of deleted images, only those that a deletion of Stowage moved aside on the disk of the store are reaped', async () => {
+  test("devices of deleted images are reaped only if Stowage moved the image aside on the store's disk", async () => {
     for (const name of ['store/.stowage/deleting', 'other/.stowage/deleting']) mkdirSync(at(name), { recursive: true });
     execFileSync('mount', ['-t', 'tmpfs', 'none', at('other')]);
     mkdirSync(at('other/.stowage/deleting'), { recursive: true });
@@ -139,11 +139,11 @@ describe.skipIf(needs('root', 'mount', 'loop', 'ext4'))('loop devices of a mount
     }
   });
 
-  test('a device whose path is that of our file, elsewhere, is not ours', async () => {
+  test('a device with the same path in another namespace is not ours', async () => {
     const ours = source(ground.image('store/v.img', 4), undefined);
     mkdirSync(at('elsewhere/store'), { recursive: true });
     const theirs = ground.image('elsewhere/store/v.img', 4);
-    // In their namespace, which lives, their folder is where ours is here.
+    // In that live namespace, its folder is at the path that ours has here.
     const script = 'mount --bind "$1" "$2"; losetup --find --show "$3"; exec sleep 1000';
     const words = [...slaveMounts, 'sh', '-ec', script, 'sh', at('elsewhere/store'), at('store'), ours.path];
     const they = spawn('unshare', words, { stdio: ['ignore', 'pipe', 'inherit'] });

@@ -19,8 +19,8 @@ async function withCapabilities(capEff: string): Promise<AsyncDisposable & { rea
   return { status, [Symbol.asyncDispose]: () => folder.remove() };
 }
 
-describe('the mounter that gets picked', () => {
-  test('without CAP_SYS_ADMIN everything but the list refuses, and says what it needs', async () => {
+describe('the chosen mounter', () => {
+  test('without CAP_SYS_ADMIN refuses everything but the list, and says what is needed', async () => {
     await using who = await withCapabilities('00000000a80425fb');
     const mounter = await createMounter({ ...options, platform: 'linux', status: who.status });
     const refusal = {
@@ -38,18 +38,18 @@ describe('the mounter that gets picked', () => {
     expect(mounter.unable?.why).toBe('this process lacks CAP_SYS_ADMIN');
   });
 
-  test.skipIf(needs('linux'))('an ordinary user still sees what is mounted', async () => {
+  test.skipIf(needs('linux'))('lists the mounts for an ordinary user, too', async () => {
     await using who = await withCapabilities('0000000000000000');
     const mounter = await createMounter({ ...options, status: who.status });
     expect((await mounter.list(scope)).some((point) => point.at === '/proc')).toBe(true);
   });
 
-  test('with CAP_SYS_ADMIN it can', async () => {
+  test('can mount with CAP_SYS_ADMIN', async () => {
     await using who = await withCapabilities('0000000000200000');
     expect((await createMounter({ ...options, platform: 'linux', status: who.status })).unable).toBeUndefined();
   });
 
-  test('on a system that is not Linux it cannot, and lists nothing', async () => {
+  test('cannot mount on another system than Linux, and lists nothing', async () => {
     const mounter = await createMounter({ ...options, platform: 'darwin' });
     expect(mounter.unable?.why).toBe('this is darwin, and mounting needs Linux');
     expect(await mounter.list(scope)).toEqual([]);

@@ -20,7 +20,7 @@ import { readMountTable } from './mountinfo.ts';
 import { createRun, type Run } from './run.ts';
 import { createSettling } from './settle.ts';
 
-// The search for the names of programs ends after two seconds, which a busy machine may need longer for.
+// The search for process names gives up after two seconds, which is too short on a busy machine.
 const clock: Clock = {
   ...systemClock(),
   deadline: (ms, parent) => systemClock().deadline(Math.max(ms, 30_000), parent),
@@ -66,7 +66,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     return child;
   }
 
-  test.skipIf(needs('fuse'))('what nobody serves any more is called so', async () => {
+  test.skipIf(needs('fuse'))('reports a mount whose server is gone', async () => {
     const mounted = await mountFuse('nobody', at('other'), writable);
     await mounted[Symbol.asyncDispose]();
     const told = { code: 'unavailable', reason: 'mount-unanswered', message: expect.stringContaining('nobody serves') };
@@ -75,7 +75,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('binds a folder; a second time changes nothing', async () => {
+  test('binds a folder; repeating changes nothing', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     expect(readFileSync(join(at('to'), 'file'), 'utf8')).toBe('from');
@@ -86,12 +86,12 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(point).toMatchObject({ readOnly: false, root: at('from') });
   });
 
-  test('ten binds of one thing to one place at once are one mount', async () => {
+  test('ten concurrent binds of the same thing to one place make one mount', async () => {
     await Promise.all(Array.from({ length: 10 }, () => mounter.bind(at('from'), at('to'), writable, ground.scope)));
     expect(ground.mounts()).toEqual([at('to')]);
   });
 
-  test('binds a file onto a file, and nothing onto something of another kind', async () => {
+  test('binds a file onto a file, and refuses other combinations', async () => {
     writeFileSync(at('a'), 'a');
     writeFileSync(at('b'), '');
     await mounter.bind(at('a'), at('b'), writable, ground.scope);
@@ -108,7 +108,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('a folder is bound nosuid and nodev, a device is not: it must work', async () => {
+  test('binds a folder with nosuid and nodev, but not a device, which must work', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     writeFileSync(at('node'), '');
     await mounter.bind('/dev/null', at('node'), writable, ground.scope);
@@ -116,7 +116,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(table.at(at('to'))?.options).toEqual(expect.arrayContaining(['rw', 'nosuid', 'nodev']));
     expect(table.at(at('node'))?.options).not.toContain('nodev');
     expect(readFileSync(at('node'), 'utf8')).toBe('');
-    // As somebody else has made it.
+    // As if somebody else had made the bind.
     await real('mount', ['-o', 'bind', '--', at('from'), at('other')], ground.scope);
     await mounter.bind(at('from'), at('other'), writable, ground.scope);
     expect((await readMountTable()).at(at('other'))?.options).toEqual(
@@ -125,7 +125,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(ground.mounts()).toEqual([at('to'), at('node'), at('other')]);
   });
 
-  test('paths with spaces, newlines and dashes are only paths', async () => {
+  test('accepts paths with spaces, newlines and dashes', async () => {
     const odd = at('-o loop\n\\040é');
     mkdirSync(odd);
     await mounter.bind(at('from'), odd, readOnly, ground.scope);
@@ -136,7 +136,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     await expect(mounter.bind('-o', at('to'), writable, ground.scope)).rejects.toMatchObject({ code: 'invalid' });
   });
 
-  test('read-only is read-only, and keeps what the source forbade', async () => {
+  test('a read-only bind is read-only, and keeps the restrictions of the source', async () => {
     await real(
       'mount',
       ['-t', 'tmpfs', '-o', 'nosuid,nodev,noexec,size=1m', '--', 'stowage-test', at('other')],
@@ -150,7 +150,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(entry?.options).toEqual(expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec']));
   });
 
-  test('one that is writable is made read-only when that is asked for; the other way round is a conflict', async () => {
+  test('makes a writable bind read-only on request; the other way round is a conflict', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
     expect(() => writeFileSync(join(at('to'), 'x'), '')).toThrow('EROFS');
@@ -160,7 +160,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('when it cannot be made read-only it is not mounted at all, also after a cancelled call', async () => {
+  test('does not mount at all if it cannot make the mount read-only, also after a cancelled call', async () => {
     const cancel = new AbortController();
     const stubborn: MountCalls = {
       ...mountCalls,
@@ -177,7 +177,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('a read-only source cannot be bound for writing', async () => {
+  test('refuses to bind a read-only source for writing', async () => {
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
     await expect(mounter.bind(at('to'), at('other'), writable, ground.scope)).rejects.toMatchObject({
       code: 'conflict',
@@ -199,7 +199,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     });
   });
 
-  test('unmounting twice, or what was never mounted, is success', async () => {
+  test('unmounting twice, or what was never mounted, succeeds', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     await mounter.unmount(at('to'), ground.scope);
     await mounter.unmount(at('to'), ground.scope);
@@ -208,7 +208,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('a busy mount stays, and the error names who is in it', async () => {
+  test('does not unmount a busy mount, and names its users', async () => {
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     const inside = await start('sleep', ['100'], at('to'));
     const reader = await start('tail', ['-f', join(at('to'), 'file')], '/');
@@ -224,7 +224,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     expect(ground.mounts()).toEqual([at('to')]);
   });
 
-  test('a mount inside it makes it busy too, and is named', async () => {
+  test('does not unmount a mount with another one inside, and names that', async () => {
     mkdirSync(join(at('from'), 'sub'));
     await mounter.bind(at('from'), at('to'), writable, ground.scope);
     await mounter.bind(at('other'), join(at('to'), 'sub'), writable, ground.scope);
@@ -244,33 +244,36 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
         return await client.mountsOf(source, targetAt(at('stage')), own);
       },
     ],
-  ])('%s waits for what a killed Stowage left running, and not for what another one runs', async (_name, look) => {
-    // By another mounter, since each waits only once.
-    await mounterWith(real, ground).bind(at('from'), at('to'), writable, ground.scope);
-    const sleeping = (by: string, owner: string) =>
-      spawn('sleep', ['100'], {
-        stdio: 'ignore',
-        env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: by, STOWAGE_RUN_FOR: owner },
-      });
-    const orphan = sleeping('1', owner);
-    const another = sleeping(`${process.pid}`, owner);
-    const others = sleeping('1', '/elsewhere');
-    children.push(orphan, another, others);
-    await Promise.all([orphan, another, others].map((child) => new Promise((done) => child.once('spawn', done))));
-    const waits: string[] = [];
-    const log = {
-      ...ground.scope.log,
-      info: (_: string, facts?: Facts) => void waits.push(JSON.stringify(facts?.['pids'])),
-    };
-    const listing = look({ ...ground.scope, log });
-    await expect.poll(() => waits.length).toBeGreaterThan(1);
-    expect(waits[1]).toContain(`"${orphan.pid}"`);
-    expect(waits[1]).not.toContain(`"${another.pid}"`);
-    expect(waits[1]).not.toContain(`"${others.pid}"`);
-    orphan.kill('SIGKILL');
-    expect((await listing).length).toBeGreaterThan(0);
-    expect([another.exitCode, others.exitCode]).toEqual([null, null]);
-  });
+  ])(
+    '%s waits for programs that a killed Stowage left running, and not for those of another one',
+    async (_name, look) => {
+      // Each time with another mounter, since one waits only once.
+      await mounterWith(real, ground).bind(at('from'), at('to'), writable, ground.scope);
+      const sleeping = (by: string, owner: string) =>
+        spawn('sleep', ['100'], {
+          stdio: 'ignore',
+          env: { PATH: '/usr/bin:/bin', STOWAGE_RUN_BY: by, STOWAGE_RUN_FOR: owner },
+        });
+      const orphan = sleeping('1', owner);
+      const another = sleeping(`${process.pid}`, owner);
+      const others = sleeping('1', '/elsewhere');
+      children.push(orphan, another, others);
+      await Promise.all([orphan, another, others].map((child) => new Promise((done) => child.once('spawn', done))));
+      const waits: string[] = [];
+      const log = {
+        ...ground.scope.log,
+        info: (_: string, facts?: Facts) => void waits.push(JSON.stringify(facts?.['pids'])),
+      };
+      const listing = look({ ...ground.scope, log });
+      await expect.poll(() => waits.length).toBeGreaterThan(1);
+      expect(waits[1]).toContain(`"${orphan.pid}"`);
+      expect(waits[1]).not.toContain(`"${another.pid}"`);
+      expect(waits[1]).not.toContain(`"${others.pid}"`);
+      orphan.kill('SIGKILL');
+      expect((await listing).length).toBeGreaterThan(0);
+      expect([another.exitCode, others.exitCode]).toEqual([null, null]);
+    },
+  );
 
   test('reaps staged mounts and folders of unknown volumes, and nothing else', async () => {
     const [known, stale, busy, empty] = [newVolumeId(), newVolumeId(), newVolumeId(), newVolumeId()] as const;
@@ -297,7 +300,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
       attachImage(ground.image('store/.stowage/deleting/x.img', 1)),
     ];
     const bound = attachImage(ground.image('store/bound.img', 1));
-    // Inside a volume, no image of a volume, none of the store's own folders, no store: somebody else's.
+    // Inside a volume, not an image of a volume, not in the store's own folders, or not in a store: these belong to somebody else.
     const foreign: string[] = [];
     for (const name of ['store/volume/disk.img', 'store/disk.raw', 'store/.stowage/other/x.img', 'foreign.img']) {
       foreign.push(attachImage(ground.image(name, 1)));

@@ -11,13 +11,13 @@ const table = mountTable(
   ),
 );
 
-describe('a look at a path', () => {
+describe('work on a path', () => {
   let clock: FakeClock;
   let look: Look;
   let cancel: AbortController;
   let begun: string[];
   const at = (path: string) => ({ path, table, signal: cancel.signal });
-  /** The kernel's answer, which comes when the test says so. */
+  /** The kernel's answer, which the test gives. */
   const hung = (path: string) => {
     const { promise, resolve } = Promise.withResolvers<unknown>();
     const looking = look(at(path), () => {
@@ -29,7 +29,7 @@ describe('a look at a path', () => {
   };
   const pass = async (): Promise<void> => {
     await setImmediate();
-    // The limit of a look, then the grace of those who hear a signal.
+    // The deadline, then the grace period for work that respects the signal.
     clock.advance(15_000);
     await setImmediate();
     clock.advance(2_000);
@@ -42,7 +42,7 @@ describe('a look at a path', () => {
     begun = [];
   });
 
-  test('on a server that is gone is answered, and nobody else begins one there', async () => {
+  test('on a dead server times out, and no other work starts there', async () => {
     const first = hung('/a/x');
     const second = hung('/a/y');
     await pass();
@@ -62,7 +62,7 @@ describe('a look at a path', () => {
     expect(await look(at('/a/z'), async () => 'back')).toBe('back');
   });
 
-  test('is one of three at most, whatever they are on', async () => {
+  test('is limited to three at once, whatever the mounts', async () => {
     const looks = servers.map((server) => hung(server));
     await setImmediate();
     expect(begun).toEqual(['/a', '/b', '/c']);
@@ -75,7 +75,7 @@ describe('a look at a path', () => {
     expect(await look(at('/mnt/x'), async () => 'free')).toBe('free');
   });
 
-  test('that waits its turn ends with its caller, who gets the reason', async () => {
+  test("that waits for a slot ends with its caller, who gets the signal's reason", async () => {
     const first = hung('/a/x');
     const second = hung('/a/y');
     await setImmediate();
@@ -87,7 +87,7 @@ describe('a look at a path', () => {
     expect(begun).toEqual(['/a/x']);
   });
 
-  test('that comes too late lets go of what it found', async () => {
+  test('that ends too late releases its result', async () => {
     const { promise, resolve } = Promise.withResolvers<AsyncDisposable>();
     const looking = look(at('/a/x'), () => promise);
     looking.catch(() => undefined);
@@ -98,7 +98,7 @@ describe('a look at a path', () => {
     await gone;
   });
 
-  test('that fails says what it failed of', async () => {
+  test('that fails rejects with its error', async () => {
     await expect(look(at('/a/x'), () => Promise.reject(new Error('no')))).rejects.toThrow('no');
     expect(await look(at('/a/x'), async () => 'next')).toBe('next');
   });

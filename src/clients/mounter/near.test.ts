@@ -8,7 +8,7 @@ import type { HeldPath } from './held-path.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 import { createNear } from './near.ts';
 
-describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', () => {
+describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the records', () => {
   let ground: Ground;
   let table: MountTable;
   const at = (name: string): string => join(ground.folder, name);
@@ -25,7 +25,7 @@ describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', ()
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  test('is held in line, a folder and a file', async () => {
+  test('opens a folder and a file', async () => {
     writeFileSync(at('file'), '');
     expect([await held(at('folder/inner')), await held(at('file'))]).toEqual([at('folder/inner'), at('file')]);
     await using folder = createNear(ground.folder)(at('folder'), table);
@@ -35,7 +35,7 @@ describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', ()
     expect(folder?.where()).toBe(at('moved'));
   });
 
-  test('what is on another is not, nor what is not there, nor anything by way of a link', async () => {
+  test('refuses paths on other disks, missing paths, and paths with a symbolic link', async () => {
     symlinkSync('folder', at('link'));
     symlinkSync('disk', at('away'));
     for (const name of ['disk', 'disk/x', 'missing', 'link', 'link/inner', 'away/x'])
@@ -43,7 +43,7 @@ describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', ()
     expect(createNear(undefined)(at('folder'), table)).toBeUndefined();
   });
 
-  test('nor what is called otherwise than the kernel calls it', async () => {
+  test('refuses paths that are not canonical', async () => {
     for (const name of [
       'folder/',
       'folder//inner',
@@ -59,7 +59,7 @@ describe.skipIf(needs('root', 'mount'))('what is on the disk of our records', ()
     expect([await held(at('folder/..a')), await held(at('.b'))]).toEqual([at('folder/..a'), at('.b')]);
   });
 
-  test('leaves no descriptor behind', async () => {
+  test('leaks no descriptor', async () => {
     symlinkSync('folder', at('link'));
     const mine = (): number =>
       readdirSync('/proc/self/fd').filter((fd) => {

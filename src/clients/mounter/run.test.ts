@@ -26,7 +26,7 @@ async function machine(
   };
 }
 
-/** Says its process id, whole at once: who finds the file finds the number. */
+/** Writes the process id atomically, so that whoever finds the file finds the number. */
 const sleeper = 'echo $$ > "$1.new"; mv "$1.new" "$1"; exec sleep 100';
 
 async function until(condition: () => boolean): Promise<void> {
@@ -43,12 +43,12 @@ const alive = (pid: number): boolean => {
 };
 
 describe('run', () => {
-  test('gives what the program printed, with the arguments as they are and the C locale', async () => {
+  test("returns the program's output, with unchanged arguments and the C locale", async () => {
     await using at = await machine('printf "%s|" "$@" "$LC_ALL" "$HOME"');
     expect(await at.run('mount', ['a b', '$(id)', ';', '*', ''], scope())).toBe('a b|$(id)|;|*||C||');
   });
 
-  test('a failure carries the last line that says something', async () => {
+  test('a failure contains the last meaningful line', async () => {
     await using at = await machine(
       'echo first >&2; echo "mount: /x: no." >&2; echo "       dmesg(1) may have more" >&2; exit 32',
     );
@@ -57,13 +57,13 @@ describe('run', () => {
     expect(failed).toMatchObject({ exit: 32, message: 'mount: mount: /x: no.' });
   });
 
-  test('a failure without a word says the exit status, or the signal', async () => {
+  test('a failure without output contains the exit status, or the signal', async () => {
     await using at = await machine('[ "$1" = die ] && kill -9 $$; exit 3');
     await expect(at.run('mount', [], scope())).rejects.toThrow('mount: exit status 3');
     await expect(at.run('mount', ['die'], scope())).rejects.toThrow('mount: ended by SIGKILL');
   });
 
-  test('a program that is missing is named with its packages', async () => {
+  test('names the packages of a missing program', async () => {
     await using at = await machine('');
     const run = createRun(systemClock(), at.folder);
     await expect(run('xfs_repair', [], scope())).rejects.toMatchObject({
@@ -74,14 +74,14 @@ describe('run', () => {
     });
   });
 
-  test('output without end is read and not kept', async () => {
+  test('reads endless output without keeping it', async () => {
     await using at = await machine(
       'head -c 3000000 /dev/zero | tr "\\0" x; head -c 100000 /dev/zero | tr "\\0" y >&2; echo last >&2',
     );
     expect((await at.run('mount', [], scope())).length).toBe(256 * 1024);
   });
 
-  test('at the deadline it is killed, and the error says so', async () => {
+  test('kills the program at the deadline, with an error that says so', async () => {
     const clock = createFakeClock();
     await using at = await machine(sleeper, clock);
     const pidFile = join(at.folder, 'pid');
@@ -96,7 +96,7 @@ describe('run', () => {
     expect(alive(Number(await readFile(pidFile, 'utf8')))).toBe(false);
   });
 
-  test('a cancelled call kills it and gives the reason of the signal', async () => {
+  test('kills the program of a cancelled call, and throws the reason of the signal', async () => {
     await using at = await machine(sleeper);
     const pidFile = join(at.folder, 'pid');
     const cancel = new AbortController();
@@ -107,14 +107,14 @@ describe('run', () => {
     expect(alive(Number(await readFile(pidFile, 'utf8')))).toBe(false);
   });
 
-  test('after a cancelled call nothing is started', async () => {
+  test('starts nothing after a cancelled call', async () => {
     await using at = await machine('touch "$1"');
     const mark = join(at.folder, 'mark');
     await expect(at.run('mount', [mark], scope(AbortSignal.abort(new Error('enough'))))).rejects.toThrow('enough');
     expect(existsSync(mark)).toBe(false);
   });
 
-  test('what must not be stopped half-way goes on to its end', async () => {
+  test('lets a program finish that must not be stopped half-way', async () => {
     await using at = await machine('touch "$1"; while [ ! -e "$2" ]; do sleep 0.05; done; echo word; touch "$3"');
     const [begun, go, done] = ['begun', 'go', 'done'].map((name) => join(at.folder, name)) as [string, string, string];
     const cancel = new AbortController();

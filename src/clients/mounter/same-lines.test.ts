@@ -7,8 +7,8 @@ const plainly = (text: string): readonly string[] => {
   return (text.endsWith('\n') || text === '' ? lines.slice(0, -1) : lines).filter((line) => line !== 'none');
 };
 
-describe('a table that is read again and again', () => {
-  test('is what reading it anew would give, whatever came, went or changed', () => {
+describe('a parser for a table that is read repeatedly', () => {
+  test('returns what a full parse would, whatever was added, removed or changed', () => {
     const line = fc.constantFrom('a', 'b', 'ab', 'ba', 'none', 'ä', '');
     const table = fc.record({ lines: fc.array(line, { maxLength: 6 }), isWhole: fc.boolean() });
     fc.assert(
@@ -23,7 +23,7 @@ describe('a table that is read again and again', () => {
     );
   });
 
-  test('is parsed only where it is another', () => {
+  test('parses only the changed part', () => {
     const asked: string[] = [];
     const read = createLineParser((line) => {
       asked.push(line);
@@ -44,7 +44,7 @@ describe('a table that is read again and again', () => {
     expect(asked).toEqual(['other']);
   });
 
-  test('may use its buffer again', () => {
+  test("does not depend on the caller's buffer", () => {
     const buffer = Buffer.from('one\ntwo\n');
     const read = createLineParser((line) => line);
     expect(read(buffer)).toEqual(['one', 'two']);

@@ -9,8 +9,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { findHolders, searchHolders } from './holders.ts';
 import { createSettling, runBy, runFor } from './settle.ts';
 
-// Looking at processes in a /proc of our own making, where a FIFO that nobody writes to stands for a file of a process
-// that is stuck on a server which is gone: reading it does not end.
+// These tests use a fake /proc, where a FIFO without a writer stands for a file of a process that is stuck on a dead server:
+// reading it never ends.
 
 let proc: string;
 beforeEach(() => {
@@ -23,7 +23,7 @@ beforeEach(() => {
 
 const stuck: string[] = [];
 
-/** Undefined: reading that file does not end. */
+/** Undefined: reading that file never ends. */
 function add(pid: number, files: Readonly<Record<string, string | undefined>>): void {
   const folder = join(proc, `${pid}`);
   mkdirSync(join(folder, 'fd'), { recursive: true });
@@ -36,10 +36,10 @@ function add(pid: number, files: Readonly<Record<string, string | undefined>>): 
   }
 }
 
-/** Ends the reads that wait, as the end of the process would. */
+/** Ends the pending reads, as the end of the process would. */
 async function release(): Promise<void> {
   for (const fifo of stuck.splice(0)) {
-    // Nobody waits for it any more: then it cannot be opened.
+    // Without a reader the FIFO cannot be opened.
     const writer = await open(fifo, constants.O_WRONLY | constants.O_NONBLOCK).catch(() => undefined);
     await writer?.close();
   }
@@ -53,7 +53,7 @@ const leftBy = (owner: string): Record<string, string> => ({
 });
 
 test(
-  'a process that is stuck delays the first look once, and by little; what was left running is still waited for',
+  'a stuck process delays the first call once and briefly, which still waits for the programs that were left running',
   quickly,
   async () => {
     add(10, { environ: undefined, status: '' });
@@ -75,12 +75,12 @@ test(
     };
     await createSettling(clock, 'us', proc)(scope);
     expect(pauses).toHaveLength(3);
-    // Of four looks, the first waited for the stuck one.
+    // Only the first of four calls waited for the stuck one.
     expect(waits).toHaveLength(1);
   },
 );
 
-test('when it answers again, it is asked again', quickly, async () => {
+test('asks a process again after it has answered', quickly, async () => {
   add(20, { environ: undefined, status: leftBy('us')['status'] });
   const settle = (sleep: () => Promise<void>) => createSettling({ ...systemClock(), sleep }, 'us', proc)(scope);
   let pauses = 0;
@@ -98,14 +98,14 @@ test('when it answers again, it is asked again', quickly, async () => {
   });
 });
 
-test('whoever looks for what holds a path passes over a process that is stuck', quickly, async () => {
+test('a search for holders skips a stuck process', quickly, async () => {
   add(30, { maps: undefined });
   add(31, { comm: 'vim\n', maps: '7f00-7f01 r--p 00000000 08:01 12 /data/file\n' });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   expect(await findHolders('/data', systemClock(), scope, { proc })).toEqual([{ pid: 31, command: 'vim' }]);
 });
 
-test('a search that a stuck process did not answer is not complete', quickly, async () => {
+test('a search is incomplete if a stuck process did not answer', quickly, async () => {
   add(31, { comm: 'vim\n', maps: '' });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   const search = () => searchHolders('/data', systemClock(), scope, { proc });
@@ -114,7 +114,7 @@ test('a search that a stuck process did not answer is not complete', quickly, as
   expect(await search()).toEqual({ holders: [], isComplete: false });
 });
 
-test('a search that did not see all mappings of a process is not complete', async () => {
+test('a search is incomplete if it did not see all mappings of a process', async () => {
   add(31, { comm: 'vim\n', maps: '\n'.repeat(4 * 1024 * 1024 + 1) });
   symlinkSync('/elsewhere', join(proc, '31', 'cwd'));
   expect(await searchHolders('/data', systemClock(), scope, { proc })).toEqual({ holders: [], isComplete: false });
