@@ -7,9 +7,9 @@ import { StowageError } from '#core/errors.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
 import { type Figures, serveHealth, serveMetrics } from './health.ts';
-import { kubeAccess } from './kube.ts';
+import { kubeAccess } from './kube-access.ts';
 import { createLog, levelFrom } from './logger.ts';
-import { keepToNode } from './node-records.ts';
+import { keepToNode } from './node-database.ts';
 import { type Beside, runServer } from './serve.ts';
 import { version } from './version.ts';
 

@@ -12,7 +12,7 @@ import { stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { isWithin, localDirectoryOf } from './store-places.ts';
+import { isWithin, localDirectoryOf } from './store-overlaps.ts';
 
 /** The stores that the Store objects of a cluster define, as known to a node, also while the API server is down and after a restart. */
 export interface ClusterStores {

@@ -14,7 +14,7 @@ import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
 import { readRegistry, registryAnnotation } from './controller-registry.ts';
 import { type Figures, serveHealth } from './health.ts';
-import { kubeAccess } from './kube.ts';
+import { kubeAccess } from './kube-access.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;

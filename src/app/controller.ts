@@ -37,14 +37,14 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { namespaces } from '#wire/kube/resources.ts';
 import { type ClusterApi, startClusterApi } from './cluster-api.ts';
 import { createControllerMarks } from './controller-marks.ts';
-import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
 import { withoutHostClient } from './host-client.ts';
-import { kubeAccess } from './kube.ts';
+import { kubeAccess } from './kube-access.ts';
 import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { giveBackWhenIdle } from './memory-release.ts';
 import { prepareState } from './state-folder.ts';
-import { keepApart, nfsPlace } from './store-places.ts';
+import { keepApart, nfsPlace } from './store-overlaps.ts';
 import { startUp } from './up.ts';
 import { version } from './version.ts';
 

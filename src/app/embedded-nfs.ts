@@ -9,7 +9,7 @@ import type { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
 import { type NfsChild, startNfsChild } from './nfs-child.ts';
-import { nfsUri } from './nfs-served.ts';
+import { nfsUri } from './nfs-server-description.ts';
 import type { StateFolder } from './state-folder.ts';
 
 export interface EmbeddedNfsSettings {

@@ -1,5 +1,5 @@
+import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
 import { possibleIds, type Surroundings, surroundings } from '#clients/data-path/own-container.ts';
-import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreKind } from '#core/ports.ts';
 

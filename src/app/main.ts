@@ -9,7 +9,7 @@ import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import type { TakeOverWish } from '#cli/taking-over.ts';
-import { usualKeeper } from '#clients/data-path/starting.ts';
+import { usualKeeper } from '#clients/data-path/keeper-starter.ts';
 import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';
 
@@ -73,7 +73,7 @@ const status = await runCli(
     ...(isKubectl
       ? {
           cluster: async (options: ClusterOptions) =>
-            await (await import('./kubectl.ts')).findCluster({
+            await (await import('./kubectl-plugin.ts')).findCluster({
               ...options,
               env: process.env,
               home: homedir(),
@@ -100,7 +100,7 @@ const status = await runCli(
         interrupt.signal,
       ),
     nfsServe: async (options, ready) =>
-      await (await import('./nfs-serve.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
+      await (await import('./nfs-server.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
     keeper: async (options) =>
       await (await import('./keeper.ts')).runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
     doctor: async () =>

@@ -13,9 +13,9 @@ import {
   wrongNetwork,
   wrongPath,
   wrongPlatform,
-} from './nfs-failures.ts';
+} from './nfs-server-errors.ts';
 import { readTls, type ServedTls } from './nfs-tls.ts';
-import { isWithin } from './store-places.ts';
+import { isWithin } from './store-overlaps.ts';
 
 /** The server's settings, all validated before it starts. */
 export interface NfsPlan {

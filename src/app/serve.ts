@@ -6,12 +6,12 @@ import type { Log } from '#base/log.ts';
 import { wayTo } from '#cli/connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
-import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
+import { type KeeperPlace, keeperPlaces } from '#clients/data-path/keeper-placement.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
 import { type CsiWish, csiWish } from './csi.ts';
 import { isListening } from './engines.ts';
-import { giveBackWhenIdle } from './giving-back.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { giveBackWhenIdle } from './memory-release.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';
 

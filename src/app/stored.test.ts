@@ -6,7 +6,7 @@ import { createMemoryRecords } from '#testing/fakes/records.ts';
 import { type ControllerRegistry, readRegistry, writeRegistry } from './controller-registry.ts';
 import { takeProcessMarks } from './process-marks.ts';
 import { keepersFolder, prepareState } from './state-folder.ts';
-import { claimIn, withClaim } from './take-over/objects.ts';
+import { claimIn, withClaim } from './take-over/replacement-volume.ts';
 
 test('the paths inside the state folder do not change', async () => {
   const folder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-state-')));

@@ -3,13 +3,13 @@ import { getuid } from 'node:process';
 import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { type Check, type Engine, type Finding, type Look, no, warn } from './doctor/check.ts';
 import { engines } from './doctor/engines.ts';
 import { programs, propagation, security, state } from './doctor/host.ts';
 import { kernel } from './doctor/kernel.ts';
-import { type Check, type Engine, type Finding, type Look, no, warn } from './doctor/look.ts';
 import { searchPath } from './mounter/tools.ts';
 
-export type { Finding } from './doctor/look.ts';
+export type { Finding } from './doctor/check.ts';
 
 export interface DoctorOptions {
   readonly clock: Clock;

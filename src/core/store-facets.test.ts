@@ -2,7 +2,7 @@ import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { keepApart } from '#app/store-places.ts';
+import { keepApart } from '#app/store-overlaps.ts';
 import { systemClock } from '#base/clock.ts';
 import { createCounting } from '#front/csi/counting.ts';
 import { createUsed } from '#front/docker-plugin/used.ts';

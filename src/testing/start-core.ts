@@ -6,7 +6,7 @@ import { readGiven } from '#app/config.ts';
 import { takeProcessMarks } from '#app/process-marks.ts';
 import { instanceOf, prepareState, type StateFolder } from '#app/state-folder.ts';
 import { storeConfigs } from '#app/store-configs.ts';
-import { localDirectoryOf } from '#app/store-places.ts';
+import { localDirectoryOf } from '#app/store-overlaps.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Log, type Scope, silentLog } from '#base/log.ts';
 import type { ContainerEngine } from '#core/containers.ts';

@@ -1,5 +1,5 @@
 import { beforeEach, onTestFinished } from 'vitest';
-import { createTakingOver } from '#app/take-over/taking-over.ts';
+import { createTakingOver } from '#app/take-over/take-over.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Candidate, Deed } from '#cli/taking-over.ts';
 import { stowageError } from '#core/errors.ts';

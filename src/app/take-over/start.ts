@@ -1,9 +1,9 @@
 import { systemClock } from '#base/clock.ts';
 import type { TakeOverWish, TakingOver } from '#cli/taking-over.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { accessFor, type ClusterWish } from '../kubectl.ts';
+import { accessFor, type ClusterWish } from '../kubectl-plugin.ts';
 import { version } from '../version.ts';
-import { createTakingOver } from './taking-over.ts';
+import { createTakingOver } from './take-over.ts';
 
 /** Uses the rights of the kubeconfig's user: neither the controller nor any service account of Stowage may make these changes. */
 export async function startTakingOver(

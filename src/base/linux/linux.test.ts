@@ -4,8 +4,8 @@ import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSyn
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptors.ts';
-import { createMemory, growMemory, mapMemory } from './memory.ts';
+import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptor-sockets.ts';
+import { createMemory, growMemory, mapMemory } from './shared-memory.ts';
 import { socketPair } from './socket-pair.ts';
 
 const text = (words: string): Buffer => Buffer.from(words);
@@ -24,7 +24,7 @@ describe('shared memory (memfd)', () => {
   test('keeps what a process wrote before it was killed', async () => {
     const fd = createMemory('test', 4096);
     const script = `
-      import { mapMemory } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
+      import { mapMemory } from ${JSON.stringify(import.meta.resolve('./shared-memory.ts'))};
       new Uint8Array(mapMemory(3, 0, 4096).bytes).set(Buffer.from('still here'), 100);
       process.kill(process.pid, 'SIGKILL');`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', script], {

@@ -12,7 +12,7 @@ const cloexec = 0o2000000;
 const nonblock = 0o4000;
 const duplicateTo = 1030;
 
-/** For messages with descriptors (`descriptors.ts`). */
+/** For messages with descriptors (`descriptor-sockets.ts`). */
 export const socketPair = (): readonly [number, number] => pairOf(seqpacket);
 
 /** For byte streams: non-blocking, as Node's sockets require. */

@@ -6,8 +6,8 @@ import type { DockerClient } from '#wire/docker/client.ts';
 import type { ContainerSpec } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { containerLabels } from '../container-labels.ts';
+import { keeperOomScore } from './keeper-rights.ts';
 import type { OwnContainer } from './own-container.ts';
-import { keeperOomScore } from './rights.ts';
 
 export interface KeeperContainer {
   readonly own: OwnContainer;

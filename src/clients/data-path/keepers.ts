@@ -6,13 +6,13 @@ import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
-import { answerMs } from './answers.ts';
-import { keeperFailure } from './errors.ts';
 import { endingMark } from './keeper-container.ts';
-import type { PlacingOptions } from './placing.ts';
-import { upgradedByKubernetes } from './pod.ts';
-import { createSlots, type GivenUp, type Slot } from './slots.ts';
-import { createStarting, type KeeperKind, program, usualKeeper } from './starting.ts';
+import { keeperFailure } from './keeper-errors.ts';
+import { answerMs } from './keeper-liveness.ts';
+import type { PlacingOptions } from './keeper-placement.ts';
+import { upgradedByKubernetes } from './keeper-pod.ts';
+import { createStarting, type KeeperKind, program, usualKeeper } from './keeper-starter.ts';
+import { createSlots, type GivenUp, type Slot } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no serving data path for so long that callers should stop waiting for one. */

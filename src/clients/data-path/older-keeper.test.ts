@@ -9,7 +9,7 @@ import { connectKeeper } from '#keeper/keeper-client.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState, Kind } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
-import { holdToo } from './second-holder.ts';
+import { holdToo } from './descriptor-sharing.ts';
 
 const clock = systemClock();
 const { signal } = new AbortController();

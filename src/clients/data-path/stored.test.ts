@@ -5,9 +5,9 @@ import { silentLog } from '#base/log.ts';
 import type { NfsConnection } from '#core/model.ts';
 import { readSpec } from '#datapath/mount-spec.ts';
 import { keeperSocket } from '#keeper/processes.ts';
+import { createStarting, usualKeeper } from './keeper-starter.ts';
 import { nameOf } from './keepers.ts';
-import { specOf } from './spec.ts';
-import { createStarting, usualKeeper } from './starting.ts';
+import { specOf } from './nfs-mount-spec.ts';
 
 /**
  * How 0.1 describes mounts to data paths. A keeper holds these lines across upgrades for as long as the mount exists, so they never change.

@@ -1,6 +1,6 @@
 import { errnoOf } from '#base/errno.ts';
 import { readText, send, socketTarget } from '#base/http.ts';
-import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './look.ts';
+import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './check.ts';
 
 const answerLimit = 64 * 1024;
 

@@ -3,7 +3,7 @@ import { realpath } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
-import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './look.ts';
+import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
 
 const wanted = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [Tool, (typeof tools)[Tool]][];
 

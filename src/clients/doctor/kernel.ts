@@ -1,7 +1,7 @@
 import { open } from 'node:fs/promises';
 import { errnoOf } from '#base/errno.ts';
 import { hasCapability } from '../mounter/capabilities.ts';
-import { below, type Check, type Finding, isThere, type Look, no, textOf, warn, yes } from './look.ts';
+import { below, type Check, type Finding, isThere, type Look, no, textOf, warn, yes } from './check.ts';
 
 const fileSystems = {
   xfs: 'image volumes of 300 MiB and more',

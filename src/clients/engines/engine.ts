@@ -9,8 +9,8 @@ import {
 } from '#core/containers.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import type { ListedContainer } from '#wire/docker/containers.ts';
-import { engineFailure } from './errors.ts';
-import { followContainers } from './following.ts';
+import { followContainers } from './container-events.ts';
+import { engineFailure } from './engine-errors.ts';
 
 export interface ContainerEngineParts {
   /** The engine's name for people. It must not change between starts. */

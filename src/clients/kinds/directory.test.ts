@@ -17,10 +17,10 @@ import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { createLinuxMounter } from '../mounter/linux.ts';
+import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
-import { createRun } from '../mounter/run.ts';
-import { createUnableMounter } from '../mounter/unable.ts';
+import { createRun } from '../mounter/run-program.ts';
+import { createUnableMounter } from '../mounter/unable-mounter.ts';
 import { createDirectoryClient } from './directory.ts';
 
 const clock = systemClock();

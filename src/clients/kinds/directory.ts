@@ -3,8 +3,8 @@ import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { confined, hasAll } from '../mounter/bind.ts';
+import type { Near } from '../mounter/hold-local.ts';
 import { createTableReader, type MountTable, same } from '../mounter/mountinfo.ts';
-import type { Near } from '../mounter/near.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 

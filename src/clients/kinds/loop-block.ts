@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import { isNodeOf, isSameAttachment, type Loop } from '../mounter/attached-loops.ts';
 import { findHolders } from '../mounter/holders.ts';
-import { isNodeOf, isSameAttachment, type Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { occupied, stillOpen } from './loop-errors.ts';
 import { enlargeLoop } from './loop-growth.ts';

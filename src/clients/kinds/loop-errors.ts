@@ -1,8 +1,8 @@
 import type { Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
-import { mountFailure } from '../mounter/errors.ts';
-import type { Loop } from '../mounter/loops.ts';
-import { CommandFailed } from '../mounter/run.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
+import { mountFailure } from '../mounter/mount-failure.ts';
+import { CommandFailed } from '../mounter/run-program.ts';
 
 export function damaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
   const repair = kind === 'xfs' ? `xfs_repair ${image}` : `e2fsck -f ${image}`;

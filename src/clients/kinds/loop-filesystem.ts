@@ -1,9 +1,9 @@
 import type { Scope } from '#base/log.ts';
 import { readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
 import type { HeldLoop } from '../mounter/loop-devices.ts';
 import { cannotAsk } from '../mounter/loop-files.ts';
-import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { attachedReadOnly, damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { type Scope, silentLog } from '#base/log.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
 import type { LoopDevices } from '../mounter/loop-devices.ts';
-import type { Loop } from '../mounter/loops.ts';
 import { mountTable } from '../mounter/mountinfo.ts';
 import { detachIdle, detachUnused, type LoopParts } from './loop-parts.ts';
 

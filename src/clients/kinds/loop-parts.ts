@@ -2,13 +2,13 @@ import { lstat, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
+import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/attached-loops.ts';
 import { keptName } from '../mounter/loop-calls.ts';
 import type { HeldLoop, LoopDevices } from '../mounter/loop-devices.ts';
 import type { LoopFiles } from '../mounter/loop-files.ts';
-import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/loops.ts';
 import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
 import { located, unlessMissing } from '../mounter/paths.ts';
-import type { Run } from '../mounter/run.ts';
+import type { Run } from '../mounter/run-program.ts';
 import type { GrowCalls } from './grow-calls.ts';
 import { keepsBeingRenamed, noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
 

@@ -1,8 +1,8 @@
 import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
-import { mountFailure } from '../mounter/errors.ts';
+import { mountFailure } from '../mounter/mount-failure.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
-import type { Run } from '../mounter/run.ts';
+import type { Run } from '../mounter/run-program.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 

@@ -2,13 +2,13 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
-import { bindByAside, inherited } from './aside.ts';
-import { mountFailure } from './errors.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
+import { mountFailure } from './mount-failure.ts';
+import type { Parts } from './mounter-parts.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
-import type { Parts } from './parts.ts';
 import { checkPath, located } from './paths.ts';
-import { inChild } from './run.ts';
+import { inChild } from './run-program.ts';
+import { bindByAside, inherited } from './scratch-bind.ts';
 
 /** Set-uid programs and device nodes that a container's root put into a volume must not work for users of the host. */
 export const confined = ['nosuid', 'nodev'];

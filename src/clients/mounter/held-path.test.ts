@@ -5,10 +5,10 @@ import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLinuxMounter } from './linux.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createRun, type Run } from './run.ts';
+import { createRun, type Run } from './run-program.ts';
 
 const clock = systemClock();
 const real = createRun(clock);

@@ -7,9 +7,9 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
 import { configureOldLoop, freeLoop, loopInfo } from './loop-calls.ts';
 import { createLoopDevices } from './loop-devices.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
 const clock = systemClock();
 const devices = createLoopDevices(clock);

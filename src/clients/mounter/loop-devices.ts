@@ -6,6 +6,7 @@ import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
 import {
   addLoop,
   clearLoop,
@@ -15,7 +16,6 @@ import {
   setLoopDirectIo,
   updateLoopCapacity,
 } from './loop-calls.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
 /** A device that this process has open. Nobody can attach another file to it until it is disposed of. */
 export interface HeldLoop extends AsyncDisposable {

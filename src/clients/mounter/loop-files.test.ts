@@ -6,9 +6,9 @@ import { needs } from '#testbed/needs.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
-import { isWrittenByNobody } from './image-file.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
+import { isWrittenByNobody } from './image-lock.ts';
 import { createLoopFiles } from './loop-files.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
 let ground: Ground;
 const at = (name: string): string => join(ground.folder, name);

@@ -4,10 +4,10 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
-import { isWrittenByNobody } from './image-file.ts';
+import type { Loop } from './attached-loops.ts';
+import { isWrittenByNobody } from './image-lock.ts';
 import { type LoopFile, loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
-import type { Loop } from './loops.ts';
 import { unlessMissing } from './paths.ts';
 
 /**

@@ -3,8 +3,8 @@ import { open } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { StowageError } from '#core/errors.ts';
 import type { MountPoint } from '#core/ports.ts';
+import { createLineParser } from './line-parser.ts';
 import { type MountWatch, watchMounts } from './mount-watch.ts';
-import { createLineParser } from './same-lines.ts';
 
 /** One line of /proc/self/mountinfo (proc_pid_mountinfo(5)). */
 export interface MountEntry extends MountPoint {

@@ -9,10 +9,10 @@ import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLinuxMounter } from './linux.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { mountTable, parseMountinfo, readMountTable } from './mountinfo.ts';
-import { createRun } from './run.ts';
+import { createRun } from './run-program.ts';
 
 const clock = systemClock();
 const run = createRun(clock);

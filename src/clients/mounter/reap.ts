@@ -4,12 +4,12 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
-import { asideNames } from './aside.ts';
+import { attachedLoops, type Loop, mountsOf } from './attached-loops.ts';
 import type { LoopDevices } from './loop-devices.ts';
 import type { LoopFiles } from './loop-files.ts';
-import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
+import { asideNames } from './scratch-bind.ts';
 
 export interface ReapParts extends LoopFiles {
   readonly loopDevices: Pick<LoopDevices, 'detach'>;

@@ -6,9 +6,9 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLook } from './look.ts';
+import { createNear, type Near } from './hold-local.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createNear, type Near } from './near.ts';
+import { createLook } from './path-access.ts';
 import { checkPath } from './paths.ts';
 import { createTargets } from './targets.ts';
 

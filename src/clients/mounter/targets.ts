@@ -7,10 +7,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
 import { holdPath } from './held-path.ts';
-import type { Look } from './look.ts';
+import type { Near } from './hold-local.ts';
+import { createNearTargets } from './local-targets.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
-import type { Near } from './near.ts';
-import { createNearTargets } from './near-targets.ts';
+import type { Look } from './path-access.ts';
 import { checkPath, located, unlessMissing } from './paths.ts';
 
 /** A mount at or below these hides a part of the system. */

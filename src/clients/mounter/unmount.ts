@@ -4,15 +4,15 @@ import type { Scope } from '#base/log.ts';
 import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
-import { fuseType } from '../data-path/fuse.ts';
-import { mountFailure } from './errors.ts';
+import { fuseType } from '../data-path/fuse-mount.ts';
+import { attachedLoops } from './attached-loops.ts';
 import { type HeldPath, holdOwnPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
-import { attachedLoops } from './loops.ts';
+import { mountFailure } from './mount-failure.ts';
+import type { Parts } from './mounter-parts.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
-import type { Parts } from './parts.ts';
 import { checkPath } from './paths.ts';
-import { CommandFailed, inChild } from './run.ts';
+import { CommandFailed, inChild } from './run-program.ts';
 
 /** Opens the mount's parent folder; opening the mount itself would keep it busy. Undefined: nothing is mounted there. */
 async function parentOf(
