@@ -37,14 +37,14 @@ export interface ClusterStoresOptions {
   readonly state: string;
 }
 
-interface Kept {
+interface StoredFile {
   readonly version: 1;
   readonly stores: readonly StoreObject[];
 }
 
 /** Pods wait for a node that starts for the first time; without an API server there is nothing to wait for. */
-const patienceMs = 5_000;
-const againMs = 10_000;
+const firstSyncMs = 5_000;
+const retryMs = 10_000;
 
 export async function createClusterStores(options: ClusterStoresOptions): Promise<ClusterStores> {
   const { client, clock, log, state } = options;
@@ -52,23 +52,24 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
   const kept = await read(file, log);
   const cache = createStoreCache(client, clock);
   let written = kept ?? [];
-  const complaints = new Map<string, string>();
+  const warned = new Map<string, string>();
   let changed = Promise.withResolvers<void>();
-  const note = (): void => changed.resolve();
-  cache.on({ added: note, changed: note, deleted: note });
+  const wake = (): void => changed.resolve();
+  cache.on({ added: wake, changed: wake, deleted: wake });
 
   const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (kept ?? []));
 
-  function complain(name: string, message: string): void {
-    if (complaints.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
-    complaints.set(name, message);
+  function warnOnce(name: string, message: string): void {
+    if (warned.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
+    warned.set(name, message);
   }
 
   return {
     configs: async (kinds) => {
       const { configs, invalid } = configsOf(objects(), kinds);
-      for (const [name, { message }] of invalid) complain(name, message);
-      for (const config of configs) await makePlace(config.name, localDirectoryOf(kinds, config)?.path ?? '');
+      for (const [name, { message }] of invalid) warnOnce(name, message);
+      for (const config of configs)
+        await createLocalDirectory(config.name, localDirectoryOf(kinds, config)?.path ?? '');
       return configs;
     },
     watch: async (scope) => {
@@ -76,7 +77,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     },
     whenKnown: async (signal) => {
       if (kept !== undefined) return;
-      const either = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+      const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncMs)]);
       await cache.whenSynced(either).catch(() => undefined);
       if (!cache.synced) log.warn('the API server does not say which stores there are; they come as soon as it does');
     },
@@ -86,8 +87,8 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       while (!signal.aborted) {
         // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
-        const isDone = await applied(apply);
-        const pause = isDone ? changed.promise : clock.sleep(againMs, signal).catch(() => undefined);
+        const isDone = await tryApply(apply);
+        const pause = isDone ? changed.promise : clock.sleep(retryMs, signal).catch(() => undefined);
         await Promise.race([pause, ended]);
       }
     },
@@ -100,7 +101,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
   }
 
   /** Creates directories in the state folder only: elsewhere a disk may not be mounted, and the data would go to the disk below. */
-  async function makePlace(name: string, path: string): Promise<void> {
+  async function createLocalDirectory(name: string, path: string): Promise<void> {
     if (!isWithin(path, places)) return;
     try {
       await makeFolders(path, 0o755);
@@ -109,7 +110,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     }
   }
 
-  async function applied(apply: () => Promise<readonly string[]>): Promise<boolean> {
+  async function tryApply(apply: () => Promise<readonly string[]>): Promise<boolean> {
     try {
       const next = objects();
       const gone = written.filter(({ metadata }) => !next.some((one) => one.metadata.name === metadata.name));
@@ -141,7 +142,7 @@ const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> 
 /** Undefined: there is no file, or it cannot be read. */
 async function read(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
   try {
-    const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as Kept;
+    const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as StoredFile;
     if (version === 1 && Array.isArray(stores)) return stores;
     log.warn('the stores of before are in a format that is not known', { file });
   } catch (thrown) {
@@ -152,7 +153,7 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
 }
 
 /** Writes atomically and durably, also across a power failure. */
-async function write(file: string, kept: Kept): Promise<void> {
+async function write(file: string, kept: StoredFile): Promise<void> {
   await makeFolders(dirname(file), 0o700);
   const draft = `${file}.new`;
   await using handle = await open(draft, 'w', 0o600);

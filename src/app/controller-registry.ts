@@ -28,15 +28,15 @@ export const registryAnnotation = 'stowage.dev/controller-processes';
 
 const version = 1;
 /** The leader rewrites the Lease every 2 s, so it must stay small. A dropped mark counts as an unknown host, for whose locks others wait. */
-const mostDead = 64;
-const mostProcesses = 16;
-const mostText = 64 * 1024;
-const mostWord = 253;
+const maxDead = 64;
+const maxProcesses = 16;
+const maxTextLength = 64 * 1024;
+const maxWordLength = 253;
 
 /** An unreadable text, or one of a later version, counts as empty. */
 export function readRegistry(text: string | undefined): ControllerRegistry {
   const nothing: ControllerRegistry = { processes: [], dead: [] };
-  if (text === undefined || text.length > mostText) return nothing;
+  if (text === undefined || text.length > maxTextLength) return nothing;
   try {
     const found: unknown = JSON.parse(text);
     if (!isObject(found) || found['version'] !== version) return nothing;
@@ -50,7 +50,7 @@ export function readRegistry(text: string | undefined): ControllerRegistry {
 }
 
 export const writeRegistry = ({ processes, dead }: ControllerRegistry): string =>
-  JSON.stringify({ version, processes: processes.slice(0, mostProcesses), dead: dead.slice(0, mostDead) });
+  JSON.stringify({ version, processes: processes.slice(0, maxProcesses), dead: dead.slice(0, maxDead) });
 
 /** Adds a process. Adding it again changes nothing. */
 export const withProcess = (registry: ControllerRegistry, process: ControllerProcess): ControllerRegistry => ({
@@ -74,7 +74,7 @@ export async function withDeaths(
 const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null;
 const isWord = (value: unknown): value is string =>
-  typeof value === 'string' && value !== '' && value.length <= mostWord;
+  typeof value === 'string' && value !== '' && value.length <= maxWordLength;
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
 function processFrom(value: unknown): ControllerProcess | undefined {

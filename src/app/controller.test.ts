@@ -13,7 +13,7 @@ import { events, leases, persistentVolumes } from '#wire/kube/resources.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
 import { readRegistry, registryAnnotation } from './controller-registry.ts';
-import { type Figures, serveHealth } from './health.ts';
+import { type MetricsText, serveHealth } from './health.ts';
 import { kubeAccess } from './kube-access.ts';
 
 let api: FakeKubeApi;
@@ -234,7 +234,7 @@ describe('the controller', () => {
 });
 
 test('/metrics answers as soon as there are metrics', async () => {
-  let figures: Figures | undefined;
+  let figures: MetricsText | undefined;
   await using health = await serveHealth(
     '127.0.0.1:0',
     () => undefined,

@@ -38,13 +38,13 @@ import { namespaces } from '#wire/kube/resources.ts';
 import { type ClusterApi, startClusterApi } from './cluster-api.ts';
 import { createControllerMarks } from './controller-marks.ts';
 import { serveHealth } from './health.ts';
-import { withoutHostClient } from './host-client.ts';
+import { refuseHostClient } from './host-client.ts';
 import { kubeAccess } from './kube-access.ts';
-import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
+import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
 import { createLog, levelFrom } from './logger.ts';
-import { giveBackWhenIdle } from './memory-release.ts';
+import { releaseMemoryWhenIdle } from './memory-release.ts';
 import { prepareState } from './state-folder.ts';
-import { keepApart, nfsPlace } from './store-overlaps.ts';
+import { locateNfsStore, refuseOverlaps } from './store-overlaps.ts';
 import { startUp } from './up.ts';
 import { version } from './version.ts';
 
@@ -63,9 +63,9 @@ export async function runController(
   const stop = new AbortController();
   interrupted.addEventListener('abort', () => stop.abort(), { once: true });
   process.once('SIGTERM', () => stop.abort());
-  const place = listenPlace(options.listen, process.env['POD_IP']);
+  const place = listenAddress(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
-  using _memory = giveBackWhenIdle(clock);
+  using _memory = releaseMemoryWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
   const userAgent = `stowage-controller/${version}`;
   using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, observed: metrics.request });
@@ -89,9 +89,9 @@ export async function runController(
     process.stdout.write('stowage controller leads\n');
   };
   try {
-    const door = { place, tlsSecret: options.tlsSecret };
+    const server = { place, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
-      lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, door }, scope, stop.signal);
+      lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, server }, scope, stop.signal);
     // Only `stop` ends it, so that work in progress is finished.
     await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
     process.stderr.write('stowage controller stopped\n');
@@ -105,7 +105,7 @@ export async function runController(
   }
 }
 
-interface Leading {
+interface LeaderParts {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly folders: Folders;
@@ -115,14 +115,14 @@ interface Leading {
   readonly metrics: ControllerMetrics;
   /** The controller's own namespace. */
   readonly namespace: string;
-  readonly door: { readonly place: ListenPlace | undefined; readonly tlsSecret: string | undefined };
+  readonly server: { readonly place: ListenAddress | undefined; readonly tlsSecret: string | undefined };
   /** Called when the controllers have started to work. */
   readonly working: () => void;
 }
 
-async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<void> {
+async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promise<void> {
   const { client, clock, folders, log, namespace } = parts;
-  await begin(folders, await clusterInstance(client, scope.signal));
+  await resetDatabase(folders, await clusterInstance(client, scope.signal));
   const all = controllerKinds(clock);
   const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
   const running = await startUp({
@@ -145,9 +145,9 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   // The API for users needs the agents, and the agents' server needs the API.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
-  const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
+  const server = createLeaderServer({ ...parts.server, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
-  const { agents } = door;
+  const { agents } = server;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
   await using api = await startClusterApi({ core, client, clock, log, signal: scope.signal, agents, nodes });
   late.api = api;
@@ -185,10 +185,10 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
-  const opened = door.run(scope, ending.signal);
+  const opened = server.run(scope, ending.signal);
   // Finish the work in progress, for which the agents must stay connected. If the server cannot listen, everything ends.
   await Promise.race([working, opened.then(() => working)]);
-  if (!scope.signal.aborted) await said(events, clock, scope.signal);
+  if (!scope.signal.aborted) await waitForEvents(events, clock, scope.signal);
   ending.abort();
   await Promise.all([...feeding, opened]);
   // A process that lost the Lease ends at once: the rest is up to the new leader.
@@ -212,7 +212,7 @@ async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise
 }
 
 /** Discards the database of an earlier term, since others have led since then. The truth is on the stores and in Kubernetes. */
-async function begin(folders: Folders, instance: string): Promise<void> {
+async function resetDatabase(folders: Folders, instance: string): Promise<void> {
   const { database } = await prepareState(folders.state, folders.socket);
   for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
   const records = openRecords(database);
@@ -223,10 +223,10 @@ async function begin(folders: Folders, instance: string): Promise<void> {
 /** Local stores are included so that the controller recognizes them; their nodes serve them. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
   // The controller authenticates agents by their pods' tokens, so every agent runs in a pod.
-  return [keepApart(withoutHostClient(createNfsStoreKind(clock)), nfsPlace), createLocalStoreKind()];
+  return [refuseOverlaps(refuseHostClient(createNfsStoreKind(clock)), locateNfsStore), createLocalStoreKind()];
 }
 
-async function said(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
+async function waitForEvents(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
   const began = clock.elapsed();
   while (events.waiting > 0 && clock.elapsed() - began < lastEventsMs) await clock.sleep(20, signal);
 }

@@ -10,7 +10,7 @@ import { grpcClient } from '#testing/grpc-client.ts';
 import { startServer } from '#testing/server.ts';
 import { Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
-import { createSpaceOf, csiWish, startCsi } from './csi.ts';
+import { createSpaceOf, csiSettings, startCsi } from './csi.ts';
 
 let folder: string;
 
@@ -82,12 +82,12 @@ test('the metrics count calls by method and code', async () => {
 });
 
 test('serves nothing unless configured', async () => {
-  expect(csiWish({})).toBeUndefined();
-  expect(csiWish({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
-  expect(csiWish({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
-  expect(csiWish({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
-  expect(csiWish({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
-  expect(() => csiWish({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
+  expect(csiSettings({})).toBeUndefined();
+  expect(csiSettings({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
+  expect(csiSettings({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
+  expect(csiSettings({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
+  expect(csiSettings({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
+  expect(() => csiSettings({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
 });
 
 describe('the space at a path', () => {

@@ -19,7 +19,7 @@ export interface Csi {
   close(graceMs: number): Promise<void>;
 }
 
-export interface CsiWish {
+export interface CsiSettings {
   /** The folder for the sockets `file.sock` and `local.sock`. */
   readonly folder: string;
   /** The kubelet's plugin registration folder. Undefined: the drivers are not registered here. */
@@ -31,9 +31,9 @@ export interface CsiWish {
 }
 
 /** As given on the command line. */
-export function csiWish(
+export function csiSettings(
   options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet' | 'maxVolumes'>,
-): CsiWish | undefined {
+): CsiSettings | undefined {
   const { kubelet } = options;
   const within = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
   const csi = options.csi ?? within('plugins', 'stowage.dev');
@@ -60,13 +60,13 @@ export interface CsiParts {
   readonly observed?: CsiOptions['observed'];
 }
 
-export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Promise<Csi> {
+export async function startCsi(settings: CsiSettings | undefined, parts: CsiParts): Promise<Csi> {
   const servers: GrpcServer[] = [];
   const sockets: string[] = [];
   const close = async (graceMs: number): Promise<void> => {
     await Promise.all(servers.map((server) => server.close(graceMs)));
   };
-  if (wish === undefined) return { sockets, close };
+  if (settings === undefined) return { sockets, close };
   const serve = async (server: GrpcServer, path: string): Promise<void> => {
     servers.push(server);
     await listenSocket(server.server, path);
@@ -74,21 +74,21 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
   const spaceOf = createSpaceOf(parts.clock);
   try {
     // Only root: a client of the driver can mount.
-    await makeFolders(wish.folder, 0o700);
+    await makeFolders(settings.folder, 0o700);
     for (const driver of drivers) {
-      const socket = join(wish.folder, `${driver.socket}.sock`);
+      const socket = join(settings.folder, `${driver.socket}.sock`);
       await serve(
-        createCsiServer({ ...parts, driver, spaceOf, maxVolumes: wish.maxVolumes, podUsers: wish.podUsers }),
+        createCsiServer({ ...parts, driver, spaceOf, maxVolumes: settings.maxVolumes, podUsers: settings.podUsers }),
         socket,
       );
       sockets.push(socket);
     }
     // Last: a kubelet calls a driver as soon as it is registered.
-    for (const driver of wish.registry === undefined ? [] : drivers) {
-      const endpoint = join(wish.folder, `${driver.socket}.sock`);
+    for (const driver of settings.registry === undefined ? [] : drivers) {
+      const endpoint = join(settings.folder, `${driver.socket}.sock`);
       await serve(
         createRegistrationServer({ ...parts, driver, endpoint }),
-        join(wish.registry ?? '', `${driver.name}-reg.sock`),
+        join(settings.registry ?? '', `${driver.name}-reg.sock`),
       );
     }
   } catch (thrown) {
@@ -98,8 +98,8 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
   return { sockets, close };
 }
 
-const waitMs = 1_000;
-const atOnce = 4;
+const statfsMs = 1_000;
+const maxConcurrent = 4;
 
 /**
  * statfs(2) on a mount whose server is gone blocks, and occupies a thread. So this asks at most a few paths at a time, each once, and gives
@@ -108,7 +108,7 @@ const atOnce = 4;
 export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path: string) => Promise<Space | undefined> {
   const asked = new Set<string>();
   return async (path) => {
-    if (asked.has(path) || asked.size >= atOnce) return undefined;
+    if (asked.has(path) || asked.size >= maxConcurrent) return undefined;
     asked.add(path);
     let found: Space | undefined;
     const asking = ask(path, { bigint: true })
@@ -116,7 +116,7 @@ export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path:
         found = { totalBytes: blocks * bsize, freeBytes: bavail * bsize, files, freeFiles: ffree };
       })
       .finally(() => asked.delete(path));
-    await endsWithin(asking, waitMs, clock);
+    await endsWithin(asking, statfsMs, clock);
     return found;
   };
 }

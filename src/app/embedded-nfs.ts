@@ -30,7 +30,7 @@ export interface EmbeddedNfs extends AsyncDisposable {
   /** Calls `then` each time the server gets ready from now on. */
   whenReady(then: () => Promise<void>): void;
   /** Wraps the kind of its store: errors then say what is wrong with the server instead of "no answer". */
-  explaining(kind: StoreKind): StoreKind;
+  withServerProblem(kind: StoreKind): StoreKind;
 }
 
 /** Below the ephemeral port range, so that the port is still free at the next start. */
@@ -40,7 +40,7 @@ const portKey = 'port of the embedded NFS server';
 const host = '127.0.0.1';
 const path = '/export';
 /** It usually takes a tenth of this. */
-const startPatienceMs = 5_000;
+const startMs = 5_000;
 
 export async function startEmbeddedNfs(
   settings: EmbeddedNfsSettings,
@@ -56,7 +56,7 @@ export async function startEmbeddedNfs(
   const { exported } = state.nfs;
   // If this fails, the server reports why.
   await makeFolders(exported, 0o755).catch(() => undefined);
-  const port = await chosenPort(settings.port, state, records);
+  const port = await choosePort(settings.port, state, records);
   const { promise: ready, resolve } = Promise.withResolvers<void>();
   let then: (() => Promise<void>) | undefined;
   const options = ['--host', host, '--port', String(port), '--path', path, '--state', state.nfs.state];
@@ -80,16 +80,16 @@ export async function startEmbeddedNfs(
     uri: nfsUri(host, path, port),
     exported,
     child,
-    started: endsWithin(ready, startPatienceMs, clock),
+    started: endsWithin(ready, startMs, clock),
     whenReady: (given) => {
       then = given;
     },
-    explaining: (kind) => explaining(kind, child),
+    withServerProblem: (kind) => withServerProblem(kind, child),
     [Symbol.asyncDispose]: () => child[Symbol.asyncDispose](),
   };
 }
 
-function explaining(kind: StoreKind, child: NfsChild): StoreKind {
+function withServerProblem(kind: StoreKind, child: NfsChild): StoreKind {
   const problemOf = ({ origin }: StoreConfig): StowageError | undefined =>
     origin === 'builtin' ? child.problem : undefined;
   return {
@@ -110,7 +110,7 @@ function explaining(kind: StoreKind, child: NfsChild): StoreKind {
 }
 
 /** Must not change between starts: clients that have mounted something keep using it. */
-async function chosenPort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
+async function choosePort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
   const before = records.settings.get(portKey);
   return asked ?? (before === undefined ? await freePort(state) : Number(before));
 }

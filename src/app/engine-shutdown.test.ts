@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { engineReleased } from './engine-shutdown.ts';
+import { waitForEngineShutdown } from './engine-shutdown.ts';
 
 const { signal } = new AbortController();
 
@@ -10,8 +10,8 @@ async function waited(heldMs: number, endingMs: number): Promise<number> {
   const began = clock.elapsed();
   const passed = (): number => clock.elapsed() - began;
   const sleeping = { ...clock, sleep: async (ms: number) => clock.advance(ms) };
-  const ports = { isHeld: () => passed() < heldMs, isEnding: () => passed() >= endingMs };
-  await engineReleased({ clock: sleeping, ...ports }, signal);
+  const ports = { hasVolumesInUse: () => passed() < heldMs, isShuttingDown: () => passed() >= endingMs };
+  await waitForEngineShutdown({ clock: sleeping, ...ports }, signal);
   return passed();
 }
 

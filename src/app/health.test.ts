@@ -4,14 +4,14 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type Figures, serveHealth, serveMetrics } from './health.ts';
+import { type MetricsText, serveHealth, serveMetrics } from './health.ts';
 
 const contentType = 'text/plain; version=0.0.4';
 
 /** Metrics that count how often they are collected. */
 function counted() {
   const it = { count: 0, until: Promise.resolve() };
-  const figures: Figures = {
+  const figures: MetricsText = {
     contentType,
     text: async () => {
       it.count++;
@@ -27,7 +27,7 @@ async function asked(address: string, path: string): Promise<readonly [number, s
   return [answer.status, await answer.text()];
 }
 
-function served(listen: string | undefined, figures: () => Figures | undefined, clock = createFakeClock()) {
+function served(listen: string | undefined, figures: () => MetricsText | undefined, clock = createFakeClock()) {
   const said: string[] = [];
   const log = { ...silentLog(), warn: (message: string) => void said.push(message) };
   const metrics = serveMetrics(listen, figures, { clock, log });
@@ -54,7 +54,7 @@ describe('the metrics server', () => {
   });
 
   test('serves metrics as soon as there are any', async () => {
-    let figures: Figures | undefined;
+    let figures: MetricsText | undefined;
     const address = await served('127.0.0.1:0', () => figures).metrics.address;
     expect(await asked(address, '/metrics')).toEqual([503, 'there are none yet\n']);
     figures = counted().figures;
@@ -66,7 +66,7 @@ describe('the metrics server', () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     it.until = promise;
     let requests = 0;
-    const figures = (): Figures => {
+    const figures = (): MetricsText => {
       requests++;
       return it.figures;
     };

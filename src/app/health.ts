@@ -1,14 +1,14 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
 export interface Health extends AsyncDisposable {
   /** The address that it listens on. Undefined: none. */
   readonly address: string | undefined;
 }
 
-export interface Figures {
+export interface MetricsText {
   readonly contentType: string;
   text(): Promise<string>;
 }
@@ -20,19 +20,19 @@ export interface Figures {
 export async function serveHealth(
   listen: string | undefined,
   whyNotReady: () => string | undefined,
-  figures: () => Figures | undefined = () => undefined,
+  metrics: () => MetricsText | undefined = () => undefined,
 ): Promise<Health> {
-  const at = parseListen(listen ?? 'none', everywhere);
+  const at = parseListen(listen ?? 'none', allAddresses);
   if (at === undefined) return { address: undefined, [Symbol.asyncDispose]: async () => undefined };
-  const tell = telling(figures);
+  const tell = metricsHandler(metrics);
   const server = createServer((request, response) => {
     const path = pathOf(request);
     if (path === '/metrics') return void tell(response);
     const why = path === '/healthz' ? undefined : path === '/readyz' ? whyNotReady() : 'not here';
-    say(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
+    reply(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
   });
   const address = await listenTcp(server, at);
-  return { address, [Symbol.asyncDispose]: () => closed(server) };
+  return { address, [Symbol.asyncDispose]: () => closeServer(server) };
 }
 
 export interface MetricsParts {
@@ -46,8 +46,8 @@ export interface Metrics extends AsyncDisposable {
 }
 
 /** The connection limit: Prometheus uses one or two. */
-const mostConnections = 32;
-const againMs = 10_000;
+const maxConnections = 32;
+const retryMs = 10_000;
 
 /**
  * Serves only `/metrics`, on an address that other machines reach. If it cannot listen (the port is in use, the machine does not have the
@@ -55,22 +55,22 @@ const againMs = 10_000;
  */
 export function serveMetrics(
   listen: string | undefined,
-  figures: () => Figures | undefined,
+  metrics: () => MetricsText | undefined,
   { clock, log }: MetricsParts,
 ): Metrics {
   const at = parseListen(listen ?? 'none');
   const ending = new AbortController();
   const { promise: address, resolve } = Promise.withResolvers<string>();
-  const tell = telling(figures);
+  const tell = metricsHandler(metrics);
   let current: Server | undefined;
 
   async function open(to: NonNullable<typeof at>): Promise<void> {
     for (let wasTold = false; !ending.signal.aborted; wasTold = true) {
       const server = createServer((request, response) => {
         if (pathOf(request) === '/metrics') void tell(response);
-        else say(response, 404, 'not here');
+        else reply(response, 404, 'not here');
       });
-      server.maxConnections = mostConnections;
+      server.maxConnections = maxConnections;
       try {
         const where = await listenTcp(server, to);
         current = server;
@@ -79,7 +79,7 @@ export function serveMetrics(
       } catch (cause) {
         if (!wasTold) log.warn('metrics cannot be shown there yet', { address: listen, cause: String(cause) });
       }
-      await clock.sleep(againMs, ending.signal).catch(() => undefined);
+      await clock.sleep(retryMs, ending.signal).catch(() => undefined);
     }
   }
 
@@ -89,23 +89,23 @@ export function serveMetrics(
     [Symbol.asyncDispose]: async () => {
       ending.abort();
       await opening;
-      if (current !== undefined) await closed(current);
+      if (current !== undefined) await closeServer(current);
     },
   };
 }
 
 const pathOf = ({ url = '' }: IncomingMessage): string => url.split('?')[0] ?? '';
 
-function say(response: ServerResponse, status: number, text: string): void {
+function reply(response: ServerResponse, status: number, text: string): void {
   response.writeHead(status, { 'content-type': 'text/plain; charset=utf-8' }).end(`${text}\n`);
 }
 
 /** Concurrent requests share one collection of the metrics. */
-function telling(figures: () => Figures | undefined): (response: ServerResponse) => Promise<void> {
+function metricsHandler(metrics: () => MetricsText | undefined): (response: ServerResponse) => Promise<void> {
   let counting: Promise<string> | undefined;
   return async (response) => {
-    const found = figures();
-    if (found === undefined) return say(response, 503, 'there are none yet');
+    const found = metrics();
+    if (found === undefined) return reply(response, 503, 'there are none yet');
     counting ??= found.text().finally(() => {
       counting = undefined;
     });
@@ -113,12 +113,12 @@ function telling(figures: () => Figures | undefined): (response: ServerResponse)
       const text = await counting;
       response.writeHead(200, { 'content-type': found.contentType }).end(text);
     } catch (thrown) {
-      say(response, 500, String(thrown));
+      reply(response, 500, String(thrown));
     }
   };
 }
 
-async function closed(server: Server): Promise<void> {
+async function closeServer(server: Server): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
   server.closeAllConnections();

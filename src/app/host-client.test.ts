@@ -3,7 +3,7 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { startServer } from '#testing/server.ts';
-import { isInContainer, withoutHostClient } from './host-client.ts';
+import { isInContainer, refuseHostClient } from './host-client.ts';
 
 const id = 'ab'.repeat(32);
 const nowhere = { mountinfo: '', cgroup: '', hostname: '0123456789ab' };
@@ -27,7 +27,7 @@ describe('detects whether Stowage runs in a container:', () => {
 });
 
 test('in a container, refuses to add a store with client=host and says why; accepts others', async () => {
-  const server = await startServer({ kinds: [createLocalStoreKind(), withoutHostClient(createNfsStoreKind())] });
+  const server = await startServer({ kinds: [createLocalStoreKind(), refuseHostClient(createNfsStoreKind())] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const own = await startOwnServer({ path: '/export' });
   const { port } = own.server;

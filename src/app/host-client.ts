@@ -23,15 +23,15 @@ export async function isInContainer(
  * For a process in a container, and for the controller, whose agents run in containers: refuses to open stores with client=host. The
  * machine's NFS client is outside of the container, so every mount would fail.
  */
-export const withoutHostClient = (kind: StoreKind): StoreKind => ({
+export const refuseHostClient = (kind: StoreKind): StoreKind => ({
   ...kind,
   open: async (config, ...rest) => {
-    if (config.options['client'] === 'host') throw outOfReach(config.name);
+    if (config.options['client'] === 'host') throw hostClientInContainer(config.name);
     return await kind.open(config, ...rest);
   },
 });
 
-const outOfReach = (name: string): StowageError =>
+const hostClientInContainer = (name: string): StowageError =>
   new StowageError(
     `store '${name}' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs`,
     {

@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { KubeAccess } from '#wire/kube/access.ts';
 import { fromKubeconfig, inCluster } from '#wire/kube/config.ts';
 
-export interface KubeWish {
+export interface KubeAccessOptions {
   /** Undefined: use the pod's service account. */
   readonly kubeconfig: string | undefined;
   readonly env: Readonly<Record<string, string | undefined>>;
@@ -14,7 +14,7 @@ export interface KubeWish {
 }
 
 /** Access to the API server: with the service account of this pod, or a kubeconfig. */
-export async function kubeAccess({ kubeconfig, env, clock }: KubeWish): Promise<KubeAccess> {
+export async function kubeAccess({ kubeconfig, env, clock }: KubeAccessOptions): Promise<KubeAccess> {
   try {
     if (kubeconfig === undefined) return await inCluster({ env, clock });
     const path = resolve(kubeconfig);

@@ -8,7 +8,7 @@ type Entry = Readonly<Record<string, unknown>>;
 const entryOf = (value: unknown): Entry => (typeof value === 'object' && value !== null ? (value as Entry) : {});
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
-export interface KubeconfigWish {
+export interface KubeconfigOptions {
   /** If set, read only this file. */
   readonly file: string | undefined;
   readonly env: Readonly<Record<string, string | undefined>>;
@@ -16,7 +16,10 @@ export interface KubeconfigWish {
 }
 
 /** Searches the same paths as kubectl; files listed in KUBECONFIG need not exist. */
-function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readonly string[]; readonly must: boolean } {
+function pathsFor({ file, env, home }: KubeconfigOptions): {
+  readonly paths: readonly string[];
+  readonly must: boolean;
+} {
   if (file !== undefined) return { paths: [resolve(file)], must: true };
   const listed = (env['KUBECONFIG'] ?? '').split(delimiter).filter((path) => path !== '');
   const paths = listed.length > 0 ? listed : [join(home, '.kube', 'config')];
@@ -24,12 +27,12 @@ function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readon
 }
 
 /** Returns the merged files with absolute paths. Undefined: no file exists. */
-export async function readKubeconfigs(wish: KubeconfigWish): Promise<object | undefined> {
-  const { paths, must } = pathsFor(wish);
+export async function readKubeconfigs(options: KubeconfigOptions): Promise<object | undefined> {
+  const { paths, must } = pathsFor(options);
   const found: Entry[] = [];
   for (const path of paths) {
     const text = await readText(path, must);
-    if (text !== undefined) found.push(rooted(parsed(text, path), dirname(path)));
+    if (text !== undefined) found.push(withAbsolutePaths(parsed(text, path), dirname(path)));
   }
   return found.length === 0 ? undefined : merged(found);
 }
@@ -62,7 +65,7 @@ const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
 const pathFields = ['certificate-authority', 'client-certificate', 'client-key', 'tokenFile'];
 
 /** Relative paths are relative to their file's folder, so resolve them before merging. */
-function rooted(config: Entry, folder: string): Entry {
+function withAbsolutePaths(config: Entry, folder: string): Entry {
   const place = (path: unknown): unknown =>
     typeof path === 'string' && path !== '' && !isAbsolute(path) ? join(folder, path) : path;
   const inside = (value: unknown): Entry => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { stowageError } from '#core/errors.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
-import { findCluster } from './kubectl-plugin.ts';
+import { connectToCluster } from './kubectl-plugin.ts';
 
 let api: FakeKubeApi;
 let home: string;
@@ -35,7 +35,7 @@ const kubeconfig = (server = `http://127.0.0.1:${api.port}/k8s`): string => {
   return path;
 };
 const find = (options: object = {}, env: Readonly<Record<string, string>> = { KUBECONFIG: kubeconfig() }) =>
-  findCluster({ env, home, signal, ...options });
+  connectToCluster({ env, home, signal, ...options });
 const refusal = (options?: object, env?: Readonly<Record<string, string>>) =>
   find(options, env).then(() => undefined, stowageError);
 

@@ -9,7 +9,7 @@ import { tokenRequests } from '#wire/kube/resources.ts';
 import { readKubeconfigs } from './kubeconfigs.ts';
 import { version } from './version.ts';
 
-export interface ClusterWish extends ClusterOptions {
+export interface ClusterConnectionOptions extends ClusterOptions {
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly home: string;
   readonly signal: AbortSignal;
@@ -24,10 +24,10 @@ const accounts = [usualAccount, 'stowage-adopter'];
 const tokenSeconds = 600;
 
 /** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
-export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
+export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterWay> {
   const clock = systemClock();
-  const { namespace = usualNamespace, account = usualAccount, signal } = wish;
-  const access = await accessFor(wish, clock);
+  const { namespace = usualNamespace, account = usualAccount, signal } = options;
+  const access = await accessFor(options, clock);
   const token = await tokenFor(access, { namespace, account, clock, signal });
   const { authorization, tls } = await access.identity(signal);
   return {
@@ -43,7 +43,7 @@ export async function findCluster(wish: ClusterWish): Promise<ClusterWay> {
 }
 
 export async function accessFor(
-  { kubeconfig: file, context, env, home }: Omit<ClusterWish, 'signal'>,
+  { kubeconfig: file, context, env, home }: Omit<ClusterConnectionOptions, 'signal'>,
   clock: Clock,
 ): Promise<KubeAccess> {
   const config = await readKubeconfigs({ file, env, home });
@@ -62,14 +62,14 @@ export async function accessFor(
   }
 }
 
-interface TokenWish {
+interface TokenOptions {
   readonly namespace: string;
   readonly account: string;
   readonly clock: Clock;
   readonly signal: AbortSignal;
 }
 
-async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenWish): Promise<string> {
+async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
   using client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 1 });
   const wanted = {
     apiVersion: 'authentication.k8s.io/v1',

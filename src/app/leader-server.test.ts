@@ -6,14 +6,14 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { leaderServers, testNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
-import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
+import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
 
 const it = leaderServers();
 const { signal } = new AbortController();
 const slice = () =>
   it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
-const anyPort: ListenPlace = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
-const opened = (place: ListenPlace | undefined) =>
+const anyPort: ListenAddress = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
+const opened = (place: ListenAddress | undefined) =>
   createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
 
 describe('the announced address', () => {
@@ -25,7 +25,7 @@ describe('the announced address', () => {
     ['10.0.0.7:8443', undefined, { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
     ['10.0.0.7:8443', '', { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
   ])('comes from --listen %s and POD_IP %s', (listen, podIp, place) => {
-    expect(listenPlace(listen, podIp, 'p')).toEqual(place);
+    expect(listenAddress(listen, podIp, 'p')).toEqual(place);
   });
 
   test.each([
@@ -34,7 +34,7 @@ describe('the announced address', () => {
     ['localhost:8443', undefined],
     ['10.0.0.7:8443', 'somewhere'],
   ])('cannot be determined from --listen %s and POD_IP %s', (listen, podIp) => {
-    expect(() => listenPlace(listen, podIp)).toThrow(
+    expect(() => listenAddress(listen, podIp)).toThrow(
       expect.objectContaining({ reason: 'door-address-unknown', action: expect.stringContaining('POD_IP') }),
     );
   });

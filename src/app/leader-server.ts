@@ -15,9 +15,9 @@ import { createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import type { Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
-export interface ListenPlace {
+export interface ListenAddress {
   readonly host: string;
   readonly port: number;
   /** The address that is announced, if it listens on all addresses. */
@@ -27,12 +27,12 @@ export interface ListenPlace {
 }
 
 /** Undefined: the controller does not listen, and agents cannot connect. `podIp`, `pod`: the variables POD_IP and POD_NAME. */
-export function listenPlace(
+export function listenAddress(
   listen: string | undefined,
   podIp: string | undefined,
   pod = process.env['POD_NAME'] || hostname(),
-): ListenPlace | undefined {
-  const at = parseListen(listen ?? 'none', everywhere);
+): ListenAddress | undefined {
+  const at = parseListen(listen ?? 'none', allAddresses);
   if (at === undefined) return undefined;
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
@@ -49,7 +49,7 @@ export interface LeaderServerOptions {
   readonly clock: Clock;
   readonly namespace: string;
   /** Undefined: the controller does not listen. */
-  readonly place: ListenPlace | undefined;
+  readonly place: ListenAddress | undefined;
   /** A Secret with a certificate that somebody else maintains. */
   readonly tlsSecret?: string | undefined;
   /** Handles the requests of users: all that are not from agents. */
@@ -73,13 +73,13 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
   const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
-  async function listen(door: TlsServer, at: ListenPlace): Promise<number> {
+  async function listen(door: TlsServer, at: ListenAddress): Promise<number> {
     await listenTcp(door.server, at);
     const address = door.server.address();
     return typeof address === 'object' && address !== null ? address.port : at.port;
   }
 
-  async function serve(at: ListenPlace, scope: Scope, stop: AbortSignal): Promise<void> {
+  async function serve(at: ListenAddress, scope: Scope, stop: AbortSignal): Promise<void> {
     const ending = new AbortController();
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createAgentReviews(client, clock);

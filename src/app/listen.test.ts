@@ -3,8 +3,8 @@ import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { serveHealth } from './health.ts';
-import { listenPlace } from './leader-server.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { listenAddress } from './leader-server.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
 /** 127.0.0.1, and ::1 if there is IPv6. */
 const loopback = Object.values(networkInterfaces())
@@ -14,12 +14,12 @@ const loopback = Object.values(networkInterfaces())
 
 describe('an address without a host', () => {
   test.each([
-    [':8443', { host: everywhere, port: 8443 }],
+    [':8443', { host: allAddresses, port: 8443 }],
     ['8443', { host: '127.0.0.1', port: 8443 }],
     ['0.0.0.0:8443', { host: '0.0.0.0', port: 8443 }],
     ['none', undefined],
   ])('means all addresses if the caller says so: %s', (text, at) => {
-    expect(parseListen(text, everywhere)).toEqual(at);
+    expect(parseListen(text, allAddresses)).toEqual(at);
   });
 
   test('is by default reachable from this machine only', () => {
@@ -28,8 +28,10 @@ describe('an address without a host', () => {
 
   test("is that of a pod's server, with any address family", () => {
     for (const address of ['10.0.0.5', 'fd00::5'])
-      expect(listenPlace(':8443', address, 'p')).toEqual({ host: everywhere, port: 8443, address, pod: 'p' });
-    expect(() => listenPlace(':8443', undefined)).toThrow(expect.objectContaining({ reason: 'door-address-unknown' }));
+      expect(listenAddress(':8443', address, 'p')).toEqual({ host: allAddresses, port: 8443, address, pod: 'p' });
+    expect(() => listenAddress(':8443', undefined)).toThrow(
+      expect.objectContaining({ reason: 'door-address-unknown' }),
+    );
   });
 });
 
@@ -41,7 +43,7 @@ describe('a server that listens on all addresses', () => {
     expect(loopback).toContain('127.0.0.1');
     const server = createServer((_, response) => response.end('here'));
     onTestFinished(() => void server.close());
-    const where = await listenTcp(server, { host: everywhere, port: 0 });
+    const where = await listenTcp(server, { host: allAddresses, port: 0 });
     const { port } = server.address() as AddressInfo;
     expect(where).toMatch(/^http:\/\/(\[::\]|0\.0\.0\.0):\d+$/);
     expect(await asked(port, '/')).toEqual(loopback.map(() => 'here'));
@@ -50,9 +52,9 @@ describe('a server that listens on all addresses', () => {
   test('reports if the port is in use', async () => {
     const server = createServer();
     onTestFinished(() => void server.close());
-    await listenTcp(server, { host: everywhere, port: 0 });
+    await listenTcp(server, { host: allAddresses, port: 0 });
     const { port } = server.address() as AddressInfo;
-    const second = listenTcp(createServer(), { host: everywhere, port });
+    const second = listenTcp(createServer(), { host: allAddresses, port });
     await expect(second).rejects.toMatchObject({
       reason: 'port-in-use',
       message: `cannot listen on port ${port}, at any address: the port is in use`,

@@ -4,19 +4,19 @@ import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
 /** A host that means all addresses of this machine, IPv4 and IPv6. */
-export const everywhere = '*';
+export const allAddresses = '*';
 
 /** Parses `host:port`, `:port`, `[v6]:port` or a port. `whole`: the host of `:port`. Undefined: `none`. */
 export function parseListen(
   text: string,
-  whole: typeof everywhere | '127.0.0.1' = '127.0.0.1',
+  defaultHost: typeof allAddresses | '127.0.0.1' = '127.0.0.1',
 ): { readonly host: string; readonly port: number } | undefined {
   if (text === 'none') return undefined;
   const match = /^(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})$/.exec(
     /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
   );
   const port = Number(match?.[3]);
-  const left = text.startsWith(':') ? whole : '127.0.0.1';
+  const left = text.startsWith(':') ? defaultHost : '127.0.0.1';
   if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
   throw new StowageError(`'${text}' is not an address to listen on`, {
     code: 'invalid',
@@ -40,7 +40,7 @@ async function listening(server: Server, start: () => void): Promise<void> {
 
 /** Returns the actual address: port 0 becomes the assigned port. */
 export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
-  const isAll = at.host === everywhere;
+  const isAll = at.host === allAddresses;
   try {
     // Without a host Node listens on IPv6 and IPv4, or on IPv4 alone if the machine has no IPv6.
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
@@ -77,7 +77,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
       action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
     });
   }
-  if (await answers(path)) {
+  if (await isAnswered(path)) {
     throw new StowageError(`another program listens on ${path}`, {
       code: 'conflict',
       reason: 'socket-in-use',
@@ -121,7 +121,7 @@ async function removeLeftover(path: string): Promise<void> {
   });
 }
 
-async function answers(path: string): Promise<boolean> {
+async function isAnswered(path: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const socket = connect(path);
   socket.setTimeout(2_000, () => resolve(true));

@@ -4,7 +4,7 @@ import { connect, createServer, type Socket } from 'node:net';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { asOrdinaryUser } from '#testbed/ordinary-user.ts';
-import { isFrom } from './loopback-owner.ts';
+import { isFromUsers } from './loopback-owner.ts';
 
 const own = process.getuid?.() ?? 0;
 
@@ -25,8 +25,8 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
       const caller = connect(port, host);
       onTestFinished(() => void caller.destroy());
     });
-    expect(isFrom([own], socket)).toBe(true);
-    expect(isFrom([own + 1], socket)).toBe(false);
+    expect(isFromUsers([own], socket)).toBe(true);
+    expect(isFromUsers([own + 1], socket)).toBe(false);
   };
   test.each(['127.0.0.1', '127.8.9.10'])('is reported by the kernel: %s', isTold);
   test.skipIf(needs('ipv6')).each(['::1', '::ffff:127.0.0.1'])('is reported by the kernel: %s', isTold);
@@ -38,7 +38,7 @@ describe.skipIf(needs('linux'))('the owner of a loopback connection', () => {
       onTestFinished(() => void caller.destroy());
     });
     await closed;
-    expect(isFrom([own, 0], socket)).toBe(false);
+    expect(isFromUsers([own, 0], socket)).toBe(false);
   });
 });
 
@@ -50,8 +50,8 @@ describe.skipIf(needs('linux', 'root', 'ordinary-user'))('another user', () => {
       const child = spawn(file, args, { stdio: 'ignore' });
       onTestFinished(() => void child.kill());
     });
-    expect(isFrom([0], socket)).toBe(false);
-    expect(isFrom([65_534], socket)).toBe(true);
+    expect(isFromUsers([0], socket)).toBe(false);
+    expect(isFromUsers([65_534], socket)).toBe(true);
   });
 });
 
@@ -72,12 +72,12 @@ describe('the table of connections', () => {
     ['a connection in TIME_WAIT', line(ours, server, '06', 7), false],
     ['a connection through a dual-stack socket', line(mapped(ours), mapped(server), '01', 7), true],
   ])('%s', (_what, row, expected) => {
-    expect(isFrom([7], socket, () => ['  sl  local_address rem_address', row, ''])).toBe(expected);
+    expect(isFromUsers([7], socket, () => ['  sl  local_address rem_address', row, ''])).toBe(expected);
   });
 
   test('a line that the first read skipped is found by the second', () => {
     const reads = [[], [line(ours, server, '01', 7)]];
-    expect(isFrom([7], socket, () => reads.shift() ?? [])).toBe(true);
+    expect(isFromUsers([7], socket, () => reads.shift() ?? [])).toBe(true);
   });
 });
 

@@ -10,7 +10,7 @@ const established = '01';
  * Whether a connection comes from a process of one of these users on this machine. The kernel reports the owners of both ends of a loopback
  * connection, so nothing that the client claims is needed.
  */
-export function isFrom(uids: readonly number[], socket: Ends, read = readTables): boolean {
+export function isFromUsers(uids: readonly number[], socket: Ends, read = readTables): boolean {
   const port = portOf(socket.remotePort);
   const wanted = addressesOf(socket.remoteAddress ?? '').map((address) => `${address}:${port}`);
   const to = `:${portOf(socket.localPort)}`;

@@ -73,14 +73,14 @@ const status = await runCli(
     ...(isKubectl
       ? {
           cluster: async (options: ClusterOptions) =>
-            await (await import('./kubectl-plugin.ts')).findCluster({
+            await (await import('./kubectl-plugin.ts')).connectToCluster({
               ...options,
               env: process.env,
               home: homedir(),
               signal: interrupt.signal,
             }),
           takeOver: async (wish: TakeOverWish) =>
-            await (await import('./take-over/start.ts')).startTakingOver({
+            await (await import('./take-over/start.ts')).startTakeOver({
               ...wish,
               env: process.env,
               home: homedir(),

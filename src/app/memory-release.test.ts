@@ -2,14 +2,14 @@ import { readFileSync } from 'node:fs';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { collect } from '#testing/memory.ts';
-import { giveBackWhenIdle, thisProcess } from './memory-release.ts';
+import { releaseMemoryWhenIdle, thisProcess } from './memory-release.ts';
 
 function aProcess() {
   const clock = createFakeClock();
   const it = { cpu: 0, collected: 0 };
   const own = {
     cpuMs: () => it.cpu,
-    giveBack: () => {
+    releaseMemory: () => {
       it.collected++;
       it.cpu += 100;
     },
@@ -25,26 +25,26 @@ function aProcess() {
 
 test('returns memory once after a burst of work', () => {
   const { clock, own, pass } = aProcess();
-  using _ = giveBackWhenIdle(clock, own);
+  using _ = releaseMemoryWhenIdle(clock, own);
   expect([pass(9_000), pass(700), pass(50), pass(50), pass(50)]).toEqual([0, 0, 1, 1, 1]);
   expect([pass(2_000), pass(10)]).toEqual([1, 2]);
 });
 
 test('does not collect garbage often in a process with little steady work', () => {
   const { clock, own, pass } = aProcess();
-  using _ = giveBackWhenIdle(clock, own);
+  using _ = releaseMemoryWhenIdle(clock, own);
   expect(Array.from({ length: 24 }, () => pass(40))).toEqual(Array(24).fill(1));
 });
 
 test('returns the memory of the start', () => {
   const { clock, own, pass } = aProcess();
-  using _ = giveBackWhenIdle(clock, own);
+  using _ = releaseMemoryWhenIdle(clock, own);
   expect([pass(700), pass(100), pass(100)]).toEqual([0, 1, 1]);
 });
 
 test('does nothing after disposal', () => {
   const { clock, own, pass } = aProcess();
-  giveBackWhenIdle(clock, own)[Symbol.dispose]();
+  releaseMemoryWhenIdle(clock, own)[Symbol.dispose]();
   expect([pass(9_000), pass(0)]).toEqual([0, 0]);
 });
 
@@ -53,12 +53,12 @@ test('returns freed memory between blocks that are still in use', () => {
   const pieces = Array.from({ length: 2_000 }, () => Buffer.allocUnsafeSlow(32 * 1024).fill(1));
   const kept = pieces.filter((_, i) => i % 100 === 99);
   pieces.length = 0;
-  // Started as by bin/stowage. giveBack itself must collect the garbage: after another collection (gc() alone)
+  // Started as by bin/stowage. releaseMemory itself must collect the garbage: after another collection (gc() alone)
   // V8 frees it later, on another thread.
   vi.stubGlobal('gc', collect);
   onTestFinished(() => void vi.unstubAllGlobals());
   const before = anonymousMegabytes();
-  thisProcess().giveBack();
+  thisProcess().releaseMemory();
   expect(before - anonymousMegabytes()).toBeGreaterThan(30);
   expect(kept).toHaveLength(20);
 });

@@ -14,7 +14,7 @@ export interface Process {
   /** The CPU time used so far, in milliseconds. */
   cpuMs(): number;
   /** Returns unused memory to the system. */
-  giveBack(): void;
+  releaseMemory(): void;
 }
 
 const everyMs = 10_000;
@@ -29,25 +29,25 @@ const muchMs = 1_000;
  * bin/stowage sets for other commands, makes each claim and each mount a quarter slower. And the C library keeps freed memory between
  * blocks in use until it is told to return it: a tenth of an agent's memory.
  */
-export function giveBackWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
+export function releaseMemoryWhenIdle(clock: Clock, own: Process = thisProcess()): Disposable {
   for (const flag of flags) setFlagsFromString(flag);
   let before = own.cpuMs();
   // The start always leaves much garbage, even a fast one.
   let worked = muchMs;
-  let timer = clock.after(everyMs, look);
+  let timer = clock.after(everyMs, check);
 
-  function look(): void {
+  function check(): void {
     const now = own.cpuMs();
     const isIdle = now - before < idleMs;
     worked += now - before;
     before = now;
     if (isIdle && worked >= muchMs) {
-      own.giveBack();
+      own.releaseMemory();
       worked = 0;
       // Don't count the collection itself as work.
       before = own.cpuMs();
     }
-    timer = clock.after(everyMs, look);
+    timer = clock.after(everyMs, check);
   }
 
   return { [Symbol.dispose]: () => timer[Symbol.dispose]() };
@@ -63,7 +63,7 @@ export function thisProcess(): Process {
       const { user, system } = process.cpuUsage();
       return (user + system) / 1_000;
     },
-    giveBack: () => {
+    releaseMemory: () => {
       void gc?.({ type: 'major', execution: 'sync', flavor: 'last-resort' });
       trim();
     },

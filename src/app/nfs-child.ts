@@ -25,13 +25,13 @@ export interface NfsChild extends AsyncDisposable {
 }
 
 const firstWaitMs = 250;
-const mostWaitMs = 30_000;
+const maxWaitMs = 30_000;
 /** A server that ran for this long did not fail at its start, so the back-off is reset. */
 const steadyMs = 30_000;
-const endPatienceMs = 5_000;
+const endMs = 5_000;
 
 /** The last error that the server printed: probably why it ended. */
-interface Said {
+interface PrintedError {
   readonly why: string;
   readonly action: string;
 }
@@ -39,9 +39,9 @@ interface Said {
 export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsChildOptions): NfsChild {
   const stopping = new AbortController();
   let child: ChildProcess | undefined;
-  let problem: StowageError | undefined = notYet();
+  let problem: StowageError | undefined = notStarted();
 
-  async function once(): Promise<void> {
+  async function runOnce(): Promise<void> {
     const [program, ...args] = command;
     // In a process group of its own, so that Ctrl-C does not end it before us.
     child = spawn(program, args, {
@@ -54,28 +54,28 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
       log.info('the NFS server runs', { pid: child?.pid });
       onReady();
     });
-    const said = relay(child, log);
+    const said = forwardOutput(child, log);
     const how = await endOf(child);
     child = undefined;
     problem = ended(how, await said);
     onEnd?.();
   }
 
-  async function again(): Promise<void> {
+  async function keepRunning(): Promise<void> {
     let waitMs = firstWaitMs;
     while (!stopping.signal.aborted) {
       const began = clock.elapsed();
-      await once();
+      await runOnce();
       if (stopping.signal.aborted) return;
       if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
-      const { message, action } = problem ?? notYet();
+      const { message, action } = problem ?? notStarted();
       log.warn('the NFS server is started again', { why: message, action, afterMs: waitMs });
       await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
-      waitMs = Math.min(waitMs * 2, mostWaitMs);
+      waitMs = Math.min(waitMs * 2, maxWaitMs);
     }
   }
 
-  const running = again();
+  const running = keepRunning();
   return {
     get problem() {
       return problem;
@@ -86,7 +86,7 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     [Symbol.asyncDispose]: async () => {
       stopping.abort();
       child?.kill('SIGTERM');
-      if (!(await endsWithin(running, endPatienceMs, clock))) child?.kill('SIGKILL');
+      if (!(await endsWithin(running, endMs, clock))) child?.kill('SIGKILL');
       await running;
     },
   };
@@ -100,8 +100,8 @@ async function endOf(child: ChildProcess): Promise<string> {
 }
 
 /** Forwards its log lines, and returns its last error. */
-async function relay(child: ChildProcess, log: Log): Promise<Said | undefined> {
-  let last: Said | undefined;
+async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedError | undefined> {
+  let last: PrintedError | undefined;
   if (child.stderr === null) return undefined;
   const lines = createInterface({ input: child.stderr });
   for await (const line of lines) {
@@ -129,7 +129,7 @@ function parsed(line: string): Record<string, unknown> {
   }
 }
 
-function notYet(): StowageError {
+function notStarted(): StowageError {
   return new StowageError('the embedded NFS server does not run yet', {
     code: 'unavailable',
     reason: 'nfs-server-starting',
@@ -137,7 +137,7 @@ function notYet(): StowageError {
   });
 }
 
-function ended(how: string, said: Said | undefined): StowageError {
+function ended(how: string, said: PrintedError | undefined): StowageError {
   return new StowageError(`the embedded NFS server does not run: ${said?.why ?? `it ended with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',

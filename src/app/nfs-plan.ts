@@ -34,7 +34,7 @@ export interface NfsPlan {
 
 const nobody = 65_534;
 /** All addresses of this machine, IPv4 and IPv6. */
-export const everywhere = '::';
+export const allAddresses = '::';
 
 /** `states`: the folder that contains a state folder for each exported directory. */
 export async function planNfsServer(options: NfsServeOptions, states: string): Promise<NfsPlan> {
@@ -97,9 +97,9 @@ function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
 
 /** The narrowest address for these networks. No single loopback address serves both IPv4 and IPv6. */
 function reachableBy(allow: readonly string[]): string {
-  if (!allow.every(isLoopback)) return everywhere;
+  if (!allow.every(isLoopback)) return allAddresses;
   if (!allow.some(isLoopback6)) return '127.0.0.1';
-  return allow.every(isLoopback6) ? '::1' : everywhere;
+  return allow.every(isLoopback6) ? '::1' : allAddresses;
 }
 
 /** One for each directory: a client that knows the file handles of one directory must not be able to guess those of another. */

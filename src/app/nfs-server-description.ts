@@ -19,11 +19,11 @@ export async function describeServed(
     port,
     path,
     portmapper: portmapPort ?? null,
-    uri: nfsUri(reachable(host), path, port) + needed(plan, options),
+    uri: nfsUri(reachable(host), path, port) + requiredOptions(plan, options),
     name: storeNameFor(directory),
     about: {
-      who: whoMay(plan, options),
-      as: actsAs(plan),
+      who: describeClients(plan, options),
+      as: describeIdentity(plan),
       ...(options.readOnly ? { writing: 'refused: read-only' } : {}),
       ...(tls === undefined ? {} : { tls: tlsLine(tls) }),
       ...(options.tlsConfine.length === 0 ? {} : { confined: options.tlsConfine.join(', ') }),
@@ -40,7 +40,7 @@ export function nfsUri(host: string, path: string, port: number): string {
 }
 
 /** The options that a store for this server needs. If clients need a certificate, `/FOLDER` stands for its path on the client. */
-function needed({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
+function requiredOptions({ tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
   const encrypted = tls?.required === true ? `&tls=${tls.options.requestCert === true ? '/FOLDER' : 'on'}` : '';
   return `${privilegedPorts ? '&sourceport=privileged' : ''}${encrypted}`;
 }
@@ -53,7 +53,7 @@ function storeNameFor(directory: string): string {
   return /^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$/.test(name) ? name : 'network';
 }
 
-function whoMay({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
+function describeClients({ isOwnOnly, networks, tls }: NfsPlan, { privilegedPorts }: NfsServeOptions): string {
   if (isOwnOnly) {
     const who =
       process.geteuid?.() === 0 ? "root's processes, and Stowage's data path," : "your own processes, and root's,";
@@ -72,7 +72,7 @@ function tlsLine({ required, options }: ServedTls): string {
   return `required; a store whose system does not trust the certificate names a folder with ${files}: tls=/FOLDER`;
 }
 
-function actsAs({ squash, anonymous }: NfsPlan): string {
+function describeIdentity({ squash, anonymous }: NfsPlan): string {
   const uid = process.geteuid?.() ?? 0;
   if (uid !== 0) return `everything is done as user ${uid}, who runs this`;
   const to = `${anonymous.uid}:${anonymous.gid}`;

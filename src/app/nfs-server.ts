@@ -5,8 +5,8 @@ import type { NfsServed, NfsServeOptions } from '#cli/io.ts';
 import { knownKeeperUser } from '#clients/data-path/keeper-user.ts';
 import { createNfsServer, type NfsServer, type NfsServerOptions } from '#wire/nfs3/server/server.ts';
 import { createLog } from './logger.ts';
-import { isFrom } from './loopback-owner.ts';
-import { everywhere, type NfsPlan, planNfsServer } from './nfs-plan.ts';
+import { isFromUsers } from './loopback-owner.ts';
+import { allAddresses, type NfsPlan, planNfsServer } from './nfs-plan.ts';
 import { describeServed } from './nfs-server-description.ts';
 import { cannotStart } from './nfs-server-errors.ts';
 
@@ -58,7 +58,7 @@ async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string)
     port,
     confined: options.tlsConfine,
     ...(portmapper === undefined ? {} : { portmap: { port: portmapper } }),
-    ...(plan.isOwnOnly ? { mayConnect: (socket) => isFrom(uids(), socket) } : {}),
+    ...(plan.isOwnOnly ? { mayConnect: (socket) => isFromUsers(uids(), socket) } : {}),
     durable: !options.async,
     ownsProcess: true,
     onError: (what, cause) => log.warn(what, { error: cause }),
@@ -67,7 +67,7 @@ async function started(plan: NfsPlan, options: NfsServeOptions, keepers: string)
     return await createNfsServer({ ...about, host: plan.host });
   } catch (cause) {
     const hasNoIpv6 = isErrno(cause, 'EAFNOSUPPORT');
-    if (hasNoIpv6 && plan.host === everywhere) return await started({ ...plan, host: '0.0.0.0' }, options, keepers);
+    if (hasNoIpv6 && plan.host === allAddresses) return await started({ ...plan, host: '0.0.0.0' }, options, keepers);
     throw cannotStart(cause, { host: plan.host, port, portmapper });
   }
 }

@@ -17,7 +17,7 @@ const mostNamed = 3;
  * created from this one's disk image has the same instance id. It would pass for the other node where only one may write, and would end
  * what belongs to that node's pods. So the database is moved aside, and this node starts with an empty one.
  */
-export async function keepToNode(folders: Folders, name: string, log: Log): Promise<void> {
+export async function resetDatabaseOfOtherNode(folders: Folders, name: string, log: Log): Promise<void> {
   const node = nodeNameFrom(name);
   const state = await prepareState(folders.state, folders.socket);
   const before = await nodeBefore(state, node);

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { mountTable, parseMountinfo } from '#clients/mounter/mountinfo.ts';
-import { onNode } from './node-directories.ts';
+import { refuseContainerDirectory } from './node-directories.ts';
 
 /** The mount table of an agent's container on a node whose root is an overlay: the root, folders of the node, an emptyDir, a token. */
 const table = mountTable(
@@ -13,7 +13,8 @@ const table = mountTable(
 `),
 );
 
-const refuse = async (root: string): Promise<void> => await onNode(async () => table)({ name: 'fast', root });
+const refuse = async (root: string): Promise<void> =>
+  await refuseContainerDirectory(async () => table)({ name: 'fast', root });
 
 describe('local stores of an agent', () => {
   test('may be in folders of its node, on any file system', async () => {

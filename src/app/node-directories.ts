@@ -1,6 +1,6 @@
 import { type MountTable, readMountTable } from '#clients/mounter/mountinfo.ts';
 import { StowageError } from '#core/errors.ts';
-import type { Refuse } from './store-overlaps.ts';
+import type { CheckStore } from './store-overlaps.ts';
 
 /** Part of the path of every volume that a kubelet creates for a pod, such as an emptyDir. */
 const ofPod = '/volumes/kubernetes.io~';
@@ -10,7 +10,7 @@ const ofPod = '/volumes/kubernetes.io~';
  * of the pod, is deleted with the pod, and the stores' volumes with it. The type of the file system is no indication: a node's root can be an
  * overlay, too. Also refuses a directory that does not exist: creating it on the node would not help.
  */
-export function onNode(readTable: () => Promise<MountTable> = readMountTable): Refuse {
+export function refuseContainerDirectory(readTable: () => Promise<MountTable> = readMountTable): CheckStore {
   return async ({ root }) => {
     const table = await readTable();
     const through = table.holding(root);

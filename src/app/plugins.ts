@@ -14,11 +14,11 @@ export interface Plugins {
   close(graceMs: number): Promise<void>;
 }
 
-export interface PluginWish {
+export interface PluginSettings {
   /** As configured: a folder, or `none`. */
-  readonly wanted: string | undefined;
+  readonly configured: string | undefined;
   /** Whether to use the default folder if none is configured; otherwise why not. */
-  readonly usual: boolean | string;
+  readonly useDefault: boolean | string;
   /** Whether an engine was found. */
   readonly engines: boolean;
 }
@@ -28,11 +28,11 @@ const usualFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
-export async function startPlugins(wish: PluginWish, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
-  const { wanted, usual } = wish;
-  if (wanted === 'none') return none('as asked');
-  if (wanted !== undefined) return await serve(wanted, parts);
-  if (usual !== true) return none(usual === false ? 'not asked for' : usual);
+export async function startPlugins(wish: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const { configured, useDefault } = wish;
+  if (configured === 'none') return none('as asked');
+  if (configured !== undefined) return await serve(configured, parts);
+  if (useDefault !== true) return none(useDefault === false ? 'not asked for' : useDefault);
   if (!wish.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
     return await serve(usualFolder, parts);

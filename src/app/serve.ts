@@ -8,14 +8,14 @@ import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
 import { type KeeperPlace, keeperPlaces } from '#clients/data-path/keeper-placement.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { type CsiWish, csiWish } from './csi.ts';
+import { type CsiSettings, csiSettings } from './csi.ts';
 import { isListening } from './engines.ts';
 import { createLog, levelFrom } from './logger.ts';
-import { giveBackWhenIdle } from './memory-release.ts';
+import { releaseMemoryWhenIdle } from './memory-release.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';
 
-async function greeting(running: Running, program: string, seconds: number): Promise<string> {
+async function startMessage(running: Running, program: string, seconds: number): Promise<string> {
   const { stores, mounter } = running.core;
   const view = stores.defaultName === undefined ? undefined : stores.view(stores.defaultName);
   const socket = running.addresses.find((address) => address.startsWith('unix:'))?.slice('unix:'.length) ?? '';
@@ -64,7 +64,7 @@ const pathIn = (given: string | undefined): string | undefined =>
   given === undefined || given === 'none' ? given : resolve(given);
 
 /** A server with a state folder of its own is a second server: the machine's engines belong to the first. */
-function looksAround(options: UpOptions): true | string {
+function engineDiscovery(options: UpOptions): true | string {
   if (process.getuid?.() !== 0) return 'only root can serve container engines';
   if (process.platform !== 'linux') return 'only Linux can serve container engines';
   return options.state === undefined ? true : 'with a state folder of its own only by --plugins';
@@ -81,7 +81,7 @@ function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
   });
 }
 
-interface Reloading {
+interface ReloadQueue {
   readonly ask: () => void;
   /** Starts to reload; does so at once if it was requested during the start. */
   begin(running: Running): void;
@@ -89,7 +89,7 @@ interface Reloading {
   end(): Promise<void>;
 }
 
-function createReloading(log: Log): Reloading {
+function createReloadQueue(log: Log): ReloadQueue {
   let asked = false;
   let target: Running | undefined;
   let work: Promise<void> = Promise.resolve();
@@ -119,9 +119,9 @@ function createReloading(log: Log): Reloading {
 }
 
 /** Services that run in addition to the server. */
-export interface Beside {
+export interface ServerExtension {
   readonly cluster: UpSettings['cluster'];
-  readonly podUsers: CsiWish['podUsers'];
+  readonly podUsers: CsiSettings['podUsers'];
   /** Called when the server is ready; the result is disposed of before the server stops. */
   started(running: Running): AsyncDisposable;
 }
@@ -132,39 +132,39 @@ export async function runServer(
   folders: Folders,
   program: string,
   interrupted: AbortSignal,
-  beside?: Beside,
+  extension?: ServerExtension,
 ): Promise<number> {
   const began = performance.now();
   const log = createLog(levelFrom(options.logLevel), process.stderr);
-  using _memory = giveBackWhenIdle(systemClock());
+  using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
   interrupted.addEventListener('abort', () => tell(), { once: true });
   // Not `once`: an engine may send SIGTERM again while it waits for the container.
   process.on('SIGTERM', () => tell());
   // Registered before the start, since without a handler SIGHUP ends the process.
-  const reloading = createReloading(log);
+  const reloading = createReloadQueue(log);
   process.on('SIGHUP', reloading.ask);
-  const csi = csiWish(options);
+  const csi = csiSettings(options);
   const running = await startUp({
     folders,
     config: options.config,
     listen: options.listen,
     plugins: pathIn(options.plugins),
-    csi: csi === undefined ? undefined : { ...csi, podUsers: beside?.podUsers },
+    csi: csi === undefined ? undefined : { ...csi, podUsers: extension?.podUsers },
     nodeName: options.nodeName,
     engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
-    lookAround: looksAround(options),
+    discoverEngines: engineDiscovery(options),
     bare: options.bare === true,
     keeperPlace: keeperPlaceFrom(process.env['STOWAGE_KEEPERS']),
     log,
     signal: stopping.signal,
-    cluster: beside?.cluster,
+    cluster: extension?.cluster,
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
-  const along = beside?.started(running);
-  process.stdout.write(await greeting(running, program, (performance.now() - began) / 1000));
+  const along = extension?.started(running);
+  process.stdout.write(await startMessage(running, program, (performance.now() - began) / 1000));
   await told;
   await along?.[Symbol.asyncDispose]();
   await reloading.end();

@@ -1,4 +1,4 @@
-const forSmallness = /^--(optimize-for-size|expose-gc|max-semi-space-size\b.*)$/;
+const smallnessFlags = /^--(optimize-for-size|expose-gc|max-semi-space-size\b.*)$/;
 
 /**
  * The flags that make an idle process small would make a file server slow: by a tenth with one call in flight, by a third with 64. Its
@@ -7,5 +7,5 @@ const forSmallness = /^--(optimize-for-size|expose-gc|max-semi-space-size\b.*)$/
  */
 export const servingFlags = (flags: readonly string[]): readonly string[] => [
   '--max-semi-space-size=16',
-  ...flags.filter((flag) => !forSmallness.test(flag)),
+  ...flags.filter((flag) => !smallnessFlags.test(flag)),
 ];

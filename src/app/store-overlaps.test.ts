@@ -8,7 +8,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { plainPolicy as policy } from '#testing/policy.ts';
-import { keepApart, nfsPlace } from './store-overlaps.ts';
+import { locateNfsStore, refuseOverlaps } from './store-overlaps.ts';
 
 // One server with two names, which the names do not reveal.
 
@@ -19,7 +19,7 @@ beforeEach(async () => {
   const own = await startOwnServer({ path: '/export' });
   port = `${own.server.port}`;
   for (const name of ['inner', 'beside']) mkdirSync(join(own.directory, name));
-  kind = keepApart(createNfsStoreKind(), nfsPlace);
+  kind = refuseOverlaps(createNfsStoreKind(), locateNfsStore);
 });
 
 async function open(name: string, uri: string): Promise<Store> {
@@ -65,7 +65,7 @@ describe('one address in two networks', () => {
   /** The server at 10.0.0.1 depends on the network. */
   const servers: Readonly<Record<string, string>> = { 'netns:green': 'second', 'netns:yellow': 'third' };
   const server = (network: string | undefined): string => servers[network ?? ''] ?? 'first';
-  const atAddress = keepApart(
+  const atAddress = refuseOverlaps(
     {
       scheme: 'nfs',
       placement: 'anywhere',
@@ -78,7 +78,7 @@ describe('one address in two networks', () => {
           identityBelow: async (below: string) => `${server(network)} ${new URL(uri).pathname}/${below}`,
         }) as unknown as Store,
     } as unknown as StoreKind,
-    nfsPlace,
+    locateNfsStore,
   );
   const openAt = (name: string, path: string, network?: string): Promise<Store> => {
     const options = network === undefined ? {} : { network };

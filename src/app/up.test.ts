@@ -26,7 +26,7 @@ const up = (more: Partial<UpSettings> & { readonly socket?: string } = {}): Prom
     log: more.log ?? silentLog(),
     signal: new AbortController().signal,
     ...(more.plugins === undefined ? {} : { plugins: more.plugins }),
-    ...(more.lookAround === undefined ? {} : { lookAround: more.lookAround }),
+    ...(more.discoverEngines === undefined ? {} : { discoverEngines: more.discoverEngines }),
     ...(more.engineSockets === undefined ? {} : { engineSockets: more.engineSockets }),
     ...(more.bare === undefined ? {} : { bare: more.bare }),
   });
@@ -279,11 +279,11 @@ describe('container engines', () => {
     expect(running.plugins).toMatchObject({ sockets: [], why: 'not asked for' });
     expect(running.engines).toEqual([]);
     await running.stop();
-    const refused = await up({ lookAround: 'only root can serve container engines' });
+    const refused = await up({ discoverEngines: 'only root can serve container engines' });
     expect(refused.plugins.why).toBe('only root can serve container engines');
     await refused.stop();
     await writeFile(join(folder, 'stowage.yaml'), 'plugins: /nowhere');
-    const asked = await up({ plugins: 'none', lookAround: true });
+    const asked = await up({ plugins: 'none', discoverEngines: true });
     expect(asked.plugins).toMatchObject({ sockets: [], why: 'as asked' });
     await asked.stop();
   });

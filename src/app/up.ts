@@ -20,22 +20,22 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
-import { assemble } from './app-core.ts';
-import { type FileConfig, readGiven } from './config.ts';
-import { type Csi, type CsiWish, startCsi } from './csi.ts';
+import { createAppCore } from './app-core.ts';
+import { type FileConfig, readConfigFile } from './config.ts';
+import { type Csi, type CsiSettings, startCsi } from './csi.ts';
 import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
-import { engineReleased } from './engine-shutdown.ts';
-import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
-import { isInContainer, withoutHostClient } from './host-client.ts';
+import { waitForEngineShutdown } from './engine-shutdown.ts';
+import { type EngineSocket, type EngineSocketSettings, engineSockets } from './engines.ts';
+import { isInContainer, refuseHostClient } from './host-client.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
-import { onNode } from './node-directories.ts';
+import { refuseContainerDirectory } from './node-directories.ts';
 import { nodeNameFrom } from './node-name.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
 import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
 import { type StoreSources, storeConfigs } from './store-configs.ts';
-import { beside, keepApart, localPlace, nfsPlace } from './store-overlaps.ts';
+import { locateLocalStore, locateNfsStore, refuseOverlaps, refuseStateFolder } from './store-overlaps.ts';
 import { version } from './version.ts';
 
 export interface UpSettings {
@@ -54,13 +54,13 @@ export interface UpSettings {
   /** The engines whose containers use volumes. Default: those found by their sockets. */
   readonly engines?: readonly ContainerEngine[];
   /** The sockets of engines given on the command line. */
-  readonly engineSockets?: EngineWishes;
+  readonly engineSockets?: EngineSocketSettings;
   /** The folder for the sockets of volume plugins, or `none`. */
   readonly plugins?: string | undefined;
   /** The sockets of the CSI drivers. Undefined: none. */
-  readonly csi?: CsiWish | undefined;
+  readonly csi?: CsiSettings | undefined;
   /** Whether to look for engines and serve them if they are not configured; a text says why not. Default: false. */
-  readonly lookAround?: boolean | string;
+  readonly discoverEngines?: boolean | string;
   /** Where keepers run. Undefined: in containers if Stowage itself runs in a container of one of these engines. */
   readonly keeperPlace?: KeeperPlace | undefined;
   /** The name of this machine. Undefined: the host name. */
@@ -91,14 +91,14 @@ export interface Running {
 }
 
 const maintenanceEveryMs = 30_000;
-const passMs = 600_000;
+const maintenanceMs = 600_000;
 /** For running operations at shutdown; those that take longer continue at the next start. */
 const drainMs = 10_000;
 const pluginMs = 5_000;
 
 /** `stowage up`: runs everything in one process. */
 export async function startUp(settings: UpSettings): Promise<Running> {
-  const { folders, log } = settings;
+  const { folders, log, marks } = settings;
   const clock = settings.clock ?? systemClock();
   const startedAt = clock.now();
   await using undo = new AsyncDisposableStack();
@@ -121,12 +121,13 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     ),
   );
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
-  const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
+  const readFile = (): Promise<FileConfig | undefined> =>
+    readConfigFile(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
-  const lookAround = settings.lookAround ?? false;
+  const discoverEngines = settings.discoverEngines ?? false;
   const sockets =
     settings.engines === undefined
-      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], lookAround === true, records)
+      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], discoverEngines === true, records)
       : [];
   const found = sockets.map((at) => undo.use(createContainerEngine({ ...at, name: at.kind, clock, log })));
   const engines = settings.engines ?? found;
@@ -151,7 +152,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     }),
   );
   const node = nodeNameFrom(settings.nodeName);
-  const core = await assemble({ records, kinds, state, keepers, engines, node, marks: settings.marks, clock, log });
+  const core = await createAppCore({ records, kinds, state, keepers, engines, node, marks, clock, log });
   closing.close = core.close;
   const scope: Scope = { signal: settings.signal, log };
   const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };
@@ -198,7 +199,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   undo.defer(() => rest.close(0));
   await rest.ready();
   const plugins = await startPlugins(
-    { wanted: settings.plugins ?? file?.plugins, usual: lookAround, engines: sockets.length > 0 },
+    { configured: settings.plugins ?? file?.plugins, useDefault: discoverEngines, engines: sockets.length > 0 },
     { core, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
   );
   undo.defer(() => plugins.close(0));
@@ -215,8 +216,12 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   // A test with its own clock runs the tasks itself.
   const tasks = settings.clock === undefined ? maintenanceOf(core, keepers, networks) : [];
   const maintenance = startMaintenance(tasks, clock, scope);
-  const held = { clock, isHeld: () => records.holds.list().length > 0, isEnding: () => keepers.areEnding() };
-  const released = (): Promise<void> => engineReleased(held, settings.signal);
+  const held = {
+    clock,
+    hasVolumesInUse: () => records.holds.list().length > 0,
+    isShuttingDown: () => keepers.areEnding(),
+  };
+  const released = (): Promise<void> => waitForEngineShutdown(held, settings.signal);
   undo.move();
   return {
     core,
@@ -261,17 +266,22 @@ function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindP
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const local = createLocalStoreKind();
-  const network = isContained ? withoutHostClient(own) : own;
+  const network = isContained ? refuseHostClient(own) : own;
   return [
     // With keepers in pods, this process runs in a pod, too.
-    keepApart(local, localPlace(local), beside(state, nfs?.exported), ...(keeperPlace === 'pod' ? [onNode()] : [])),
-    keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
+    refuseOverlaps(
+      local,
+      locateLocalStore(local),
+      refuseStateFolder(state, nfs?.exported),
+      ...(keeperPlace === 'pod' ? [refuseContainerDirectory()] : []),
+    ),
+    refuseOverlaps(nfs === undefined ? network : nfs.withServerProblem(network), locateNfsStore),
   ];
 }
 
 /** Core's own tasks, and those for keepers and networks of container engines. */
 function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
-  const often = { everyMs: maintenanceEveryMs, deadlineMs: passMs };
+  const often = { everyMs: maintenanceEveryMs, deadlineMs: maintenanceMs };
   return [
     ...core.maintenance,
     { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
@@ -286,7 +296,7 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
   ];
 }
 
-interface Stopping {
+interface RunningParts {
   readonly core: Core;
   readonly rest: RestServer;
   readonly plugins: Plugins;
@@ -302,7 +312,7 @@ interface Stopping {
   readonly log: Log;
 }
 
-async function stop(parts: Stopping): Promise<readonly string[]> {
+async function stop(parts: RunningParts): Promise<readonly string[]> {
   const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
   parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();

@@ -4,8 +4,8 @@ import { isVolumeName } from '#core/names.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, pods, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume, PersistentVolumeClaim, Pod } from '#wire/kube/types.ts';
-import { below, directoryOf, type Export } from './directories.ts';
-import { nameAfter, takenFrom } from './replacement-volume.ts';
+import { directoryOf, type Export, pathBelow } from './directories.ts';
+import { replacementName, takenFrom } from './replacement-volume.ts';
 
 export interface Cluster {
   readonly volumes: ReadonlyMap<string, PersistentVolume>;
@@ -82,21 +82,21 @@ export const heldBy = ({ metadata }: PersistentVolumeClaim): string => {
 };
 
 /** Lists the volumes that can be taken over. `servers`: all names of the export's server. */
-export function look(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): Looked {
+export function findCandidates(cluster: Cluster, store: string, at: Export, servers: ReadonlySet<string>): Looked {
   const otherServers = new Set<string>();
   const found: { readonly volume: PersistentVolume; readonly below: string }[] = [];
   for (const volume of cluster.volumes.values()) {
     const directory = directoryOf(volume);
     if (directory === undefined) continue;
-    const path = below(at, directory);
+    const path = pathBelow(at, directory);
     if (!servers.has(directory.server)) otherServers.add(directory.server);
-    else if (path !== undefined && !isLeft(cluster, volume)) found.push({ volume, below: path });
+    else if (path !== undefined && !isBeingDeleted(cluster, volume)) found.push({ volume, below: path });
   }
   const times = Map.groupBy(found, (one) => one.below);
   const twice = (path: string): readonly string[] => (times.get(path) ?? []).map(({ volume }) => nameOf(volume));
   const candidates = found.map(({ volume, below: path }): Candidate => {
-    const to = nameAfter(nameOf(volume));
-    const claimRef = (ours(cluster, volume) ?? volume).spec.claimRef;
+    const to = replacementName(nameOf(volume));
+    const claimRef = (replacementOf(cluster, volume) ?? volume).spec.claimRef;
     const claim = claimRef === undefined ? null : `${claimRef.namespace ?? ''}/${claimRef.name ?? ''}`;
     const others = twice(path).filter((name) => name !== nameOf(volume));
     return { claim, from: nameOf(volume), to, directory: path, ...stateOf(cluster, volume, claim, path, others) };
@@ -107,14 +107,14 @@ export function look(cluster: Cluster, store: string, at: Export, servers: Reado
 const nameOf = ({ metadata }: PersistentVolume): string => metadata.name ?? '';
 
 /** The PersistentVolume that replaces the given one. */
-function ours({ volumes }: Pick<Cluster, 'volumes'>, before: PersistentVolume): PersistentVolume | undefined {
-  const after = volumes.get(nameAfter(nameOf(before)));
+function replacementOf({ volumes }: Pick<Cluster, 'volumes'>, before: PersistentVolume): PersistentVolume | undefined {
+  const after = volumes.get(replacementName(nameOf(before)));
   return after?.metadata.annotations?.[takenFrom] === nameOf(before) ? after : undefined;
 }
 
 /** The volume is being deleted and only waits for its provisioner. */
-const isLeft = (cluster: Cluster, volume: PersistentVolume): boolean =>
-  volume.metadata.deletionTimestamp !== undefined && ours(cluster, volume) === undefined;
+const isBeingDeleted = (cluster: Cluster, volume: PersistentVolume): boolean =>
+  volume.metadata.deletionTimestamp !== undefined && replacementOf(cluster, volume) === undefined;
 
 /** Replacements that were finished, or whose predecessor was deleted. */
 function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
@@ -133,8 +133,8 @@ function orphaned({ volumes }: Cluster, store: string): readonly Candidate[] {
   });
 }
 
-type Found = Pick<Candidate, 'state' | 'detail'>;
-const impossible = (detail: string): Found => ({ state: 'impossible', detail });
+type CandidateState = Pick<Candidate, 'state' | 'detail'>;
+const impossible = (detail: string): CandidateState => ({ state: 'impossible', detail });
 
 function stateOf(
   cluster: Cluster,
@@ -142,9 +142,9 @@ function stateOf(
   key: string | null,
   path: string,
   others: readonly string[],
-): Found {
+): CandidateState {
   const claim = cluster.claims.get(key ?? '');
-  const after = ours(cluster, before);
+  const after = replacementOf(cluster, before);
   if (after !== undefined && claim?.spec.volumeName === nameOf(after) && claim.status?.phase === 'Bound')
     return { state: 'taken-over', detail: '' };
   const users = cluster.users.get(key ?? '') ?? [];
@@ -178,9 +178,10 @@ function stateOf(
   if (claim.metadata.deletionTimestamp !== undefined) return impossible('the claim is being deleted');
   if (before.metadata.deletionTimestamp !== undefined) return impossible('the PersistentVolume is being deleted');
   if (heldBy(claim) !== '') return impossible(heldBy(claim));
-  if (nameAfter(nameOf(before)).length > longestName) return impossible('the name of the PersistentVolume is too long');
-  if (cluster.volumes.has(nameAfter(nameOf(before))))
-    return impossible(`there is another PersistentVolume ${nameAfter(nameOf(before))}`);
+  if (replacementName(nameOf(before)).length > longestName)
+    return impossible('the name of the PersistentVolume is too long');
+  if (cluster.volumes.has(replacementName(nameOf(before))))
+    return impossible(`there is another PersistentVolume ${replacementName(nameOf(before))}`);
   return users.length > 0 ? { state: 'used', detail: usedBy(users) } : { state: 'ready', detail: '' };
 }
 

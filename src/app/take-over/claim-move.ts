@@ -8,19 +8,19 @@ import { heldBy, usedBy, usersOf } from './candidates.ts';
 import {
   capacityFor,
   claimAsWas,
-  claimIn,
-  claimWithout,
+  claimRecord,
+  claimRefFor,
+  claimTemplate,
   policyBefore,
-  prebound,
-  withClaim,
+  recordedClaim,
 } from './replacement-volume.ts';
 
-export interface MovingParts {
+export interface ClaimMoveParts {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
   /** The time that Kubernetes gets to delete or bind a claim. */
-  readonly patienceMs: number;
+  readonly deadlineMs: number;
 }
 
 export interface Move {
@@ -33,11 +33,11 @@ export interface Move {
   readonly memory: PersistentVolume;
 }
 
-export type Moving = ReturnType<typeof createMoving>;
+export type ClaimMove = ReturnType<typeof createClaimMove>;
 
 const [firstPollMs, longestPollMs] = [25, 500];
 
-export const left = (message: string, action: string): StowageError =>
+export const notPossible = (message: string, action: string): StowageError =>
   new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
 const repeat = 'Repeat the command; repeating is safe.';
 const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
@@ -49,7 +49,7 @@ const mayBeMade = (error: KubeError): boolean =>
   error.reason === 'Conflict' ||
   (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.said));
 
-export const absent = async <T>(asked: Promise<T>): Promise<T | undefined> => {
+export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined> => {
   try {
     return await asked;
   } catch (thrown) {
@@ -62,29 +62,29 @@ export const absent = async <T>(asked: Promise<T>): Promise<T | undefined> => {
  * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
  * for a claim of that name, so that it is also used if somebody else is faster to create the claim, such as the StatefulSet controller.
  */
-export function createMoving({ client, clock, signal, patienceMs }: MovingParts) {
+export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMoveParts) {
   const claimFor = ({ spec: { claimRef } }: PersistentVolume): Promise<PersistentVolumeClaim | undefined> => {
     const { namespace = '', name = '' } = claimRef ?? {};
-    return absent(client.get(claims, { namespace, name }, signal));
+    return unlessMissing(client.get(claims, { namespace, name }, signal));
   };
 
   /** Patches only the version that was read: if somebody else has changed the volume, the new state must be checked first. */
-  function change(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
+  function patchVolume(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
     const { name = '', uid = '', resourceVersion = '' } = volume.metadata;
     const body = { metadata: { uid, resourceVersion, annotations }, spec };
     return client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
   }
 
   /** Sets the policy to Retain, so that deleting the object does not touch the data, and records the previous policy. */
-  async function keepData(volume: PersistentVolume): Promise<PersistentVolume> {
+  async function retainData(volume: PersistentVolume): Promise<PersistentVolume> {
     const { persistentVolumeReclaimPolicy: policy = 'Retain' } = volume.spec;
     if (policy === 'Retain' && volume.metadata.annotations?.[policyBefore] !== undefined) return volume;
-    return await change(volume, { persistentVolumeReclaimPolicy: 'Retain' }, { [policyBefore]: policy });
+    return await patchVolume(volume, { persistentVolumeReclaimPolicy: 'Retain' }, { [policyBefore]: policy });
   }
 
   /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
   async function poll(look: () => Promise<boolean>, late: (why: string) => Promise<StowageError>): Promise<void> {
-    const until = clock.elapsed() + patienceMs;
+    const until = clock.elapsed() + deadlineMs;
     for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
       let why = '';
       try {
@@ -99,22 +99,26 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
   }
 
   /** The claim of a volume. If a pod starts to use it later, Kubernetes keeps it until the pod ends. */
-  async function checked(from: PersistentVolume): Promise<PersistentVolumeClaim | undefined> {
+  async function checkedClaim(from: PersistentVolume): Promise<PersistentVolumeClaim | undefined> {
     const claim = await claimFor(from);
     if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
     if (claim.metadata.deletionTimestamp !== undefined) return claim;
     const users = await usersOf(client, claim, signal);
-    if (users.length > 0) throw left(usedBy(users), '');
-    if (heldBy(claim) !== '') throw left(heldBy(claim), 'Whoever put that there has to let go first.');
+    if (users.length > 0) throw notPossible(usedBy(users), '');
+    if (heldBy(claim) !== '') throw notPossible(heldBy(claim), 'Whoever put that there has to let go first.');
     return claim;
   }
 
-  async function remove(claim: PersistentVolumeClaim, { from, memory }: Pick<Move, 'from' | 'memory'>): Promise<void> {
+  async function deleteClaim(
+    claim: PersistentVolumeClaim,
+    { from, memory }: Pick<Move, 'from' | 'memory'>,
+  ): Promise<void> {
     const { namespace = '', name = '', uid = '', resourceVersion, deletionTimestamp } = claim.metadata;
     if (deletionTimestamp === undefined) {
       // Record its current state: it may have grown since.
-      const known = claimIn(memory);
-      if (JSON.stringify(known) !== JSON.stringify(claimWithout(claim))) await change(memory, {}, withClaim(claim));
+      const known = recordedClaim(memory);
+      if (JSON.stringify(known) !== JSON.stringify(claimTemplate(claim)))
+        await patchVolume(memory, {}, claimRecord(claim));
     }
     await poll(
       async () => {
@@ -122,22 +126,26 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
         if (there?.metadata.uid !== uid) return true;
         // Only the version that was checked and recorded.
         if (there.metadata.deletionTimestamp === undefined)
-          await absent(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
+          await unlessMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
         return false;
       },
       async (why) => {
-        if (why !== '') return left(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
+        if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
         const users = await usersOf(client, claim, signal);
         const reason = users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not let it go yet';
-        return left(`the claim is being deleted, and is still there: ${reason}`, repeat);
+        return notPossible(`the claim is being deleted, and is still there: ${reason}`, repeat);
       },
     );
   }
 
-  async function make(claim: PersistentVolumeClaim, volumeName: string, memory: PersistentVolume): Promise<void> {
+  async function createClaim(
+    claim: PersistentVolumeClaim,
+    volumeName: string,
+    memory: PersistentVolume,
+  ): Promise<void> {
     let why = '';
     const gone = async (): Promise<StowageError> =>
-      left(`the claim is gone, and could not be made again yet: ${why}`, kept(memory));
+      notPossible(`the claim is gone, and could not be made again yet: ${why}`, kept(memory));
     await poll(async () => {
       try {
         await client.create(claims, { ...claim, spec: { ...claim.spec, volumeName } }, signal);
@@ -158,14 +166,14 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
       async () => {
         const { spec, status } = (await claimFor(to)) ?? {};
         if (spec?.volumeName !== undefined && spec.volumeName !== name)
-          throw left(
+          throw notPossible(
             `somebody made the claim anew, and it has another volume, ${spec.volumeName}`,
             'Delete that claim if nothing of it is needed, and repeat the command.',
           );
         return status?.phase === 'Bound' && spec?.volumeName === name;
       },
       async (why) =>
-        left(
+        notPossible(
           `the claim waits for its volume ${name}${why === '' ? '' : `: ${why}`}`,
           `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
         ),
@@ -173,25 +181,25 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
   }
 
   /** Reserves the volume for a claim of that name. */
-  async function wait(to: PersistentVolume, claim: PersistentVolumeClaim): Promise<PersistentVolume> {
+  async function reserve(to: PersistentVolume, claim: PersistentVolumeClaim): Promise<PersistentVolume> {
     const storage = capacityFor(to, claim);
     if (to.spec.claimRef?.uid === undefined && to.spec.capacity?.['storage'] === storage) return to;
-    const claimRef = { ...prebound(claim), uid: null, resourceVersion: null };
-    return await change(to, { capacity: { storage }, claimRef });
+    const claimRef = { ...claimRefFor(claim), uid: null, resourceVersion: null };
+    return await patchVolume(to, { capacity: { storage }, claimRef });
   }
 
   async function move({ claim, from, to, memory }: Move): Promise<void> {
     const [before, after] = [from.metadata.name ?? '', to.metadata.name ?? ''];
     if (claim?.spec.volumeName === after) return await awaitBound(to);
-    const known = claim?.spec.volumeName === before ? claim : claimIn(memory);
+    const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
     if (known === undefined)
-      throw left('it is not known what the claim was', 'Write it again, with its name and class.');
-    const waiting = await wait(to, known);
+      throw notPossible('it is not known what the claim was', 'Write it again, with its name and class.');
+    const waiting = await reserve(to, known);
     const remembers = memory.metadata.name === after ? waiting : memory;
-    if (claim?.spec.volumeName === before) await remove(claim, { from, memory: remembers });
-    await make(claimWithout(known), after, memory);
+    if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, memory: remembers });
+    await createClaim(claimTemplate(known), after, memory);
     await awaitBound(waiting);
   }
 
-  return { checked, move, keepData, change };
+  return { checkedClaim, move, retainData, patchVolume };
 }

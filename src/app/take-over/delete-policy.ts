@@ -9,7 +9,7 @@ const no = new Set(['0', 'f', 'F', 'false', 'False', 'FALSE']);
  * Whether the previous provisioner would have destroyed the data on deletion: with `Delete` it may also keep the directory, under its own or
  * another name. False: it would not, or this is not known. `storageClass`: the volume's class as it is now.
  */
-export function wasDestroyed(volume: PersistentVolume, storageClass: StorageClass | undefined): boolean {
+export function deletesData(volume: PersistentVolume, storageClass: StorageClass | undefined): boolean {
   const { nfs } = volume.spec;
   const by = volume.metadata.annotations?.[provisionedBy];
   // For csi-driver-nfs this is not known: its default, `--default-ondelete-policy`, is only among its arguments. By now another

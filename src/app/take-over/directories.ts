@@ -14,7 +14,7 @@ const csiDriverNfs = 'nfs.csi.k8s.io';
 type Csi = NonNullable<PersistentVolume['spec']['csi']>;
 
 /** The variables in csi-driver-nfs's subdirectory names, and the attributes with their values. */
-const inNames: Readonly<Record<string, string>> = {
+const nameVariables: Readonly<Record<string, string>> = {
   '${pvc.metadata.name}': 'csi.storage.k8s.io/pvc/name',
   '${pvc.metadata.namespace}': 'csi.storage.k8s.io/pvc/namespace',
   '${pv.metadata.name}': 'csi.storage.k8s.io/pv/name',
@@ -28,17 +28,18 @@ const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, strin
 export function directoryOf({ spec }: PersistentVolume): Directory | undefined {
   const { csi, nfs } = spec;
   if (nfs !== undefined)
-    return { server: serverName(nfs.server), path: plain(nfs.path), isReadOnly: nfs.readOnly === true };
+    return { server: serverName(nfs.server), path: normalized(nfs.path), isReadOnly: nfs.readOnly === true };
   if (csi?.driver !== csiDriverNfs) return undefined;
   const attributes = attributesOf(csi);
   const [server, share] = [attributes.get('server'), attributes.get('share')];
   if (!server || !share) return undefined;
-  let below = attributes.get('subdir') ?? '';
-  for (const [word, key] of Object.entries(inNames)) below = below.replaceAll(word, attributes.get(key) ?? word);
-  return { server: serverName(server), path: plain(`${share}/${below}`), isReadOnly: csi.readOnly === true };
+  let subdir = attributes.get('subdir') ?? '';
+  for (const [word, key] of Object.entries(nameVariables))
+    subdir = subdir.replaceAll(word, attributes.get(key) ?? word);
+  return { server: serverName(server), path: normalized(`${share}/${subdir}`), isReadOnly: csi.readOnly === true };
 }
 
-const plain = (path: string): string => posix.resolve('/', path);
+const normalized = (path: string): string => posix.resolve('/', path);
 /** Normalizes spellings of a name that are known to be equivalent. */
 export const serverName = (server: string): string =>
   server
@@ -56,11 +57,13 @@ export interface Export {
 export function exportOf(uri: string): Export | undefined {
   if (!URL.canParse(uri)) return undefined;
   const { protocol, hostname, pathname } = new URL(uri);
-  return protocol === 'nfs:' ? { server: serverName(hostname), path: plain(decodeURIComponent(pathname)) } : undefined;
+  return protocol === 'nfs:'
+    ? { server: serverName(hostname), path: normalized(decodeURIComponent(pathname)) }
+    : undefined;
 }
 
 /** The path relative to the export; empty: the export itself. Undefined: the directory is not on the export. */
-export function below({ path }: Export, directory: Directory): string | undefined {
+export function pathBelow({ path }: Export, directory: Directory): string | undefined {
   if (directory.path === path) return '';
   const within = path === '/' ? '/' : `${path}/`;
   return directory.path.startsWith(within) ? directory.path.slice(within.length) : undefined;

@@ -5,11 +5,11 @@ import { fileDriver } from '#core/csi-drivers.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { claims, persistentVolumes, type Resource, storageClasses } from '#wire/kube/resources.ts';
 import type { KubeObject, PersistentVolume } from '#wire/kube/types.ts';
-import { absent, left, type Moving } from './claim-move.ts';
-import { keepsDeleted, wasDestroyed } from './delete-policy.ts';
-import { nothingRemembered, policyBefore, takenFrom, withIdentity } from './replacement-volume.ts';
+import { type ClaimMove, notPossible, unlessMissing } from './claim-move.ts';
+import { deletesData, keepsDeleted } from './delete-policy.ts';
+import { identityRecord, policyBefore, takenFrom, withoutRecords } from './replacement-volume.ts';
 
-export interface FinishingParts extends Pick<Moving, 'keepData' | 'change'> {
+export interface FinishParts extends Pick<ClaimMove, 'retainData' | 'patchVolume'> {
   readonly client: KubeClient;
   readonly signal: AbortSignal;
 }
@@ -18,9 +18,9 @@ const staysRetained = (name: string): string =>
   `it stays Retain, for it is not known that its data would have been destroyed with the claim. ` +
   `If they may be: kubectl patch pv ${name} --type=merge -p '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}'`;
 
-export function createFinishing({ client, signal, keepData, change }: FinishingParts) {
-  const called = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>
-    name === '' ? undefined : await absent(client.get(resource, { name }, signal));
+export function createFinish({ client, signal, retainData, patchVolume }: FinishParts) {
+  const getByName = async <T extends KubeObject>(resource: Resource<T>, name = ''): Promise<T | undefined> =>
+    name === '' ? undefined : await unlessMissing(client.get(resource, { name }, signal));
 
   /**
    * Returns `Delete` only if that is no worse for the data than before: the previous provisioner may keep the directory on deletion, which
@@ -36,22 +36,22 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
     // An earlier, interrupted run already decided.
     if (before === undefined && metadata.annotations[provisionedBy] !== undefined)
       return spec.persistentVolumeReclaimPolicy === 'Delete' ? 'Delete' : 'Retain';
-    const store = await called(storeObjects, spec.csi?.volumeAttributes?.['store']);
+    const store = await getByName(storeObjects, spec.csi?.volumeAttributes?.['store']);
     if (store !== undefined && keepsDeleted(store)) return 'Delete';
     const isWorse =
-      before === undefined || !wasDestroyed(before, await called(storageClasses, before.spec.storageClassName));
+      before === undefined || !deletesData(before, await getByName(storageClasses, before.spec.storageClassName));
     return isWorse ? 'Retain' : 'Delete';
   }
 
   /** Turns the volume into an ordinary one of Stowage's, with the old volume's reclaim policy or Retain. */
   async function finish({ from, to }: Candidate, identity: string | undefined): Promise<string> {
-    const [before, after] = await Promise.all([called(persistentVolumes, from), called(persistentVolumes, to)]);
+    const [before, after] = await Promise.all([getByName(persistentVolumes, from), getByName(persistentVolumes, to)]);
     if (after === undefined || after.metadata.annotations?.[takenFrom] !== from) return '';
     const { claimRef } = after.spec;
     const { namespace = '', name = '', uid } = claimRef ?? {};
-    const claim = await absent(client.get(claims, { namespace, name }, signal));
+    const claim = await unlessMissing(client.get(claims, { namespace, name }, signal));
     if (claim?.spec.volumeName !== to || claim.metadata.uid !== uid)
-      throw left(
+      throw notPossible(
         'its claim is gone, or has another volume',
         `Repeat take-over, or delete the PersistentVolumes ${from} and ${to} yourself: the data stay.`,
       );
@@ -67,7 +67,10 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
             uid: after.metadata.uid,
             resourceVersion: after.metadata.resourceVersion,
             // The identity recorded at the beginning is more reliable than what the store reports by now.
-            annotations: { ...withIdentity(annotations[storeIdentity] ?? identity), [provisionedBy]: fileDriver.name },
+            annotations: {
+              ...identityRecord(annotations[storeIdentity] ?? identity),
+              [provisionedBy]: fileDriver.name,
+            },
             finalizers: [...new Set([...finalizers, volumeFinalizer])],
           },
           spec: { persistentVolumeReclaimPolicy: policy },
@@ -76,10 +79,10 @@ export function createFinishing({ client, signal, keepData, change }: FinishingP
       signal,
     );
     if (before !== undefined) {
-      const kept = await keepData(before);
-      await absent(client.delete(persistentVolumes, { name: from }, { uid: kept.metadata.uid }, signal));
+      const kept = await retainData(before);
+      await unlessMissing(client.delete(persistentVolumes, { name: from }, { uid: kept.metadata.uid }, signal));
     }
-    await change(ended, {}, nothingRemembered);
+    await patchVolume(ended, {}, withoutRecords);
     return policy === 'Retain' && annotations[policyBefore] === 'Delete' ? staysRetained(to) : '';
   }
 

@@ -11,16 +11,17 @@ export const claimAsWas = 'stowage.dev/taken-over-claim';
 export const policyBefore = 'stowage.dev/reclaim-policy';
 
 /** Derived from the old name, so that the volume cannot be created twice. */
-export const nameAfter = (volume: string): string => `${volume}-stowage`;
+export const replacementName = (volume: string): string => `${volume}-stowage`;
 
 /** Annotations with which Kubernetes and provisioners record how a claim got its volume. */
-const passing = /^(pv\.kubernetes\.io\/|volume\.kubernetes\.io\/|volume\.beta\.kubernetes\.io\/storage-provisioner$)/;
+const bindingAnnotations =
+  /^(pv\.kubernetes\.io\/|volume\.kubernetes\.io\/|volume\.beta\.kubernetes\.io\/storage-provisioner$)/;
 
 /** The claim without the fields of this instance, so that it can be created again, for any volume. */
-export function claimWithout({ metadata, spec }: PersistentVolumeClaim): PersistentVolumeClaim {
+export function claimTemplate({ metadata, spec }: PersistentVolumeClaim): PersistentVolumeClaim {
   const { name = '', namespace = '', labels, annotations = {}, ownerReferences } = metadata;
   const { volumeName: _, ...rest } = spec;
-  const kept = Object.entries(annotations).filter(([key]) => !passing.test(key));
+  const kept = Object.entries(annotations).filter(([key]) => !bindingAnnotations.test(key));
   return {
     metadata: {
       name,
@@ -33,20 +34,20 @@ export function claimWithout({ metadata, spec }: PersistentVolumeClaim): Persist
   };
 }
 
-export const withClaim = (claim: PersistentVolumeClaim): Readonly<Record<string, string>> => ({
-  [claimAsWas]: JSON.stringify(claimWithout(claim)),
+export const claimRecord = (claim: PersistentVolumeClaim): Readonly<Record<string, string>> => ({
+  [claimAsWas]: JSON.stringify(claimTemplate(claim)),
 });
 
-export const withIdentity = (identity: string | undefined): Readonly<Record<string, string>> =>
+export const identityRecord = (identity: string | undefined): Readonly<Record<string, string>> =>
   identity === undefined ? {} : { [storeIdentity]: identity };
 
-export const claimIn = ({ metadata }: PersistentVolume): PersistentVolumeClaim | undefined => {
+export const recordedClaim = ({ metadata }: PersistentVolume): PersistentVolumeClaim | undefined => {
   const text = metadata.annotations?.[claimAsWas];
   return text === undefined ? undefined : (JSON.parse(text) as PersistentVolumeClaim);
 };
 
 /** Removes all records of the take-over. */
-export const nothingRemembered = { [takenFrom]: null, [claimAsWas]: null, [policyBefore]: null };
+export const withoutRecords = { [takenFrom]: null, [claimAsWas]: null, [policyBefore]: null };
 
 /** The claim may have grown, and Kubernetes does not bind it to a smaller volume. */
 export function capacityFor(volume: PersistentVolume, claim: PersistentVolumeClaim): string {
@@ -55,7 +56,7 @@ export function capacityFor(volume: PersistentVolume, claim: PersistentVolumeCla
   return (bytesOf(wants) ?? 0n) > (bytesOf(has) ?? 0n) ? wants : has;
 }
 
-export interface After {
+export interface ReplacementVolume {
   readonly before: PersistentVolume;
   readonly claim: PersistentVolumeClaim;
   readonly store: string;
@@ -68,15 +69,23 @@ export interface After {
 }
 
 /** Creates the volume, reserved for any claim of that name. With Retain, deleting it does not touch the data. */
-export function volumeAfter({ before, claim, store, name, id, identity, isReadOnly }: After): PersistentVolume {
+export function replacementVolume({
+  before,
+  claim,
+  store,
+  name,
+  id,
+  identity,
+  isReadOnly,
+}: ReplacementVolume): PersistentVolume {
   const { name: from = '', annotations = {}, labels } = before.metadata;
   const { accessModes = ['ReadWriteOnce'], nodeAffinity, persistentVolumeReclaimPolicy = 'Retain' } = before.spec;
   const policy = annotations[policyBefore] ?? persistentVolumeReclaimPolicy;
   return {
     metadata: {
-      name: nameAfter(from),
+      name: replacementName(from),
       ...(labels === undefined ? {} : { labels }),
-      annotations: { [takenFrom]: from, [policyBefore]: policy, ...withClaim(claim), ...withIdentity(identity) },
+      annotations: { [takenFrom]: from, [policyBefore]: policy, ...claimRecord(claim), ...identityRecord(identity) },
     },
     spec: {
       accessModes,
@@ -84,7 +93,7 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
       persistentVolumeReclaimPolicy: 'Retain',
       capacity: { storage: capacityFor(before, claim) },
       storageClassName: classNameOf(claim),
-      claimRef: prebound(claim),
+      claimRef: claimRefFor(claim),
       csi: {
         driver: fileDriver.name,
         volumeHandle: id,
@@ -97,7 +106,7 @@ export function volumeAfter({ before, claim, store, name, id, identity, isReadOn
 }
 
 /** Reserves a volume for any claim of that name. */
-export const prebound = ({ metadata: { namespace = '', name = '' } }: PersistentVolumeClaim) => ({
+export const claimRefFor = ({ metadata: { namespace = '', name = '' } }: PersistentVolumeClaim) => ({
   apiVersion: 'v1',
   kind: 'PersistentVolumeClaim',
   namespace,

@@ -6,34 +6,34 @@ import type { KubeClient } from '#wire/kube/client.ts';
 import { KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
-import { type Cluster, holderOf, look, readCluster } from './candidates.ts';
-import { absent, createMoving, left } from './claim-move.ts';
+import { type Cluster, findCandidates, holderOf, readCluster } from './candidates.ts';
+import { createClaimMove, notPossible, unlessMissing } from './claim-move.ts';
 import { optionOf } from './delete-policy.ts';
 import { directoryOf, type Export, exportOf, serverName } from './directories.ts';
-import { createFinishing } from './finish.ts';
-import { type After, policyBefore, takenFrom, volumeAfter } from './replacement-volume.ts';
+import { createFinish } from './finish.ts';
+import { policyBefore, type ReplacementVolume, replacementVolume, takenFrom } from './replacement-volume.ts';
 
-export interface TakingOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
+export interface TakeOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly signal: AbortSignal;
-  readonly patienceMs?: number;
+  readonly deadlineMs?: number;
 }
 
-const usualPatienceMs = 60_000;
-const [mostTimes, pauseMs] = [10, 20];
+const defaultDeadlineMs = 60_000;
+const [maxAttempts, pauseMs] = [10, 20];
 
-export function createTakingOver(parts: TakingOverParts): TakingOver {
-  const { client, clock, signal, store, servers, patienceMs = usualPatienceMs } = parts;
-  const { checked, move, keepData, change } = createMoving({ client, clock, signal, patienceMs });
-  const { finish } = createFinishing({ client, signal, keepData, change });
+export function createTakeOver(parts: TakeOverParts): TakingOver {
+  const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
+  const { checkedClaim, move, retainData, patchVolume } = createClaimMove({ client, clock, signal, deadlineMs });
+  const { finish } = createFinish({ client, signal, retainData, patchVolume });
   let seen: Cluster | undefined;
 
   const volume = (name: string): Promise<PersistentVolume | undefined> =>
-    absent(client.get(persistentVolumes, { name }, signal));
+    unlessMissing(client.get(persistentVolumes, { name }, signal));
 
   async function exported(deed: Deed): Promise<Export> {
-    const object: StoreObject | undefined = await absent(client.get(storeObjects, { name: store }, signal));
+    const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
     if (object === undefined)
       throw new StowageError(`there is no store '${store}' in the cluster`, {
         code: 'not-found',
@@ -60,64 +60,76 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   /** The old volume, and the new one if it exists. */
-  async function both({ from, to }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
+  async function getVolumes({
+    from,
+    to,
+  }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
     const [before, after] = await Promise.all([volume(from), volume(to)]);
     if (before === undefined)
-      throw left(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
+      throw notPossible(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
     if (before.metadata.deletionTimestamp !== undefined)
-      throw left(`the PersistentVolume ${from} is being deleted`, 'Finish it: kubectl stowage take-over --finish');
+      throw notPossible(
+        `the PersistentVolume ${from} is being deleted`,
+        'Finish it: kubectl stowage take-over --finish',
+      );
     if (after !== undefined && after.metadata.annotations?.[takenFrom] !== from)
-      throw left(`the PersistentVolume ${to} is another's, or was finished`, '');
+      throw notPossible(`the PersistentVolume ${to} is another's, or was finished`, '');
     return [before, after];
   }
 
   /** Creates the new volume. Throws before the first change if the conditions are not met. */
-  async function begin(
+  async function createReplacement(
     before: PersistentVolume,
     claim: PersistentVolumeClaim | undefined,
     { directory }: Candidate,
-    { id, identity }: Pick<After, 'id' | 'identity'>,
+    { id, identity }: Pick<ReplacementVolume, 'id' | 'identity'>,
   ): Promise<PersistentVolume> {
     if (id === '')
-      throw left('its directory is no volume of the store', `See why: kubectl stowage store adopt ${store} --dry-run`);
+      throw notPossible(
+        'its directory is no volume of the store',
+        `See why: kubectl stowage store adopt ${store} --dry-run`,
+      );
     const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
     if (claim === undefined || !isThere)
-      throw left('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
+      throw notPossible('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
     const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
-    if (holder !== undefined) throw left(`the PersistentVolume ${holder} has that directory already`, '');
+    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} has that directory already`, '');
     const isReadOnly = directoryOf(before)?.isReadOnly === true;
-    const kept = await keepData(before);
-    const after = volumeAfter({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
+    const kept = await retainData(before);
+    const after = replacementVolume({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
     return await client.create(persistentVolumes, after, signal);
   }
 
-  async function goOn(before: PersistentVolume, after: PersistentVolume): Promise<PersistentVolume> {
-    await keepData(before);
-    return await keepData(after);
+  async function continueTakeOver(before: PersistentVolume, after: PersistentVolume): Promise<PersistentVolume> {
+    await retainData(before);
+    return await retainData(after);
   }
 
-  async function take(candidate: Candidate, which: Pick<After, 'id' | 'identity'>): Promise<void> {
-    const [before, there] = await both(candidate);
-    const claim = await checked(before);
-    const after = there === undefined ? await begin(before, claim, candidate, which) : await goOn(before, there);
+  async function take(candidate: Candidate, which: Pick<ReplacementVolume, 'id' | 'identity'>): Promise<void> {
+    const [before, there] = await getVolumes(candidate);
+    const claim = await checkedClaim(before);
+    const after =
+      there === undefined
+        ? await createReplacement(before, claim, candidate, which)
+        : await continueTakeOver(before, there);
     await move({ claim, from: before, to: after, memory: after });
   }
 
   async function undo(candidate: Candidate): Promise<void> {
-    const [before, after] = await both(candidate);
-    if (after === undefined) throw left('it was not taken over', '');
-    const claim = await checked(after);
-    const [kept, memory] = [await keepData(before), await keepData(after)];
+    const [before, after] = await getVolumes(candidate);
+    if (after === undefined) throw notPossible('it was not taken over', '');
+    const claim = await checkedClaim(after);
+    const [kept, memory] = [await retainData(before), await retainData(after)];
     await move({ claim, from: memory, to: kept, memory });
     const bound = await volume(candidate.from);
-    if (bound === undefined) throw left(`the PersistentVolume ${candidate.from} is gone`, '');
+    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} is gone`, '');
     const policy = bound.metadata.annotations?.[policyBefore] ?? 'Retain';
-    await change(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
-    await absent(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
+    await patchVolume(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
+    await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
   }
 
   /** Converts errors of Kubernetes for people. */
-  async function told<T>(work: () => Promise<T>): Promise<T> {
+  async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (thrown) {
@@ -126,26 +138,26 @@ export function createTakingOver(parts: TakingOverParts): TakingOver {
   }
 
   /** Retries from the current state if somebody else changed an object at the same time. */
-  async function anew<T>(work: () => Promise<T>): Promise<T> {
+  async function retryConflicts<T>(work: () => Promise<T>): Promise<T> {
     for (let times = 1; ; times++)
       try {
         return await work();
       } catch (thrown) {
-        if (reasonOf(thrown) !== 'Conflict' || times === mostTimes) throw thrown;
+        if (reasonOf(thrown) !== 'Conflict' || times === maxAttempts) throw thrown;
         await clock.sleep(times * pauseMs, signal);
       }
   }
 
   return {
     look: (deed) =>
-      told(async () => {
+      readableErrors(async () => {
         const at = await exported(deed);
         seen = await readCluster(client, signal);
-        return look(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
+        return findCandidates(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
       }),
-    take: (candidate, id, identity) => told(() => anew(() => take(candidate, { id, identity }))),
-    undo: (candidate) => told(() => anew(() => undo(candidate))),
-    finish: (candidate, identity) => told(() => anew(() => finish(candidate, identity))),
+    take: (candidate, id, identity) => readableErrors(() => retryConflicts(() => take(candidate, { id, identity }))),
+    undo: (candidate) => readableErrors(() => retryConflicts(() => undo(candidate))),
+    finish: (candidate, identity) => readableErrors(() => retryConflicts(() => finish(candidate, identity))),
     [Symbol.dispose]: () => client[Symbol.dispose](),
   };
 }
@@ -155,7 +167,7 @@ function refusedBy(error: KubeError): StowageError {
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')
-    return left('somebody changes it again and again', 'Repeat the command; repeating is safe.');
+    return notPossible('somebody changes it again and again', 'Repeat the command; repeating is safe.');
   if (status === 401 || status === 403)
     return new StowageError(said || message, {
       code: 'denied',
