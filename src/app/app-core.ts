@@ -6,10 +6,10 @@ import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { createMounter } from '#clients/mounter/create-mounter.ts';
-import { createNear } from '#clients/mounter/hold-local.ts';
+import { createHoldLocal } from '#clients/mounter/hold-local.ts';
 import { createTableReader } from '#clients/mounter/mountinfo.ts';
-import { createSettling } from '#clients/mounter/orphaned-programs.ts';
-import { createLook } from '#clients/mounter/path-access.ts';
+import { createOrphanWait } from '#clients/mounter/orphaned-programs.ts';
+import { createPathAccess } from '#clients/mounter/path-access.ts';
 import { createRun } from '#clients/mounter/run-program.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import { createCore, type WholeCore } from '#core/core.ts';
@@ -41,7 +41,7 @@ export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
     core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config) ?? []);
   const readTable = createTableReader();
   // Shared, since only the first read of the mount table waits.
-  const settled = createSettling(clock, state.path);
+  const settled = createOrphanWait(clock, state.path);
   const mounter = await createMounter({
     clock,
     run,
@@ -60,7 +60,7 @@ export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
     kinds,
     mounter,
     clients: {
-      directory: createDirectoryClient({ mounter, readTable, settled, near: createNear(state.mounts) }),
+      directory: createDirectoryClient({ mounter, readTable, settled, near: createHoldLocal(state.mounts) }),
       loop: createLoopClient({ mounter, run, clock, settled }),
       nfs: createNfsClient({
         mounter,
@@ -68,7 +68,7 @@ export async function createAppCore(pieces: AppCoreParts): Promise<WholeCore> {
         clock,
         keepers,
         instance,
-        look: createLook(clock),
+        look: createPathAccess(clock),
         readTable,
         settled,
       }),

@@ -7,7 +7,7 @@ import { setImmediate as turn } from 'node:timers/promises';
  * pending connections. Closing at once would reset connections that the kernel has accepted and the server has not, in the middle of a
  * request.
  */
-export async function takeLastConnections(server: Server): Promise<void> {
+export async function acceptPendingConnections(server: Server): Promise<void> {
   const at = server.address();
   // Closing unlinks the path again. Only a server that started within these few turns could lose its socket that way.
   if (typeof at === 'string') await rm(at, { force: true });

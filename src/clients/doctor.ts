@@ -3,7 +3,7 @@ import { getuid } from 'node:process';
 import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import { type Check, type Engine, type Finding, type Look, no, warn } from './doctor/check.ts';
+import { type Check, type CheckContext, type Engine, type Finding, no, warn } from './doctor/check.ts';
 import { engines } from './doctor/engines.ts';
 import { programs, propagation, security, state } from './doctor/host.ts';
 import { kernel } from './doctor/kernel.ts';
@@ -40,7 +40,7 @@ const everywhere = ['container engines', 'state folder'];
 /** Reports what this machine can do for Stowage, and how to fix what it cannot. Changes nothing. */
 export async function examine(options: DoctorOptions, scope: Scope): Promise<readonly Finding[]> {
   const { clock, platform = process.platform, root = '/', path = searchPath(), deadline = 5_000 } = options;
-  const look: Look = {
+  const look: CheckContext = {
     clock,
     patience: deadline * 0.6,
     root,

@@ -9,7 +9,7 @@ import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
-import { createLook } from '#clients/mounter/path-access.ts';
+import { createPathAccess } from '#clients/mounter/path-access.ts';
 import { createRun } from '#clients/mounter/run-program.ts';
 import { createUnableMounter } from '#clients/mounter/unable-mounter.ts';
 import { openRecords } from '#records/sqlite.ts';
@@ -38,7 +38,7 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
         mounter,
         clock,
         run: createRun(clock, undefined, parent),
-        look: createLook(clock),
+        look: createPathAccess(clock),
         readTable: readMountTable,
         instance: 'here',
         keepers: createKeepers({

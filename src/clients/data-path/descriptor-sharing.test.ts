@@ -22,7 +22,7 @@ import { fioVerified, modelled } from '#testing/workloads.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
-import { createLook } from '../mounter/path-access.ts';
+import { createPathAccess } from '../mounter/path-access.ts';
 import { createRun } from '../mounter/run-program.ts';
 import { podKeeperUser } from './keeper-pod.ts';
 import { createKeepers, type Keepers } from './keepers.ts';
@@ -93,7 +93,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha', 'fio'))('a keeper in a
         clock,
         keepers,
         instance: 'test',
-        look: createLook(clock),
+        look: createPathAccess(clock),
         readTable: createTableReader(),
       });
       return { keepers, client };

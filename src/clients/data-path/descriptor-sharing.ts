@@ -8,7 +8,7 @@ import { KeeperError } from '#keeper/protocol.ts';
  * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
  * not be used: once it has a mount of its own, it would no longer accept the others.
  */
-export async function holdToo(
+export async function shareDescriptors(
   client: KeeperClient,
   copies: DescriptorCopies,
   { keeper, log }: { readonly keeper: string; readonly log: Log },

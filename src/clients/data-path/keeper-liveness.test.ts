@@ -1,13 +1,13 @@
 import { expect, test } from 'vitest';
 import { unlessAborted } from '#base/aborted.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { createAnswers } from './keeper-liveness.ts';
+import { createKeeperLiveness } from './keeper-liveness.ts';
 
 /** A keeper that answers or not, as the test says. */
 function keeper() {
   const clock = createFakeClock();
   const said = { answers: true, asked: 0, hung: 0 };
-  const answers = createAnswers({
+  const answers = createKeeperLiveness({
     clock,
     status: async (signal) => {
       said.asked++;

@@ -1,7 +1,7 @@
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 
 /** Checks whether a keeper answers: periodically, and when a caller got no answer. */
-export interface Answers extends Disposable {
+export interface KeeperLiveness extends Disposable {
   /** The keeper did not answer the last check. */
   readonly isSilent: boolean;
   /** Checks now. */
@@ -21,7 +21,7 @@ const askEveryMs = 10_000;
 /** In a row: a single one may be caused by a pause of this process. */
 const mostUnanswered = 2;
 
-export function createAnswers({ clock, status, hangs }: AnswersOptions): Answers {
+export function createKeeperLiveness({ clock, status, hangs }: AnswersOptions): KeeperLiveness {
   const over = new AbortController();
   let unanswered = 0;
   let isAsking = false;

@@ -4,7 +4,7 @@ import { systemClock } from '#base/clock.ts';
 import { type Script, startScriptedEngine } from '#testbed/scripted-engine.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
-import { createPlacing, type KeeperPlace } from './keeper-placement.ts';
+import { createKeeperPlacement, type KeeperPlace } from './keeper-placement.ts';
 
 const id = 'ab12'.repeat(16);
 const { signal } = new AbortController();
@@ -30,7 +30,7 @@ async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = syste
     await engine[Symbol.asyncDispose]();
   });
   const told: string[] = [];
-  const placing = createPlacing(
+  const placing = createKeeperPlacement(
     { engines: new Map([['docker', client]]), instance: 'test', wanted },
     { folder: '/run/stowage/keepers', clock, tell: (message) => void told.push(message) },
     inside,

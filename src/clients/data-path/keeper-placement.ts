@@ -10,7 +10,7 @@ import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, su
 export const keeperPlaces = ['process', 'container', 'pod'] as const;
 export type KeeperPlace = (typeof keeperPlaces)[number];
 
-export interface PlacingOptions {
+export interface KeeperPlacementOptions {
   readonly engines: ReadonlyMap<EngineKind, DockerClient>;
   /** This Stowage's instance. */
   readonly instance: string;
@@ -21,7 +21,7 @@ export interface PlacingOptions {
 }
 
 /** Decides where keepers run. A container ends with all its processes, so keepers that must outlive it need containers of their own. */
-export interface Placing {
+export interface KeeperPlacement {
   /**
    * `here`: as processes beside this one. `later`: the same for now, because the engine does not answer: while it starts, it starts containers
    * and answers no requests. Throws if the requested place is not available.
@@ -32,11 +32,11 @@ export interface Placing {
 /** A working engine answers in milliseconds, and one that is starting waits for us. */
 const answerMs = 1_000;
 
-export function createPlacing(
-  { engines, wanted }: PlacingOptions,
+export function createKeeperPlacement(
+  { engines, wanted }: KeeperPlacementOptions,
   { folder, clock, tell }: PlacingParts,
   look: () => Promise<Surroundings> = surroundings,
-): Placing {
+): KeeperPlacement {
   let known: OwnContainer | 'here' | undefined;
 
   async function decided(signal: AbortSignal): Promise<OwnContainer | 'here'> {

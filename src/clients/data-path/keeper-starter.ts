@@ -10,7 +10,7 @@ import { DockerError } from '#wire/docker/errors.ts';
 import { engineFailure } from '../engines/engine-errors.ts';
 import { searchPath } from '../mounter/tools.ts';
 import { killKeeper, launchContainer, networkFor, removeEnded } from './keeper-container.ts';
-import { createPlacing, type PlacingOptions } from './keeper-placement.ts';
+import { createKeeperPlacement, type KeeperPlacementOptions } from './keeper-placement.ts';
 import { findKeeper, makePlace, podKeeperUser, refuseForPods } from './keeper-pod.ts';
 import { keeperRights } from './keeper-rights.ts';
 import { keeperUser } from './keeper-user.ts';
@@ -31,7 +31,7 @@ interface WrittenKind extends KeeperKind {
 }
 
 /** Starts keepers, each in a folder of its own. */
-export interface Starting {
+export interface KeeperStarter {
   start(name: string, kind: KeeperKind, signal: AbortSignal): Promise<void>;
   /** Starts another keeper in the place of an earlier one. */
   again(name: string, signal: AbortSignal): Promise<void>;
@@ -61,7 +61,7 @@ export interface StartingOptions {
   /** Default: networks are namespaces themselves. */
   readonly find?: FindNamespace | undefined;
   /** Default: keepers are processes beside this one. */
-  readonly placing?: PlacingOptions | undefined;
+  readonly placing?: KeeperPlacementOptions | undefined;
 }
 
 type Before = Pick<WrittenKind, 'namespace' | 'isMoving'>;
@@ -82,13 +82,13 @@ export const program = isSource
   ? join(import.meta.dirname, '..', '..', 'datapath', 'main.ts')
   : join(import.meta.dirname, 'data-path.mjs');
 
-export function createStarting(options: StartingOptions): Starting {
+export function createKeeperStarter(options: StartingOptions): KeeperStarter {
   const { clock, log, folder, version, find = asItIs } = options;
   const told = new Set<string>();
   const { instance = '', podUser = podKeeperUser, ...rest } = options.placing ?? {};
   const areFound = options.placing?.wanted === 'pod';
   const user = (): Promise<number> => (areFound ? keeperUser(folder, podUser) : keeperUser(folder));
-  const placing = createPlacing(
+  const placing = createKeeperPlacement(
     { instance, engines: new Map(), wanted: 'process', ...rest },
     { folder, clock, tell: tellOnce },
   );

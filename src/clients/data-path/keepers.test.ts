@@ -22,7 +22,7 @@ import { targetAt } from '#testing/staging-target.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
-import { createLook } from '../mounter/path-access.ts';
+import { createPathAccess } from '../mounter/path-access.ts';
 import { createRun } from '../mounter/run-program.ts';
 import { createKeepers } from './keepers.ts';
 import type { GivenUp } from './known-keepers.ts';
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       clock,
       keepers,
       instance: 'test',
-      look: createLook(clock),
+      look: createPathAccess(clock),
       readTable: createTableReader(),
     });
     const places: string[] = [];

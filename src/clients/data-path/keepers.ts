@@ -9,10 +9,10 @@ import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
 import { endingMark } from './keeper-container.ts';
 import { keeperFailure } from './keeper-errors.ts';
 import { answerMs } from './keeper-liveness.ts';
-import type { PlacingOptions } from './keeper-placement.ts';
+import type { KeeperPlacementOptions } from './keeper-placement.ts';
 import { upgradedByKubernetes } from './keeper-pod.ts';
-import { createStarting, type KeeperKind, program, usualKeeper } from './keeper-starter.ts';
-import { createSlots, type GivenUp, type Slot } from './known-keepers.ts';
+import { createKeeperStarter, type KeeperKind, program, usualKeeper } from './keeper-starter.ts';
+import { createKnownKeepers, type GivenUp, type KnownKeeper } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
   /** It has had no serving data path for so long that callers should stop waiting for one. */
@@ -72,7 +72,7 @@ export interface KeepersOptions {
   /** Default: networks are namespaces themselves. */
   readonly find?: FindNamespace;
   /** Default: keepers are processes beside this one. */
-  readonly placing?: PlacingOptions;
+  readonly placing?: KeeperPlacementOptions;
 }
 
 const idleRounds = 2;
@@ -87,17 +87,17 @@ export function createKeepers(options: KeepersOptions): Keepers {
   const { clock, log, folder, version, doubted, gaveUp, stuckMs = usualStuckMs } = options;
   const { aloneMs = usualAloneMs } = options;
   const { find, placing } = options;
-  const starting = createStarting({ clock, log, folder, version, find, placing });
+  const starting = createKeeperStarter({ clock, log, folder, version, find, placing });
   const { socketOf } = starting;
   /** Marks that are older than this process: a keeper that started again removes its mark, one that did not leaves it. */
   const before = marksIn(folder);
-  const slots = createSlots({ clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp });
+  const slots = createKnownKeepers({ clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp });
   void starting
     .prepare()
     .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
   const { opening, connect, running, mountsOf, isStuck } = slots;
 
-  async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
+  async function reach(slot: KnownKeeper, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([slot.name], signal);
     const there = slot.client ?? (await connect(slot));
     if (there !== undefined) return there;
@@ -107,7 +107,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return started;
   }
 
-  async function asked(slot: Slot, signal: AbortSignal): Promise<KeeperState | undefined> {
+  async function asked(slot: KnownKeeper, signal: AbortSignal): Promise<KeeperState | undefined> {
     const { client, answers } = slot;
     if (client === undefined || answers?.isSilent === true) return undefined;
     using limit = clock.deadline(answerMs, signal);
@@ -120,15 +120,15 @@ export function createKeepers(options: KeepersOptions): Keepers {
     }
   }
 
-  const statusOf = async (slot: Slot, signal: AbortSignal): Promise<KeeperStatus> => ({
+  const statusOf = async (slot: KnownKeeper, signal: AbortSignal): Promise<KeeperStatus> => ({
     name: slot.name,
     state: await asked(slot, signal),
   });
 
   /** The keeper that has the mount. Undefined: none has it. */
-  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<Slot | undefined> {
-    const has = async (slot: Slot): Promise<boolean> => (await mountsOf(slot, signal)).includes(mount);
-    const look = async (): Promise<readonly [Slot | undefined, boolean]> => {
+  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<KnownKeeper | undefined> {
+    const has = async (slot: KnownKeeper): Promise<boolean> => (await mountsOf(slot, signal)).includes(mount);
+    const look = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
       const slot = await slots.runningOf(nameOf(kind), signal);
       return [slot, slot !== undefined && (await has(slot))];
     };
@@ -145,7 +145,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return others.find((_, at) => found[at]);
   }
 
-  async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
+  async function endIf(slot: KnownKeeper, isDue: () => boolean, signal: AbortSignal): Promise<void> {
     // Kubernetes would restart it at once.
     if (starting.areFound) return;
     using _ = await opening.hold([slot.name], signal);
@@ -160,7 +160,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
 
   /** Keeps the keeper from being ended while it is in use. */
   async function used<T>(
-    slot: Slot,
+    slot: KnownKeeper,
     signal: AbortSignal,
     client: () => Promise<KeeperClient>,
     work: (keeper: UsedKeeper) => Promise<T>,
@@ -239,7 +239,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
   };
 
   /** Replaces a misplaced keeper with one in its network's current namespace, or in a container of its own. */
-  async function move(slot: Slot, signal: AbortSignal): Promise<void> {
+  async function move(slot: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
       if (!(await starting.isMisplaced(slot.name, signal))) return;
       log.info('a data path is replaced, by one where it shall run now', { keeper: slot.name });
@@ -254,7 +254,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
   }
 
   /** Replaces first the keeper, whose successor takes everything over, then its data path. */
-  async function replace(slot: Slot, signal: AbortSignal): Promise<void> {
+  async function replace(slot: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
       using _ = await opening.hold([slot.name], signal);
       slots.checkReach(slot);

@@ -9,7 +9,7 @@ import type { KeeperState } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { createSlots, type GivenUp } from './known-keepers.ts';
+import { createKnownKeepers, type GivenUp } from './known-keepers.ts';
 
 const unending = new AbortController().signal;
 const troubled: KeeperState = {
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux'))('known keepers', () => {
         });
       },
     });
-    const slots = createSlots({
+    const slots = createKnownKeepers({
       clock,
       folder,
       version: 'test',

@@ -7,17 +7,17 @@ import { createDescriptorCopies, type DescriptorCopies } from '#keeper/descripto
 import { connectKeeper, type KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState, outOfReach } from '#keeper/protocol.ts';
 import { isServed } from '#keeper/serving-lock.ts';
-import { holdToo } from './descriptor-sharing.ts';
-import { type Answers, createAnswers } from './keeper-liveness.ts';
-import type { Starting } from './keeper-starter.ts';
+import { shareDescriptors } from './descriptor-sharing.ts';
+import { createKeeperLiveness, type KeeperLiveness } from './keeper-liveness.ts';
+import type { KeeperStarter } from './keeper-starter.ts';
 
 /** A keeper that is in use, or may exist. */
-export interface Slot {
+export interface KnownKeeper {
   readonly name: string;
   client: KeeperClient | undefined;
   /** It did not answer, and could not be killed. */
   isOutOfReach: boolean;
-  answers: Answers | undefined;
+  answers: KeeperLiveness | undefined;
   /** Copies of its descriptors, if it may be killed together with all its processes. */
   readonly copies: DescriptorCopies | undefined;
   state: KeeperState | undefined;
@@ -45,28 +45,28 @@ export interface SlotsOptions {
   readonly stuckMs: number;
   /** How long copies are held without a keeper to give them to. */
   readonly aloneMs: number;
-  readonly starting: Starting;
+  readonly starting: KeeperStarter;
   readonly doubted: () => void;
   readonly gaveUp: (what: GivenUp) => void;
 }
 
-export interface Slots extends Disposable {
-  of(name: string): Slot;
+export interface KnownKeepers extends Disposable {
+  of(name: string): KnownKeeper;
   /** Held while a keeper of that name is started, connected to or ended. */
   readonly opening: KeyedLock;
   /** Undefined: nobody listens on its socket. */
-  connect(slot: Slot): Promise<KeeperClient | undefined>;
+  connect(slot: KnownKeeper): Promise<KeeperClient | undefined>;
   /** All running keepers, in use by this process or not. If a data path has lost its keeper, starts another keeper. */
-  running(signal: AbortSignal): Promise<readonly Slot[]>;
+  running(signal: AbortSignal): Promise<readonly KnownKeeper[]>;
   /** The keeper of that name. Undefined: it does not run. */
-  runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined>;
+  runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined>;
   /** Drops the connection: the next one may be to another keeper. */
-  forget(slot: Slot): void;
+  forget(slot: KnownKeeper): void;
   /** Throws soon if the keeper does not answer. */
-  mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]>;
-  isStuck(slot: Slot): boolean;
+  mountsOf(slot: KnownKeeper, signal: AbortSignal): Promise<readonly string[]>;
+  isStuck(slot: KnownKeeper): boolean;
   /** Throws if the keeper does not answer and can be killed only from its own container. */
-  checkReach(slot: Slot): void;
+  checkReach(slot: KnownKeeper): void;
 }
 
 /** Longer than a new keeper waits for a data path that has lost its keeper. */
@@ -76,7 +76,7 @@ const endMs = 10_000;
 const shareMs = 10_000;
 const regainMs = { shortest: 20, longest: 500 } as const;
 
-const newSlot = (name: string, copies: DescriptorCopies | undefined): Slot => ({
+const newSlot = (name: string, copies: DescriptorCopies | undefined): KnownKeeper => ({
   name,
   client: undefined,
   answers: undefined,
@@ -99,32 +99,32 @@ function connected(how: Parameters<typeof connectKeeper>[0]): KeeperClient | und
   }
 }
 
-export function createSlots(options: SlotsOptions): Slots {
+export function createKnownKeepers(options: SlotsOptions): KnownKeepers {
   const { clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp } = options;
-  const slots = new Map<string, Slot>();
+  const slots = new Map<string, KnownKeeper>();
   const opening = createKeyedLock();
   const closing = new AbortController();
 
-  const of = (name: string): Slot => {
+  const of = (name: string): KnownKeeper => {
     const slot = slots.get(name) ?? newSlot(name, starting.areFound ? createDescriptorCopies() : undefined);
     slots.set(name, slot);
     return slot;
   };
 
-  const isStuck = ({ troubledSince }: Slot): boolean =>
+  const isStuck = ({ troubledSince }: KnownKeeper): boolean =>
     troubledSince !== undefined && clock.elapsed() - troubledSince > stuckMs;
 
-  function forget(slot: Slot): void {
+  function forget(slot: KnownKeeper): void {
     [slot.client, slot.answers, slot.state, slot.isOutOfReach] = [undefined, undefined, undefined, false];
     calm(slot);
   }
 
-  function calm(slot: Slot): void {
+  function calm(slot: KnownKeeper): void {
     slot.ending?.[Symbol.dispose]();
     [slot.troubledSince, slot.ending] = [undefined, undefined];
   }
 
-  function watch(slot: Slot, client: KeeperClient, { mounts, active }: KeeperState): void {
+  function watch(slot: KnownKeeper, client: KeeperClient, { mounts, active }: KeeperState): void {
     if (mounts === 0 || active?.ready === true) calm(slot);
     else if (slot.troubledSince === undefined) {
       slot.troubledSince = clock.elapsed();
@@ -132,14 +132,14 @@ export function createSlots(options: SlotsOptions): Slots {
     }
   }
 
-  function endLater(slot: Slot, client: KeeperClient, isTold = false): void {
+  function endLater(slot: KnownKeeper, client: KeeperClient, isTold = false): void {
     slot.ending = clock.after(stuckMs + 1_000, () => {
       if (slot.client === client && isStuck(slot) && !closing.signal.aborted) void end(slot, client, isTold);
     });
   }
 
   /** Ends the keeper with all its mounts: whatever it holds would only block the next data path, too. */
-  async function end(slot: Slot, client: KeeperClient, isTold: boolean): Promise<void> {
+  async function end(slot: KnownKeeper, client: KeeperClient, isTold: boolean): Promise<void> {
     const why = 'no data path serves any more';
     log.error(`${why}: the keeper is ended, and its mounts are made anew`, { keeper: slot.name });
     const mounts = await mountsOf(slot, closing.signal).catch(() => undefined);
@@ -158,7 +158,7 @@ export function createSlots(options: SlotsOptions): Slots {
     if (slot.client === client) endLater(slot, client, true);
   }
 
-  async function kill(slot: Slot, client: KeeperClient): Promise<void> {
+  async function kill(slot: KnownKeeper, client: KeeperClient): Promise<void> {
     const why = 'the keeper does not answer any more';
     log.error(`${why}, and is killed`, { keeper: slot.name });
     if (await killed(slot, client)) gaveUp({ keeper: slot.name, why, mounts: undefined });
@@ -166,7 +166,7 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   /** Kills the keeper directly, or through whoever started its container. */
-  async function killed(slot: Slot, client: KeeperClient): Promise<boolean> {
+  async function killed(slot: KnownKeeper, client: KeeperClient): Promise<boolean> {
     if (client.kill()) return true;
     return await starting.kill(slot.name).catch((cause: unknown) => {
       log.warn('a keeper could not be killed by its container engine', { keeper: slot.name, why: String(cause) });
@@ -174,16 +174,16 @@ export function createSlots(options: SlotsOptions): Slots {
     });
   }
 
-  function unkillable(slot: Slot): void {
+  function unkillable(slot: KnownKeeper): void {
     slot.isOutOfReach = true;
     log.error('a keeper could not be killed from here: restart the container that it runs in', { keeper: slot.name });
   }
 
-  function checkReach({ answers, isOutOfReach }: Slot): void {
+  function checkReach({ answers, isOutOfReach }: KnownKeeper): void {
     if (isOutOfReach && answers?.isSilent === true) throw outOfReach('the keeper does not answer');
   }
 
-  async function connect(slot: Slot): Promise<KeeperClient | undefined> {
+  async function connect(slot: KnownKeeper): Promise<KeeperClient | undefined> {
     const user = await starting.user();
     const { copies } = slot;
     let said: KeeperState | undefined;
@@ -200,24 +200,24 @@ export function createSlots(options: SlotsOptions): Slots {
     const path = starting.socketOf(slot.name);
     const client = connected({ user, copies, changed: heard, closed, path, clock, version });
     if (client === undefined) return undefined;
-    const answers = createAnswers({ clock, status: client.status, hangs: () => void kill(slot, client) });
+    const answers = createKeeperLiveness({ clock, status: client.status, hangs: () => void kill(slot, client) });
     if (copies !== undefined) await share(slot, client, copies);
     [slot.client, slot.answers] = [client, answers];
     if (said !== undefined) heard(said);
     return client;
   }
 
-  async function share(slot: Slot, client: KeeperClient, copies: DescriptorCopies): Promise<void> {
+  async function share(slot: KnownKeeper, client: KeeperClient, copies: DescriptorCopies): Promise<void> {
     using limit = clock.deadline(shareMs, closing.signal);
     try {
-      await holdToo(client, copies, { keeper: slot.name, log }, limit.signal);
+      await shareDescriptors(client, copies, { keeper: slot.name, log }, limit.signal);
     } catch (cause) {
       client[Symbol.dispose]();
       throw cause;
     }
   }
 
-  function gone(slot: Slot, client: KeeperClient | undefined, answers: Answers): void {
+  function gone(slot: KnownKeeper, client: KeeperClient | undefined, answers: KeeperLiveness): void {
     answers[Symbol.dispose]();
     if (slot.client !== client) return;
     forget(slot);
@@ -228,7 +228,7 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   /** Users of the mounts wait meanwhile. If no keeper comes, they get an error, and the mounts are made again. */
-  async function regain(slot: Slot): Promise<void> {
+  async function regain(slot: KnownKeeper): Promise<void> {
     const since = clock.elapsed();
     const isWaiting = (): boolean => slot.client === undefined && (slot.copies?.mounts.length ?? 0) > 0;
     for (let ms: number = regainMs.shortest; isWaiting(); ms = Math.min(regainMs.longest, ms * 2)) {
@@ -241,7 +241,7 @@ export function createSlots(options: SlotsOptions): Slots {
     doubted();
   }
 
-  async function tryAgain(slot: Slot, ms: number): Promise<void> {
+  async function tryAgain(slot: KnownKeeper, ms: number): Promise<void> {
     await clock.sleep(ms, closing.signal);
     using _ = await opening.hold([slot.name], closing.signal);
     if (slot.client !== undefined) return;
@@ -251,7 +251,7 @@ export function createSlots(options: SlotsOptions): Slots {
   }
 
   /** If the keeper is gone, a data path that lives keeps serving, and waits for another keeper to take over. */
-  async function connectAgain(slot: Slot, signal: AbortSignal): Promise<boolean> {
+  async function connectAgain(slot: KnownKeeper, signal: AbortSignal): Promise<boolean> {
     if (slot.client !== undefined || (await connect(slot)) !== undefined) return true;
     if (!isServed(starting.socketOf(slot.name))) return false;
     log.info('a data path has lost its keeper, and gets another', { keeper: slot.name });
@@ -259,7 +259,7 @@ export function createSlots(options: SlotsOptions): Slots {
     return (await connect(slot)) !== undefined;
   }
 
-  async function runningOf(name: string, signal: AbortSignal): Promise<Slot | undefined> {
+  async function runningOf(name: string, signal: AbortSignal): Promise<KnownKeeper | undefined> {
     const slot = of(name);
     // A connected keeper is returned without the lock, so that nobody waits for an upgrade.
     if (slot.client !== undefined) return slot;
@@ -273,7 +273,7 @@ export function createSlots(options: SlotsOptions): Slots {
     }
   }
 
-  async function mountsOf(slot: Slot, signal: AbortSignal): Promise<readonly string[]> {
+  async function mountsOf(slot: KnownKeeper, signal: AbortSignal): Promise<readonly string[]> {
     const { client, answers, copies } = slot;
     checkReach(slot);
     // These mounts wait for the next keeper.

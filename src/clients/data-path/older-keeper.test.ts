@@ -9,7 +9,7 @@ import { connectKeeper } from '#keeper/keeper-client.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState, Kind } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
-import { holdToo } from './descriptor-sharing.ts';
+import { shareDescriptors } from './descriptor-sharing.ts';
 
 const clock = systemClock();
 const { signal } = new AbortController();
@@ -57,7 +57,7 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   copies.take({ kind: 'everything', mounts: 1, sockets: 0 }, [fds[0] ?? -1]);
   copies.take({ kind: 'add', mounts: [{ mount: 'm', spec: {} }] }, [fds[1] ?? -1]);
   expect(copies.mounts).toEqual(['m']);
-  await holdToo(client, copies, { keeper: 'host', log: silentLog() }, signal);
+  await shareDescriptors(client, copies, { keeper: 'host', log: silentLog() }, signal);
   expect(copies.mounts).toEqual([]);
   // The connection is still open: the keeper got no request that it does not know.
   expect(await client.list(signal)).toEqual([]);

@@ -5,7 +5,7 @@ import { silentLog } from '#base/log.ts';
 import type { NfsConnection } from '#core/model.ts';
 import { readSpec } from '#datapath/mount-spec.ts';
 import { keeperSocket } from '#keeper/processes.ts';
-import { createStarting, usualKeeper } from './keeper-starter.ts';
+import { createKeeperStarter, usualKeeper } from './keeper-starter.ts';
 import { nameOf } from './keepers.ts';
 import { specOf } from './nfs-mount-spec.ts';
 
@@ -97,7 +97,7 @@ test('a data path reads mount specs that 0.1 wrote', () => {
 
 test('keepers that 0.1 started are found at the same sockets', () => {
   const about = { clock: systemClock(), log: silentLog(), version: '0.1.0' };
-  expect(createStarting({ ...about, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
+  expect(createKeeperStarter({ ...about, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
     '/run/stowage/keepers/host/sock',
   );
   const kinds = [undefined, '/run/netns/storage'].flatMap((network) =>

@@ -12,7 +12,7 @@ export interface Finding {
 }
 
 /** What the checks examine. */
-export interface Look {
+export interface CheckContext {
   readonly clock: Clock;
   /** The deadline in ms for a request to another program: shorter than that of a group of checks. */
   readonly patience: number;
@@ -31,12 +31,12 @@ export interface Engine {
   readonly socket: string;
 }
 
-export type Check = (look: Look, signal: AbortSignal) => Promise<readonly Finding[]>;
+export type Check = (look: CheckContext, signal: AbortSignal) => Promise<readonly Finding[]>;
 
-export const below = (look: Look, path: string): string => join(look.root, path);
+export const below = (look: CheckContext, path: string): string => join(look.root, path);
 
 /** Undefined: the file does not exist, or cannot be read. */
-export async function textOf(look: Look, path: string): Promise<string | undefined> {
+export async function textOf(look: CheckContext, path: string): Promise<string | undefined> {
   return await readFile(below(look, path), 'utf8').then(
     (text) => text.trim(),
     () => undefined,

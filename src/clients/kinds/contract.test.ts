@@ -20,7 +20,7 @@ import { targetAt } from '#testing/staging-target.ts';
 import { createKeepers } from '../data-path/keepers.ts';
 import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
-import { createLook } from '../mounter/path-access.ts';
+import { createPathAccess } from '../mounter/path-access.ts';
 import { createRun } from '../mounter/run-program.ts';
 import { createDirectoryClient } from './directory.ts';
 import { createLoopClient } from './loop.ts';
@@ -99,7 +99,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         doubted: () => undefined,
         gaveUp: () => undefined,
       });
-      const look = createLook(clock);
+      const look = createPathAccess(clock);
       const client = createNfsClient({
         mounter,
         run,

@@ -3,7 +3,7 @@ import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { confined, hasAll } from '../mounter/bind.ts';
-import type { Near } from '../mounter/hold-local.ts';
+import type { HoldLocal } from '../mounter/hold-local.ts';
 import { createTableReader, type MountTable, same } from '../mounter/mountinfo.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
@@ -11,7 +11,7 @@ import { makeStage, removeStage, sourceAt } from './staging.ts';
 export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
-  readonly near?: Near;
+  readonly near?: HoldLocal;
   /** Waits for programs that a killed Stowage left running. */
   readonly settled?: (scope: Scope) => Promise<void>;
 }

@@ -13,7 +13,7 @@ import type { KeeperKind } from '../data-path/keeper-starter.ts';
 import type { Keepers } from '../data-path/keepers.ts';
 import { specOf } from '../data-path/nfs-mount-spec.ts';
 import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
-import type { Look } from '../mounter/path-access.ts';
+import type { PathAccess } from '../mounter/path-access.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import type { Run } from '../mounter/run-program.ts';
 import { mountByHost } from './nfs-host.ts';
@@ -25,7 +25,7 @@ export interface NfsClientParts {
   readonly mounter: Mounter;
   readonly run: Run;
   readonly clock: Clock;
-  readonly look: Look;
+  readonly look: PathAccess;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
   /** Waits for programs that a killed Stowage left running. */

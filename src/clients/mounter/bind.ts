@@ -4,11 +4,11 @@ import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
 import { mountFailure } from './mount-failure.ts';
-import type { Parts } from './mounter-parts.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
 import { checkPath, located } from './paths.ts';
 import { inChild } from './run-program.ts';
-import { bindByAside, inherited } from './scratch-bind.ts';
+import { bindThroughScratch, inherited } from './scratch-bind.ts';
 
 /** Set-uid programs and device nodes that a container's root put into a volume must not work for users of the host. */
 export const confined = ['nosuid', 'nodev'];
@@ -26,7 +26,7 @@ export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boole
 const undoMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter['bind'] {
+export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): Mounter['bind'] {
   const { clock, run, calls, readTable, look, near, places, isOwn } = parts;
 
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
@@ -72,7 +72,7 @@ export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter[
         return;
       }
       if (source !== undefined && hasAll(source, flags)) calls.bind(origin, place);
-      else bindByAside(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
+      else bindThroughScratch(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
       const there = (await readTable()).at(place.path);
       if (there === undefined || !same(there, shown)) throw movedAway(place.path);
       if (!hasAll(there, flags)) throw flagsRefused(place.path, flags);

@@ -5,7 +5,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import type { HeldPath } from './held-path.ts';
-import { createNear } from './hold-local.ts';
+import { createHoldLocal } from './hold-local.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 
 describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the records', () => {
@@ -13,7 +13,7 @@ describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the
   let table: MountTable;
   const at = (name: string): string => join(ground.folder, name);
   const held = async (path: string): Promise<string | undefined> => {
-    await using found: HeldPath | undefined = createNear(ground.folder)(path, table);
+    await using found: HeldPath | undefined = createHoldLocal(ground.folder)(path, table);
     return found?.path;
   };
 
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the
   test('opens a folder and a file', async () => {
     writeFileSync(at('file'), '');
     expect([await held(at('folder/inner')), await held(at('file'))]).toEqual([at('folder/inner'), at('file')]);
-    await using folder = createNear(ground.folder)(at('folder'), table);
+    await using folder = createHoldLocal(ground.folder)(at('folder'), table);
     expect(folder?.stats.isDirectory()).toBe(true);
     expect(readdirSync(folder?.through ?? '')).toEqual(['inner']);
     renameSync(at('folder'), at('moved'));
@@ -40,7 +40,7 @@ describe.skipIf(needs('root', 'mount'))('the synchronous open on the disk of the
     symlinkSync('disk', at('away'));
     for (const name of ['disk', 'disk/x', 'missing', 'link', 'link/inner', 'away/x'])
       expect([name, await held(at(name))]).toEqual([name, undefined]);
-    expect(createNear(undefined)(at('folder'), table)).toBeUndefined();
+    expect(createHoldLocal(undefined)(at('folder'), table)).toBeUndefined();
   });
 
   test('refuses paths that are not canonical', async () => {

@@ -8,7 +8,7 @@ import type { MountTable } from './mountinfo.ts';
  * through the thread pool takes longer than the call. Undefined: the path is elsewhere, is missing, or this cannot be decided here. Then the
  * caller uses the asynchronous way, which blocks nobody else and reports errors.
  */
-export type Near = (path: string, table: MountTable) => HeldPath | undefined;
+export type HoldLocal = (path: string, table: MountTable) => HeldPath | undefined;
 
 /** openat2(2), the same number on every processor. */
 const openat2 = 437;
@@ -24,7 +24,7 @@ const functions = foreign({
 });
 
 /** `own`: a path on the disk of the records. */
-export function createNear(own: string | undefined): Near {
+export function createHoldLocal(own: string | undefined): HoldLocal {
   const how = Buffer.alloc(howSize);
   how.writeBigUInt64LE(BigInt(O_PATH | constants.O_NOFOLLOW | 0o2000000), 0);
   how.writeBigUInt64LE(BigInt(noLinks), 16);

@@ -17,7 +17,7 @@ import { createDirectoryClient } from '../kinds/directory.ts';
 import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createSettling } from './orphaned-programs.ts';
+import { createOrphanWait } from './orphaned-programs.ts';
 import { createRun, type Run } from './run-program.ts';
 
 // The search for process names gives up after two seconds, which is too short on a busy machine.
@@ -32,7 +32,7 @@ const mounterWith = (run: Run, ground: Ground, calls = mountCalls): Mounter =>
     clock,
     run,
     calls,
-    settled: createSettling(clock, owner),
+    settled: createOrphanWait(clock, owner),
     forbidden: () => [],
     storeRoots: () => [join(ground.folder, 'store')],
   });
@@ -239,7 +239,7 @@ describe.skipIf(needs('root', 'mount'))('the Linux mounter', () => {
     [
       'mountsOf',
       async (own: Scope) => {
-        const client = createDirectoryClient({ mounter, settled: createSettling(clock, owner) });
+        const client = createDirectoryClient({ mounter, settled: createOrphanWait(clock, owner) });
         const source = { kind: 'directory', node: 'here' as NodeName, path: at('from') } as const;
         return await client.mountsOf(source, targetAt(at('stage')), own);
       },

@@ -6,14 +6,14 @@ import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
 import { createBind } from './bind.ts';
-import { createNear } from './hold-local.ts';
+import { createHoldLocal } from './hold-local.ts';
 import { createLoopDevices } from './loop-devices.ts';
 import { createLoopFiles } from './loop-files.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
-import type { Parts } from './mounter-parts.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
-import { createSettling } from './orphaned-programs.ts';
-import { createLook } from './path-access.ts';
+import { createOrphanWait } from './orphaned-programs.ts';
+import { createPathAccess } from './path-access.ts';
 import { reap } from './reap.ts';
 import type { Run } from './run-program.ts';
 import { createSharing } from './shared-folder.ts';
@@ -40,16 +40,27 @@ export interface LinuxMounterOptions {
 
 export function createLinuxMounter(options: LinuxMounterOptions): Mounter {
   const { clock, run, calls = mountCalls, readTable = createTableReader(), sys = '/sys/block' } = options;
-  const look = createLook(clock);
+  const look = createPathAccess(clock);
   const own = [options.published, options.mounts];
   const isOwn = (path: string): boolean => own.includes(dirname(path));
   const aside = options.mounts;
-  const near = createNear(options.mounts);
+  const near = createHoldLocal(options.mounts);
   const loops = { sys, ...createLoopFiles(clock), loopDevices: createLoopDevices(clock, sys) };
-  const parts: Parts = { clock, run, calls, readTable, look, near, ...loops, isOwn, aside, places: createKeyedLock() };
+  const parts: MounterParts = {
+    clock,
+    run,
+    calls,
+    readTable,
+    look,
+    near,
+    ...loops,
+    isOwn,
+    aside,
+    places: createKeyedLock(),
+  };
   const { forbidden, published } = options;
   const targets = createTargets({ look, near, readTable, forbidden, published });
-  const settled = options.settled ?? createSettling(clock, '');
+  const settled = options.settled ?? createOrphanWait(clock, '');
   const takeAway = createTakeAway(parts);
   const unmount = createUnmount(parts, takeAway);
   const bind = createBind(parts, takeAway);

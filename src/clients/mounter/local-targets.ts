@@ -2,11 +2,11 @@ import { closeSync, lstatSync, mkdirSync, opendirSync, openSync, rmdirSync, unli
 import { basename, dirname } from 'node:path';
 import type { Access } from '#core/model.ts';
 import type { HeldPath } from './held-path.ts';
-import type { Near } from './hold-local.ts';
+import type { HoldLocal } from './hold-local.ts';
 import type { MountTable } from './mountinfo.ts';
 
 /** Synchronous operations for the simple cases of targets on the disk of Stowage's records. Everything else is left to the slow path. */
-export interface NearTargets {
+export interface LocalTargets {
   inspect(
     target: string,
     access: Access,
@@ -20,7 +20,7 @@ export interface NearTargets {
   remove(target: string, table: MountTable): boolean;
 }
 
-export function createNearTargets(near: Near): NearTargets {
+export function createLocalTargets(near: HoldLocal): LocalTargets {
   /** Calls `work` with the target's path inside its opened parent folder. Undefined: something is mounted there, or an operation failed. */
   function within<T>(
     target: string,

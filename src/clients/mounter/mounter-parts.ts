@@ -1,21 +1,21 @@
 import type { Clock } from '#base/clock.ts';
 import type { KeyedLock } from '#base/keyed-lock.ts';
-import type { Near } from './hold-local.ts';
+import type { HoldLocal } from './hold-local.ts';
 import type { LoopDevices } from './loop-devices.ts';
 import type { LoopFiles } from './loop-files.ts';
 import type { MountCalls } from './mount-calls.ts';
 import type { MountTable } from './mountinfo.ts';
-import type { Look } from './path-access.ts';
+import type { PathAccess } from './path-access.ts';
 import type { Run } from './run-program.ts';
 
 /** The dependencies of bind and unmount. */
-export interface Parts extends LoopFiles {
+export interface MounterParts extends LoopFiles {
   readonly clock: Clock;
   readonly run: Run;
   readonly calls: MountCalls;
   readonly readTable: () => Promise<MountTable>;
-  readonly look: Look;
-  readonly near: Near;
+  readonly look: PathAccess;
+  readonly near: HoldLocal;
   /**
    * Whether the path is directly in one of Stowage's own folders. They are in memory or on the disk of the records, on which everything
    * depends anyway. Paths without a mount there are accessed synchronously.

@@ -7,7 +7,7 @@ import { beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { findHolders, searchHolders } from './holders.ts';
-import { createSettling, runBy, runFor } from './orphaned-programs.ts';
+import { createOrphanWait, runBy, runFor } from './orphaned-programs.ts';
 
 // These tests use a fake /proc, where a FIFO without a writer stands for a file of a process that is stuck on a dead server:
 // reading it never ends.
@@ -73,7 +73,7 @@ test(
         if (pauses.length === 3) rmSync(join(proc, '11'), { recursive: true });
       },
     };
-    await createSettling(clock, 'us', proc)(scope);
+    await createOrphanWait(clock, 'us', proc)(scope);
     expect(pauses).toHaveLength(3);
     // Only the first of four calls waited for the stuck one.
     expect(waits).toHaveLength(1);
@@ -82,7 +82,7 @@ test(
 
 test('asks a process again after it has answered', quickly, async () => {
   add(20, { environ: undefined, status: leftBy('us')['status'] });
-  const settle = (sleep: () => Promise<void>) => createSettling({ ...systemClock(), sleep }, 'us', proc)(scope);
+  const settle = (sleep: () => Promise<void>) => createOrphanWait({ ...systemClock(), sleep }, 'us', proc)(scope);
   let pauses = 0;
   const counted = async (): Promise<void> => {
     if (++pauses === 1) rmSync(join(proc, '20'), { recursive: true });

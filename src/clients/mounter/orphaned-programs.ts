@@ -13,7 +13,7 @@ export const runFor = 'STOWAGE_RUN_FOR';
  * A killed Stowage leaves its last `mount` or `umount` running for a moment. Reading the mount table before that has ended would repair
  * mounts that are not broken, and miss the one that is being made. So the first read waits.
  */
-export function createSettling(clock: Clock, owner: string, proc = '/proc'): (scope: Scope) => Promise<void> {
+export function createOrphanWait(clock: Clock, owner: string, proc = '/proc'): (scope: Scope) => Promise<void> {
   let settled = false;
   return async (scope) => {
     for (let attempt = 0; !settled && attempt < 50; attempt++) {

@@ -2,7 +2,7 @@ import { setImmediate } from 'node:timers/promises';
 import { beforeEach, describe, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { mountTable, parseMountinfo } from './mountinfo.ts';
-import { createLook, type Look } from './path-access.ts';
+import { createPathAccess, type PathAccess } from './path-access.ts';
 
 const servers = ['/a', '/b', '/c', '/d'];
 const table = mountTable(
@@ -13,7 +13,7 @@ const table = mountTable(
 
 describe('work on a path', () => {
   let clock: FakeClock;
-  let look: Look;
+  let look: PathAccess;
   let cancel: AbortController;
   let begun: string[];
   const at = (path: string) => ({ path, table, signal: cancel.signal });
@@ -37,7 +37,7 @@ describe('work on a path', () => {
 
   beforeEach(() => {
     clock = createFakeClock();
-    look = createLook(clock);
+    look = createPathAccess(clock);
     cancel = new AbortController();
     begun = [];
   });

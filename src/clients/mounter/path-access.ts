@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { MountTable } from './mountinfo.ts';
 
 /** Runs file system work on a path whose disk or server may not answer. */
-export type Look = <T>(
+export type PathAccess = <T>(
   at: { readonly path: string; readonly table: MountTable; readonly signal: AbortSignal },
   work: () => Promise<T>,
 ) => Promise<T>;
@@ -22,7 +22,7 @@ const most = 3;
  * retries, and does not delay work on other mounts. On a deadline the caller gets an error; the work keeps its slot until the kernel
  * returns.
  */
-export function createLook(clock: Clock): Look {
+export function createPathAccess(clock: Clock): PathAccess {
   const mounts = createKeyedLock();
   const slot = createSlots(most);
   return async ({ path, table, signal }, work) => {

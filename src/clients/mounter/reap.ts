@@ -9,7 +9,7 @@ import type { LoopDevices } from './loop-devices.ts';
 import type { LoopFiles } from './loop-files.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
-import { asideNames } from './scratch-bind.ts';
+import { scratchNames } from './scratch-bind.ts';
 
 export interface ReapParts extends LoopFiles {
   readonly loopDevices: Pick<LoopDevices, 'detach'>;
@@ -29,7 +29,7 @@ export async function reap(
 ): Promise<readonly string[]> {
   const freed: string[] = [];
   const folder = await unlessMissing(realpath(mountsFolder));
-  const isStale = (name: string): boolean => (isVolumeId(name) ? !known.has(name) : asideNames.includes(name));
+  const isStale = (name: string): boolean => (isVolumeId(name) ? !known.has(name) : scratchNames.includes(name));
   const stale = folder === undefined ? [] : (await readdir(folder)).filter(isStale);
   for (const name of stale) {
     const at = join(folder ?? '', name);

@@ -2,14 +2,14 @@ import { closeSync, mkdirSync, openSync, rmdirSync, unlinkSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import { type HeldPath, holdOwnPath } from './held-path.ts';
-import type { Parts } from './mounter-parts.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import type { MountEntry } from './mountinfo.ts';
 
 /** Scratch mount points in the folder of staged mounts: one for folders, one for files. */
 const names = { folder: '.bind-folder', file: '.bind-file' };
 
 /** A crash may leave these behind. */
-export const asideNames: readonly string[] = Object.values(names);
+export const scratchNames: readonly string[] = Object.values(names);
 
 /** MS_REMOUNT clears every flag that is not given again. */
 const kept = ['ro', 'nosuid', 'nodev', 'noexec', 'noatime', 'nodiratime', 'relatime', 'nosymfollow'];
@@ -23,8 +23,8 @@ export const inherited = (source: MountEntry | undefined): readonly string[] =>
  * the flags there and binds the result to its place: a bind inherits the flags of the mount that it is made of, and so do its copies in
  * other mount namespaces. Synchronous throughout, since there is only one scratch place.
  */
-export function bindByAside(
-  { calls, aside }: Pick<Parts, 'calls' | 'aside'>,
+export function bindThroughScratch(
+  { calls, aside }: Pick<MounterParts, 'calls' | 'aside'>,
   origin: HeldPath,
   place: HeldPath,
   flags: readonly string[],

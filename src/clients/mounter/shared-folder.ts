@@ -1,14 +1,14 @@
 import type { Mounter } from '#core/ports.ts';
 import { holdPath } from './held-path.ts';
 import { mountFailure } from './mount-failure.ts';
-import type { Parts } from './mounter-parts.ts';
+import type { MounterParts } from './mounter-parts.ts';
 
 /** The source in the mount table. */
 const source = 'stowage';
 
 /** The folder in which container engines find volumes. */
 export function createSharing(
-  { calls, readTable, places }: Parts,
+  { calls, readTable, places }: MounterParts,
   unmount: Mounter['unmount'],
 ): Pick<Mounter, 'openShared' | 'closeShared'> {
   return {

@@ -6,9 +6,9 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createNear, type Near } from './hold-local.ts';
+import { createHoldLocal, type HoldLocal } from './hold-local.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createLook } from './path-access.ts';
+import { createPathAccess } from './path-access.ts';
 import { checkPath } from './paths.ts';
 import { createTargets } from './targets.ts';
 
@@ -17,9 +17,9 @@ describe.skipIf(needs('linux')).each([
   ['on the disk of our records', true],
 ])('a target %s', (_, isNear) => {
   let ground: Ground;
-  const near: Near = (path, table) => (isNear ? createNear(ground.folder)(path, table) : undefined);
+  const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
-  const look = createLook(systemClock());
+  const look = createPathAccess(systemClock());
   const targets = createTargets({ look, near, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
     targets.inspectTarget(target, access, ground.scope);

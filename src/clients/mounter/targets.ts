@@ -7,10 +7,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
 import { holdPath } from './held-path.ts';
-import type { Near } from './hold-local.ts';
-import { createNearTargets } from './local-targets.ts';
+import type { HoldLocal } from './hold-local.ts';
+import { createLocalTargets } from './local-targets.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
-import type { Look } from './path-access.ts';
+import type { PathAccess } from './path-access.ts';
 import { checkPath, located, unlessMissing } from './paths.ts';
 
 /** A mount at or below these hides a part of the system. */
@@ -19,8 +19,8 @@ const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64'
 const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
 
 export interface TargetParts {
-  readonly look: Look;
-  readonly near: Near;
+  readonly look: PathAccess;
+  readonly near: HoldLocal;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
   /** Mounts directly below this folder are allowed although it is inside a forbidden one: engines find their volumes there. */
@@ -41,7 +41,7 @@ const isOutside = (place: string, folder: string | undefined): boolean =>
 export type Targets = Pick<Mounter, 'inspectTarget' | 'locate' | 'makeTarget' | 'removeTarget'>;
 
 export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
-  const inLine = createNearTargets(near);
+  const inLine = createLocalTargets(near);
   /** The resolved paths of the forbidden folders, as of the last check. */
   const real = new Map<string, string>();
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {

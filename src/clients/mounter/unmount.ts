@@ -9,14 +9,14 @@ import { attachedLoops } from './attached-loops.ts';
 import { type HeldPath, holdOwnPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
 import { mountFailure } from './mount-failure.ts';
-import type { Parts } from './mounter-parts.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { checkPath } from './paths.ts';
 import { CommandFailed, inChild } from './run-program.ts';
 
 /** Opens the mount's parent folder; opening the mount itself would keep it busy. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look, near, isOwn }: Parts,
+  { look, near, isOwn }: MounterParts,
   at: string,
   table: MountTable,
   { signal }: Scope,
@@ -44,7 +44,7 @@ const asideMs = 30_000;
  * The data path flushes files on close, so the kernel has nothing left to write; if it has to wait after all, it occupies only that thread.
  * False: leave it to the umount program, which reports errors.
  */
-function createAside({ calls, clock }: Parts) {
+function createAside({ calls, clock }: MounterParts) {
   let underWay = 0;
   return async (parent: HeldPath, at: string, held: AsyncDisposableStack, scope: Scope): Promise<boolean> => {
     if (underWay >= mostAside) return false;
@@ -72,7 +72,7 @@ function tooSlow(at: string, cause: unknown): StowageError {
   });
 }
 
-export function createUnmount({ places }: Parts, takeAway: Mounter['unmount']): Mounter['unmount'] {
+export function createUnmount({ places }: MounterParts, takeAway: Mounter['unmount']): Mounter['unmount'] {
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
@@ -81,7 +81,7 @@ export function createUnmount({ places }: Parts, takeAway: Mounter['unmount']): 
 }
 
 /** Unmounts; the caller holds the lock of the mount point. */
-export function createTakeAway(parts: Parts): Mounter['unmount'] {
+export function createTakeAway(parts: MounterParts): Mounter['unmount'] {
   const { run, calls, readTable, clock } = parts;
   const aside = createAside(parts);
   return async (at, scope) => {
@@ -112,7 +112,7 @@ export function createTakeAway(parts: Parts): Mounter['unmount'] {
 }
 
 /** Lazily unmounts the mount and everything on it, without waiting for its users. */
-export function createDetach(parts: Parts): Mounter['detach'] {
+export function createDetach(parts: MounterParts): Mounter['detach'] {
   const { run, readTable, places } = parts;
   return async (at, scope, how) => {
     checkPath(at);
@@ -129,7 +129,7 @@ export function createDetach(parts: Parts): Mounter['detach'] {
 }
 
 async function busy(
-  { readTable, clock, sys }: Parts,
+  { readTable, clock, sys }: MounterParts,
   place: string,
   cause: unknown,
   scope: Scope,
