@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { kubeAccess } from '#app/kube.ts';
+import { kubeAccess } from '#app/kube-access.ts';
 import { systemClock } from '#base/clock.ts';
 import { repository } from '#testbed/component.ts';
 import { startGanesha } from '#testbed/ganesha.ts';

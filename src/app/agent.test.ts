@@ -53,7 +53,7 @@ function run(more: UpOptions = {}): Promise<number> {
 }
 
 describe('the agent of a node', () => {
-  test('serves its kubelet with the stores of the cluster, by the name of its node, without any file', async () => {
+  test("serves its kubelet with the stores of the cluster under its node's name, without a configuration file", async () => {
     mkdirSync(join(folder, 'disks'));
     writeFileSync(join(folder, 'stowage.yaml'), 'this is not read');
     api.put(paths.stores, { metadata: { name: 'disks' }, spec: { uri: `local://${join(folder, 'disks')}` } });
@@ -71,7 +71,7 @@ describe('the agent of a node', () => {
     expect((await admin.get('/v1/stores')).body.items).toMatchObject([{ name: 'disks', origin: 'cluster' }]);
     for (const one of ['plugins/stowage.dev/local.sock', 'plugins_registry/local.stowage.dev-reg.sock'])
       expect(existsSync(join(folder, 'kubelet', one))).toBe(true);
-    // How it finds the controller.
+    // The agent looks up the controller.
     await eventually(() => api.asked.join()).toMatch(/namespaces\/storage\/configmaps/);
     expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
     ending.abort();
@@ -79,7 +79,7 @@ describe('the agent of a node', () => {
     expect(existsSync(socket())).toBe(false);
   });
 
-  test('in a pod opens no store that is in its own container, and says what agents see', async () => {
+  test('refuses a store whose directory is in its own container, and names the chart value to set', async () => {
     const uri = 'local:///stowage-is-not-here/fast';
     api.put(paths.stores, { metadata: { name: 'fast' }, spec: { uri } });
     vi.stubEnv('STOWAGE_KEEPERS', 'pod');
@@ -101,7 +101,7 @@ describe('the agent of a node', () => {
     expect(await over).toBe(0);
   });
 
-  test('in a pod opens no store with client=host, and says why', async () => {
+  test('refuses a store with client=host in a pod, and says why', async () => {
     const spec = { uri: 'nfs://127.0.0.1/export', options: { client: 'host' } };
     api.put(paths.stores, { metadata: { name: 'silver' }, spec });
     vi.stubEnv('STOWAGE_KEEPERS', 'pod');
@@ -123,7 +123,7 @@ describe('the agent of a node', () => {
     expect(await over).toBe(0);
   });
 
-  describe('on a machine that was made of an image of another', () => {
+  describe("on a machine cloned from another node's disk image", () => {
     const served = async (nodeName: string): Promise<string> => {
       [said, ending] = ['', new AbortController()];
       const over = run({ nodeName });
@@ -136,7 +136,7 @@ describe('the agent of a node', () => {
     const state = () => join(folder, 'state');
     const database = () => join(state(), 'state.db');
 
-    test('is itself, and has nothing to do with what the other had begun', async () => {
+    test("starts with an empty database, and does not touch the other node's mounts", async () => {
       const first = await served('worker-1');
       expect(await served('worker-1')).toBe(first);
       const records = openRecords(database());
@@ -148,11 +148,11 @@ describe('the agent of a node', () => {
       const after = openRecords(database());
       onTestFinished(() => after.close());
       expect(after.settings.get('ephemeral.volumes')).toBeUndefined();
-      // Whoever gave a node another name may want them.
+      // The old database is kept, in case somebody renamed the node.
       expect(existsSync(`${database()}.worker-1`)).toBe(true);
     });
 
-    test('keeps its records where none of a node is named in them yet', async () => {
+    test('keeps a database that names no node yet', async () => {
       const first = await served('worker-1');
       const db = new DatabaseSync(database());
       db.exec("DELETE FROM settings WHERE key = 'instance.node'");
@@ -160,7 +160,7 @@ describe('the agent of a node', () => {
       expect(await served('worker-2')).toBe(first);
     });
 
-    test.skipIf(needs('mount'))('does not begin while volumes are mounted, as a copy never has', async () => {
+    test.skipIf(needs('mount'))('refuses to start while volumes are mounted, which a clone never has', async () => {
       const first = await served('worker-1');
       const at = join(state(), 'mounts', 'sv1-x');
       mkdirSync(at);
@@ -179,7 +179,7 @@ describe('the agent of a node', () => {
     });
   });
 
-  test('says what it misses when it does not know its name', async () => {
+  test("says which setting is missing if its node's name is unknown", async () => {
     vi.stubEnv('NODE_NAME', '');
     onTestFinished(() => void vi.unstubAllEnvs());
     await expect(run()).rejects.toMatchObject({ code: 'invalid', reason: 'node-name-required' });

@@ -6,20 +6,20 @@ import { type AgentTunnel, startAgentTunnel } from '#cluster/tunnel/agent-tunnel
 import { StowageError } from '#core/errors.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { createClusterStores } from './cluster-stores.ts';
-import { type Figures, serveHealth, serveMetrics } from './health.ts';
-import { kubeAccess } from './kube.ts';
+import { type MetricsText, serveHealth, serveMetrics } from './health.ts';
+import { kubeAccess } from './kube-access.ts';
 import { createLog, levelFrom } from './logger.ts';
-import { keepToNode } from './node-records.ts';
-import { type Beside, runServer } from './serve.ts';
+import { resetDatabaseOfOtherNode } from './node-database.ts';
+import { runServer, type ServerExtension } from './serve.ts';
 import { version } from './version.ts';
 
 const usualKubelet = '/var/lib/kubelet';
-/** Projected into the pod, for the controller alone. */
+/** The token's path in the agent's pod. Its audience is the controller. */
 const usualToken = '/var/run/secrets/stowage.dev/token';
 
 /**
- * `stowage node --kubernetes`: the agent of a node. What it serves, it serves without the API server too: that is only where it learns which stores
- * there are. It writes nothing there.
+ * `stowage node --kubernetes`: the agent of a node. It serves volumes without the API server, too; it only learns the stores from it, and
+ * writes nothing to it.
  */
 export async function runAgent(
   options: UpOptions,
@@ -40,16 +40,16 @@ export async function runAgent(
   const scope = { signal: ending.signal, log };
   const watching = stores.watch(scope);
   let isServing = false;
-  let figures: Figures | undefined;
+  let metricsText: MetricsText | undefined;
   await using _health = await serveHealth(
     options.health,
     () => (isServing ? undefined : 'it is starting'),
-    () => figures,
+    () => metricsText,
   );
-  await using _metrics = serveMetrics(options.metrics, () => figures, { clock, log });
+  await using _metrics = serveMetrics(options.metrics, () => metricsText, { clock, log });
   await stores.whenKnown(interrupted);
   const late: { link?: AgentTunnel } = {};
-  const beside: Beside = {
+  const extension: ServerExtension = {
     cluster: stores.configs,
     podUsers: async (pod, signal) => {
       const found = await late.link?.pod(pod, signal);
@@ -59,7 +59,7 @@ export async function runAgent(
     started: (running) => {
       isServing = true;
       const { metrics } = running;
-      figures = { contentType: metrics.contentType, text: () => metrics.text(() => true, scope) };
+      metricsText = { contentType: metrics.contentType, text: () => metrics.text(() => true, scope) };
       const { core, reload, api } = running;
       const apply = async (): Promise<readonly string[]> => {
         await reload();
@@ -80,15 +80,15 @@ export async function runAgent(
     },
   };
   try {
-    await keepToNode(folders, nodeName, log);
-    return await runServer(asAgent(options, nodeName), folders, program, interrupted, beside);
+    await resetDatabaseOfOtherNode(folders, nodeName, log);
+    return await runServer(asAgent(options, nodeName), folders, program, interrupted, extension);
   } finally {
     ending.abort();
     await watching;
   }
 }
 
-/** No configuration file, and no container engines, unless somebody asks for them. */
+/** Without a configuration file and container engines, unless the options name them. */
 const asAgent = (options: UpOptions, nodeName: string): UpOptions => ({
   config: 'none',
   plugins: 'none',

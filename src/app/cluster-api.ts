@@ -31,10 +31,10 @@ export interface ClusterApi extends AsyncDisposable {
   handle(request: IncomingMessage, response: ServerResponse): void;
 }
 
-/** For a node that is only asked how things are: one that is silent is not to hold up a list. */
+/** For read requests to nodes: a node that does not answer must not delay a list. */
 const askMs = 5_000;
 
-/** The API of a cluster: for whom Kubernetes lets in, over what the controller and all nodes have. */
+/** The API of a cluster: for users whom Kubernetes authorizes, over the volumes of the controller and of all nodes. */
 export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterApi> {
   const { core, client, clock, log, signal, agents } = parts;
   const startedAt = clock.now();
@@ -50,7 +50,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     const about = { core, startedAt, ready: true, addresses: [], sockets: [], state: '', config: undefined };
     const found = await statusOf({ ...about, plugins: { sockets: [] } }, principal);
     const connected = new Set(agents.nodes());
-    // Of the controller's own pod there is nothing to be known.
+    // The controller's own process and files are not shown.
     return {
       ...found,
       pid: null,
@@ -69,7 +69,7 @@ export async function startClusterApi(parts: ClusterApiParts): Promise<ClusterAp
     isReady: () => true,
     nodes: createClusterNodes(apis),
     guard: createUserAccess({ client, clock, reviews, log }),
-    // Both are the nodes'.
+    // Only nodes have these.
     doctor: async () => [],
     dataPaths: { list: async () => [], upgrade: async () => [] },
   });

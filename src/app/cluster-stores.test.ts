@@ -15,7 +15,7 @@ import { type Running, startUp } from './up.ts';
 
 let api: FakeKubeApi;
 let folder: string;
-/** As if something of them were mounted. */
+/** Stores that count as mounted. */
 let staying: readonly string[];
 let log: ReturnType<typeof collectingLog>;
 
@@ -39,7 +39,7 @@ const aPlace = (name: string): string => {
   return `local://${join(folder, name)}`;
 };
 
-/** A life of an agent: what it knows, and the server. */
+/** One run of an agent. */
 async function live(): Promise<{
   stores: ClusterStores;
   running: Running;
@@ -84,7 +84,7 @@ async function live(): Promise<{
 }
 
 describe('the stores of a node in a cluster', () => {
-  test('are those of the objects, and follow them; nothing is ever said to the API server', async () => {
+  test('are those of the Store objects, follow their changes, and cause no writes to the API server', async () => {
     aStore('disks', aPlace('disks'), { maxVolumes: '3' });
     const { running, names } = await live();
     expect(running.core.stores.view('disks')).toMatchObject({
@@ -98,7 +98,7 @@ describe('the stores of a node in a cluster', () => {
     expect(api.asked.filter((one) => !one.startsWith('GET'))).toEqual([]);
   });
 
-  test('are not kept from working by one that is none, or that is not on this node', async () => {
+  test('work although one object is invalid, or its directory is missing on this node', async () => {
     aStore('wrong', 'ftp://server/x');
     aStore('missing', `local://${join(folder, 'missing')}`);
     aStore('disks', aPlace('disks'));
@@ -109,7 +109,7 @@ describe('the stores of a node in a cluster', () => {
     expect(log.lines.filter((line) => line.includes('is no store'))).toHaveLength(1);
   });
 
-  test('have their directories made in the state folder, and nowhere else', async () => {
+  test('get their directories created in the state folder, and nowhere else', async () => {
     aStore('own', `local://${join(state(), 'stores', 'own')}`);
     aStore('elsewhere', `local://${join(state(), 'stores-elsewhere')}`);
     const { running } = await live();
@@ -117,7 +117,7 @@ describe('the stores of a node in a cluster', () => {
     expect(readdirSync(state())).not.toContain('stores-elsewhere');
   });
 
-  test('are still there after a restart without an API server, and change when it is back', async () => {
+  test('survive a restart without an API server, and change when it is back', async () => {
     aStore('disks', aPlace('disks'));
     aStore('more', aPlace('more'));
     const first = await live();
@@ -133,7 +133,7 @@ describe('the stores of a node in a cluster', () => {
     await expect.poll(second.names, { timeout: 30_000, interval: 50 }).toEqual(['disks']);
   }, 60_000);
 
-  test('are there after a restart when they are gone from the cluster and something of them is still mounted', async () => {
+  test('stay after a restart if they were deleted while mounted', async () => {
     aStore('disks', aPlace('disks'));
     aStore('more', aPlace('more'));
     const first = await live();
@@ -154,7 +154,7 @@ describe('the stores of a node in a cluster', () => {
     await eventually(kept).toEqual([]);
   }, 60_000);
 
-  test('are none while the API server has never said any; what cannot be read is as good as nothing', async () => {
+  test('are empty while the API server has never answered; an unreadable file counts as none', async () => {
     mkdirSync(state());
     writeFileSync(join(state(), 'cluster-stores.json'), '{"version":2}');
     await api.down();

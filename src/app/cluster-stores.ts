@@ -12,19 +12,19 @@ import { stowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { isWithin, localDirectoryOf } from './store-places.ts';
+import { isWithin, localDirectoryOf } from './store-overlaps.ts';
 
-/** The stores that the Store objects of a cluster say, as a node knows them: also while the API server is away, and after a restart. */
+/** The stores that the Store objects of a cluster define, as known to a node, also while the API server is down and after a restart. */
 export interface ClusterStores {
-  /** Those of now. What no store can be is left out. */
+  /** The current stores, without invalid objects. */
   configs(kinds: ReadonlyMap<string, StoreKind>): Promise<readonly StoreConfig[]>;
-  /** Watches until the signal ends it. To be called once. */
+  /** Watches Store objects until the signal is aborted. Call it once. */
   watch(scope: Scope): Promise<void>;
-  /** When it is known which there are, from the API server or from before; after a moment at the latest. */
+  /** Resolves when the stores are known, from the API server or from the file; after a few seconds at the latest. */
   whenKnown(signal: AbortSignal): Promise<void>;
   /**
-   * Has every change applied, until the signal ends it; nothing is ever written to the API server. `apply` gives the names of stores that stay
-   * for now although their objects are gone, since something of them is mounted: they are there after a restart, too.
+   * Applies every change until the signal is aborted; never writes to the API server. `apply` returns the names of deleted stores that stay
+   * for now because volumes of them are mounted: these are kept for a restart, too.
    */
   follow(apply: () => Promise<readonly string[]>, scope: Scope): Promise<void>;
 }
@@ -33,18 +33,18 @@ export interface ClusterStoresOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly log: Log;
-  /** The state folder. They are kept in it; and directories of local stores in its `stores` are made, as nobody else does. */
+  /** The state folder. It keeps the stores in a file; local stores in its folder `stores` get their directories created, others do not. */
   readonly state: string;
 }
 
-interface Kept {
+interface StoredFile {
   readonly version: 1;
   readonly stores: readonly StoreObject[];
 }
 
-/** Pods wait for a node that starts for the first time; with no API server it has nothing to wait for. */
-const patienceMs = 5_000;
-const againMs = 10_000;
+/** Pods wait for a node that starts for the first time; without an API server there is nothing to wait for. */
+const firstSyncMs = 5_000;
+const retryMs = 10_000;
 
 export async function createClusterStores(options: ClusterStoresOptions): Promise<ClusterStores> {
   const { client, clock, log, state } = options;
@@ -52,23 +52,24 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
   const kept = await read(file, log);
   const cache = createStoreCache(client, clock);
   let written = kept ?? [];
-  const complaints = new Map<string, string>();
+  const warned = new Map<string, string>();
   let changed = Promise.withResolvers<void>();
-  const note = (): void => changed.resolve();
-  cache.on({ added: note, changed: note, deleted: note });
+  const wake = (): void => changed.resolve();
+  cache.on({ added: wake, changed: wake, deleted: wake });
 
   const objects = (): readonly StoreObject[] => (cache.synced ? [...cache.all()] : (kept ?? []));
 
-  function complain(name: string, message: string): void {
-    if (complaints.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
-    complaints.set(name, message);
+  function warnOnce(name: string, message: string): void {
+    if (warned.get(name) !== message) log.warn('a Store object is no store', { store: name, why: message });
+    warned.set(name, message);
   }
 
   return {
     configs: async (kinds) => {
       const { configs, invalid } = configsOf(objects(), kinds);
-      for (const [name, { message }] of invalid) complain(name, message);
-      for (const config of configs) await makePlace(config.name, localDirectoryOf(kinds, config)?.path ?? '');
+      for (const [name, { message }] of invalid) warnOnce(name, message);
+      for (const config of configs)
+        await createLocalDirectory(config.name, localDirectoryOf(kinds, config)?.path ?? '');
       return configs;
     },
     watch: async (scope) => {
@@ -76,7 +77,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     },
     whenKnown: async (signal) => {
       if (kept !== undefined) return;
-      const either = AbortSignal.any([signal, AbortSignal.timeout(patienceMs)]);
+      const either = AbortSignal.any([signal, AbortSignal.timeout(firstSyncMs)]);
       await cache.whenSynced(either).catch(() => undefined);
       if (!cache.synced) log.warn('the API server does not say which stores there are; they come as soon as it does');
     },
@@ -84,10 +85,10 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
       const ended = aborted(signal);
       await cache.whenSynced(signal).catch(() => undefined);
       while (!signal.aborted) {
-        // From here on changes are new ones.
+        // Later changes resolve the new promise.
         changed = Promise.withResolvers<void>();
-        const isDone = await applied(apply);
-        const pause = isDone ? changed.promise : clock.sleep(againMs, signal).catch(() => undefined);
+        const isDone = await tryApply(apply);
+        const pause = isDone ? changed.promise : clock.sleep(retryMs, signal).catch(() => undefined);
         await Promise.race([pause, ended]);
       }
     },
@@ -99,8 +100,8 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     written = stores;
   }
 
-  /** Nowhere else: where a disk is not mounted, what is below its place is not to be filled instead. */
-  async function makePlace(name: string, path: string): Promise<void> {
+  /** Creates directories in the state folder only: elsewhere a disk may not be mounted, and the data would go to the disk below. */
+  async function createLocalDirectory(name: string, path: string): Promise<void> {
     if (!isWithin(path, places)) return;
     try {
       await makeFolders(path, 0o755);
@@ -109,7 +110,7 @@ export async function createClusterStores(options: ClusterStoresOptions): Promis
     }
   }
 
-  async function applied(apply: () => Promise<readonly string[]>): Promise<boolean> {
+  async function tryApply(apply: () => Promise<readonly string[]>): Promise<boolean> {
     try {
       const next = objects();
       const gone = written.filter(({ metadata }) => !next.some((one) => one.metadata.name === metadata.name));
@@ -138,10 +139,10 @@ const createStoreCache = (client: KubeClient, clock: Clock): Cache<StoreObject> 
     },
   });
 
-/** Undefined: never known, or not to be read. */
+/** Undefined: there is no file, or it cannot be read. */
 async function read(file: string, log: Log): Promise<readonly StoreObject[] | undefined> {
   try {
-    const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as Kept;
+    const { version, stores } = JSON.parse(await readFile(file, 'utf8')) as StoredFile;
     if (version === 1 && Array.isArray(stores)) return stores;
     log.warn('the stores of before are in a format that is not known', { file });
   } catch (thrown) {
@@ -151,8 +152,8 @@ async function read(file: string, log: Log): Promise<readonly StoreObject[] | un
   return undefined;
 }
 
-/** All of it or nothing, also when the power fails. */
-async function write(file: string, kept: Kept): Promise<void> {
+/** Writes atomically and durably, also across a power failure. */
+async function write(file: string, kept: StoredFile): Promise<void> {
   await makeFolders(dirname(file), 0o700);
   const draft = `${file}.new`;
   await using handle = await open(draft, 'w', 0o600);

@@ -23,8 +23,8 @@ function complaint(text: string): { message: string; action: string } {
   throw new Error('it was accepted');
 }
 
-describe('what is right', () => {
-  test('a URI alone, or a map whose keys are its query', () => {
+describe('a valid file', () => {
+  test('may give a store as a URI, or as a map whose keys form the query', () => {
     const { stores, defaultStore, listen } = parse(`
 version: 1
 default: fast
@@ -55,7 +55,7 @@ clients:
     expect({ defaultStore, listen }).toEqual({ defaultStore: 'fast', listen: '127.0.0.1:9000' });
   });
 
-  test('where container engines are, and where they find Stowage', () => {
+  test('may name the sockets of container engines and the plugin folder', () => {
     const { plugins, engines } = parse(
       'plugins: /run/docker/plugins\nengines:\n  docker: /run/docker.sock\n  podman: none\n',
     );
@@ -78,12 +78,12 @@ clients:
       "stowage.yaml:2:11: 'tcp://h' is not an absolute path",
       'Write it as docker: /run/…, or docker: none',
     ],
-  ])('%j is not understood', (text, message, action) => {
+  ])('%j is refused', (text, message, action) => {
     expect(complaint(text)).toEqual({ message, action });
   });
 
   test.each(['', '\n', '# nothing but a comment\n', '---\n', 'version: 1\n', 'stores:\n', 'stores: {}\n'])(
-    '%j means no stores of its own',
+    '%j defines no stores',
     (text) => {
       expect(parse(text)).toEqual({
         stores: [],
@@ -95,13 +95,13 @@ clients:
     },
   );
 
-  test('a port alone, and none', () => {
+  test('may give a bare port, or none', () => {
     expect(parse('listen: 7000').listen).toBe('7000');
     expect(parse('listen: none').listen).toBe('none');
   });
 });
 
-describe('what is wrong is named with its line and column', () => {
+describe('an invalid file is reported with line and column:', () => {
   test.each([
     ['stores:\n  a: [', '2:7: Flow sequence in block collection must be sufficiently indented and end with a ]'],
     ['a: 1\nb: "x', '2:6: Missing closing "quote'],
@@ -158,7 +158,7 @@ describe('what is wrong is named with its line and column', () => {
     expect(message).not.toContain('secret');
   });
 
-  test('an alias bomb is refused', () => {
+  test('refuses an alias bomb', () => {
     const bomb = [
       'a: &a [x,x,x,x,x,x,x,x,x]',
       ...'bcdefghi'.split('').map((c, i) => `${c}: &${c} [${`*${'abcdefghi'[i]},`.repeat(9)}]`),
@@ -166,12 +166,12 @@ describe('what is wrong is named with its line and column', () => {
     expect(complaint(bomb.join('\n')).message).toContain("unknown key 'a'");
   });
 
-  test('a file that is too large', () => {
+  test('refuses a file that is too large', () => {
     expect(complaint(`# ${'x'.repeat(1 << 20)}`).message).toBe('stowage.yaml:1:1: the file is too large');
   });
 });
 
-test('a file that is not there is none, and one that cannot be read is an error', async () => {
+test('a missing file counts as none; an unreadable one is an error', async () => {
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-config-'));
   const path = join(folder.path, 'stowage.yaml');
   expect(await readConfig(path, kinds)).toBeUndefined();

@@ -5,17 +5,17 @@ import { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { StoreKind } from '#core/ports.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
-import type { EngineWishes } from './engines.ts';
+import type { EngineSocketSettings } from './engines.ts';
 import { parseListen } from './listen.ts';
 
-/** What stowage.yaml says. */
+/** The content of stowage.yaml. */
 export interface FileConfig {
   readonly stores: readonly StoreConfig[];
   readonly defaultStore: string | undefined;
   readonly listen: string | undefined;
-  /** The folder for the sockets by which container engines reach Stowage, or `none`. */
+  /** The folder for the sockets of volume plugins, or `none`. */
   readonly plugins: string | undefined;
-  readonly engines: EngineWishes;
+  readonly engines: EngineSocketSettings;
 }
 
 const nothing: FileConfig = {
@@ -27,14 +27,14 @@ const nothing: FileConfig = {
 };
 
 /** A file larger than this is not a configuration. */
-const mostBytes = 1 << 20;
+const maxBytes = 1 << 20;
 const topKeys = ['version', 'default', 'listen', 'plugins', 'engines', 'stores', 'clients'];
 const engineKinds = ['docker', 'podman'] as const;
 
-type Complain = (node: unknown, message: string, action: string) => StowageError;
+type ConfigError = (node: unknown, message: string, action: string) => StowageError;
 
-/** Asked: somebody named the file, so it has to be there. */
-export async function readGiven(
+/** `asked`: the user named the file, so it must exist. */
+export async function readConfigFile(
   path: string | undefined,
   asked: boolean,
   kinds: ReadonlyMap<string, StoreKind>,
@@ -49,7 +49,7 @@ export async function readGiven(
   });
 }
 
-/** Undefined: there is no file there. */
+/** Undefined: the file does not exist. */
 export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreKind>): Promise<FileConfig | undefined> {
   let text: string;
   try {
@@ -66,12 +66,12 @@ export async function readConfig(path: string, kinds: ReadonlyMap<string, StoreK
   return parseConfig(path, text, kinds);
 }
 
-/** Errors name the file, the line and the column, as editors and people expect. */
+/** Errors name the file, line and column. */
 export function parseConfig(path: string, text: string, kinds: ReadonlyMap<string, StoreKind>): FileConfig {
   const lines = new LineCounter();
-  const complain: Complain = (node, message, action) => {
+  const complain: ConfigError = (node, message, action) => {
     const offset = isNode(node) ? (node.range?.[0] ?? 0) : 0;
-    // Nothing is counted yet when the file is refused as a whole.
+    // If the file is rejected as a whole, there are no line starts yet.
     const { line, col } = lines.lineStarts.length === 0 ? { line: 1, col: 1 } : lines.linePos(offset);
     return new StowageError(`${path}:${line}:${col}: ${message}`, {
       code: 'invalid',
@@ -79,7 +79,7 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
       action,
     });
   };
-  if (text.length > mostBytes) throw complain(undefined, 'the file is too large', 'Keep it under 1 MiB.');
+  if (text.length > maxBytes) throw complain(undefined, 'the file is too large', 'Keep it under 1 MiB.');
   const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
   const [error] = document.errors;
   if (error !== undefined) {
@@ -119,41 +119,41 @@ export function parseConfig(path: string, text: string, kinds: ReadonlyMap<strin
 const isNode = (value: unknown): value is Node => typeof value === 'object' && value !== null && 'range' in value;
 const keyOf = (pair: Pair): string => (isScalar(pair.key) ? String(pair.key.value) : '');
 
-function textAt(map: YAMLMap, key: string, complain: Complain): string | undefined {
+function textAt(map: YAMLMap, key: string, complain: ConfigError): string | undefined {
   const node = map.get(key, true);
   if (node === undefined) return undefined;
   if (isScalar(node) && typeof node.value === 'string') return node.value;
   throw complain(node, `'${key}' is not text`, `Write it as ${key}: value`);
 }
 
-function mapAt(map: YAMLMap, key: string, complain: Complain): YAMLMap | undefined {
+function mapAt(map: YAMLMap, key: string, complain: ConfigError): YAMLMap | undefined {
   const node: unknown = map.get(key, true);
   if (node === undefined || (isScalar(node) && node.value === null)) return undefined;
   if (isMap(node)) return node;
   throw complain(node, `'${key}' is not a map`, `Put names under ${key}:, indented.`);
 }
 
-function storesIn(top: YAMLMap, complain: Complain, kinds: ReadonlyMap<string, StoreKind>): StoreConfig[] {
+function storesIn(top: YAMLMap, complain: ConfigError, kinds: ReadonlyMap<string, StoreKind>): StoreConfig[] {
   return (mapAt(top, 'stores', complain)?.items ?? []).map((pair) => {
     const name = keyOf(pair);
     try {
       return parseStoreConfig(name, uriFrom(name, pair, complain), 'file', kinds);
     } catch (thrown) {
       if (!(thrown instanceof StowageError) || thrown.reason === 'config-invalid') throw thrown;
-      throw complain(blamed(pair, thrown.message), thrown.message, thrown.action);
+      throw complain(positionOf(pair, thrown.message), thrown.message, thrown.action);
     }
   });
 }
 
-/** The line of the option that the message names, else that of the store. */
-function blamed(pair: Pair, message: string): unknown {
+/** The key of the option that the message names, otherwise that of the store. */
+function positionOf(pair: Pair, message: string): unknown {
   const value = pair.value;
   const guilty = isMap(value) ? value.items.find((item) => message.includes(keyOf(item))) : undefined;
   return guilty?.key ?? pair.key;
 }
 
-/** `name: URI`, or a map with `uri` and options: the query of a URI and YAML keys are the same thing. */
-function uriFrom(name: string, pair: Pair, complain: Complain): string {
+/** `name: URI`, or a map with `uri` and options: YAML keys and the query of a URI are equivalent. */
+function uriFrom(name: string, pair: Pair, complain: ConfigError): string {
   const { value } = pair;
   if (isScalar(value) && typeof value.value === 'string') return value.value;
   if (!isMap(value)) throw complain(pair.key, `store '${name}' has no URI`, `Write it as ${name}: local:///srv/data`);
@@ -161,7 +161,7 @@ function uriFrom(name: string, pair: Pair, complain: Complain): string {
   if (uri === undefined) throw complain(pair.key, `store '${name}' has no uri`, 'Add: uri: local:///srv/data');
   if (!/^[a-z][a-z0-9+-]*:/.test(uri))
     throw complain(value.get('uri', true), `'${uri}' is not a URI`, 'Write it as in local:///srv/data');
-  // By hand: several addresses of one server are no host to a URL.
+  // Not with URL, which rejects several addresses as a host.
   const at = uri.indexOf('?');
   const place = at === -1 ? uri : uri.slice(0, at);
   const query = new URLSearchParams(at === -1 ? '' : uri.slice(at));
@@ -171,13 +171,13 @@ function uriFrom(name: string, pair: Pair, complain: Complain): string {
     if (!isScalar(item.value) || item.value.value === null)
       throw complain(item.key, `'${key}' is not a plain value`, `Write it as ${key}: value`);
     if (query.has(key)) throw complain(item.key, `'${key}' is in the URI already`, 'Say it once.');
-    // As it was written: YAML would read mode: 0750 as a number.
+    // The source text, since YAML would parse mode: 0750 as a number.
     query.set(key, item.value.source ?? String(item.value.value));
   }
   return query.size === 0 ? place : `${place}?${query}`;
 }
 
-function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Complain): string | undefined {
+function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: ConfigError): string | undefined {
   const name = textAt(top, 'default', complain);
   if (name === undefined || stores.some((store) => store.name === name)) return name;
   throw complain(
@@ -187,9 +187,9 @@ function defaultIn(top: YAMLMap, stores: readonly StoreConfig[], complain: Compl
   );
 }
 
-function listenIn(top: YAMLMap, complain: Complain): string | undefined {
+function listenIn(top: YAMLMap, complain: ConfigError): string | undefined {
   const node = top.get('listen', true);
-  // A port alone is a number to YAML.
+  // YAML parses a bare port as a number.
   const given = isScalar(node) && typeof node.value === 'number' ? String(node.value) : textAt(top, 'listen', complain);
   try {
     if (given !== undefined) parseListen(given);
@@ -200,8 +200,8 @@ function listenIn(top: YAMLMap, complain: Complain): string | undefined {
   }
 }
 
-/** Absolute, since nobody knows where the server will be started; or `none`. */
-function pathAt(map: YAMLMap, key: string, complain: Complain): string | undefined {
+/** An absolute path, since the server's working directory is not known; or `none`. */
+function pathAt(map: YAMLMap, key: string, complain: ConfigError): string | undefined {
   const path = textAt(map, key, complain);
   if (path === undefined || path === 'none' || path.startsWith('/')) return path;
   throw complain(
@@ -211,7 +211,7 @@ function pathAt(map: YAMLMap, key: string, complain: Complain): string | undefin
   );
 }
 
-function enginesIn(top: YAMLMap, complain: Complain): EngineWishes {
+function enginesIn(top: YAMLMap, complain: ConfigError): EngineSocketSettings {
   const map = mapAt(top, 'engines', complain);
   if (map === undefined) return {};
   for (const pair of map.items) {
@@ -222,7 +222,7 @@ function enginesIn(top: YAMLMap, complain: Complain): EngineWishes {
   return Object.fromEntries(engineKinds.map((kind) => [kind, pathAt(map, kind, complain)]));
 }
 
-function checkClients(top: YAMLMap, complain: Complain): void {
+function checkClients(top: YAMLMap, complain: ConfigError): void {
   for (const pair of mapAt(top, 'clients', complain)?.items ?? []) {
     const kind = keyOf(pair);
     if (!['directory', 'loop'].includes(kind))

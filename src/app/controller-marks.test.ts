@@ -40,22 +40,22 @@ const controller = (pod?: string): Promise<ControllerMarks> =>
   });
 const acquire = ({ note }: ControllerMarks, text?: string): Promise<string> => note.whenAcquiring(text, signal);
 
-/** Each entry of a text, changed. */
+/** Changes each entry of a registry. */
 const changed = (text: string, change: (it: ControllerProcess) => ControllerProcess): string => {
   const { processes, dead } = readRegistry(text);
   return writeRegistry({ processes: processes.map(change), dead });
 };
-/** As if they had run in another pid namespace. */
+/** As if the processes had run in another pid namespace. */
 const elsewhere = (text: string): string =>
   changed(text, (it) => ({ ...it, ...(it.kernel && { kernel: { ...it.kernel, scope: 'elsewhere' } }) }));
-/** As if they had had a pid that is free now. */
+/** As if the processes had a pid that is free now. */
 const killed = (text: string): string => {
   const { pid } = spawnSync('true');
   return changed(text, (it) => ({ ...it, ...(it.kernel && { kernel: { ...it.kernel, pid } }) }));
 };
 
 describe('a controller', () => {
-  test('records itself, with a mark of its own, once', async () => {
+  test('records itself once, with a mark of its own', async () => {
     const one = await controller('a');
     const text = await acquire(one);
     expect(readRegistry(text)).toMatchObject({
@@ -66,7 +66,7 @@ describe('a controller', () => {
     expect(one.marks().dead).toEqual([]);
   });
 
-  test('knows nothing of one before it that may live', async () => {
+  test('does not count a predecessor as dead that may live', async () => {
     const [one, two] = [await controller('a'), await controller('b')];
     const text = await acquire(one);
     for (const given of [text, elsewhere(text)]) {
@@ -77,24 +77,27 @@ describe('a controller', () => {
     }
   });
 
-  test.skipIf(needs('linux'))('knows that one before it on the same machine is dead', async () => {
+  test.skipIf(needs('linux'))('knows that a predecessor on the same machine is dead', async () => {
     const [one, two] = [await controller(), await controller()];
     const text = killed(await acquire(one));
     expect(readRegistry(await acquire(two, text)).dead).toEqual([one.marks().own]);
     expect(two.marks().dead).toEqual([one.marks().own]);
   });
 
-  test.skipIf(needs('linux'))('that is started again in its pod says so while another leads', async () => {
-    const one = await controller('a');
-    const text = elsewhere(await acquire(one));
-    const again = await controller('a');
-    const buried = await again.note.whileWaiting(text);
-    expect(readRegistry(buried)).toEqual({ processes: [], dead: [one.marks().own] });
-    expect(await again.note.whileWaiting(buried)).toBeUndefined();
-    const other = await controller('b');
-    await acquire(other, buried);
-    expect(other.marks().dead).toEqual([one.marks().own]);
-  });
+  test.skipIf(needs('linux'))(
+    "that restarts in its pod reports its predecessor's death while another one leads",
+    async () => {
+      const one = await controller('a');
+      const text = elsewhere(await acquire(one));
+      const again = await controller('a');
+      const buried = await again.note.whileWaiting(text);
+      expect(readRegistry(buried)).toEqual({ processes: [], dead: [one.marks().own] });
+      expect(await again.note.whileWaiting(buried)).toBeUndefined();
+      const other = await controller('b');
+      await acquire(other, buried);
+      expect(other.marks().dead).toEqual([one.marks().own]);
+    },
+  );
 
   test.each<[string, boolean, object | undefined]>([
     [
@@ -106,8 +109,8 @@ describe('a controller', () => {
       },
     ],
     ['runs', false, { phase: 'Running', containerStatuses: [{ name: 'c', state: { running: {} } }] }],
-    ['is not there', false, undefined],
-  ])('asks for the pod of one before it, which %s', async (_, isDead, status) => {
+    ['does not exist', false, undefined],
+  ])('asks for the pod of its predecessor, which %s', async (_, isDead, status) => {
     const [one, two] = [await controller('a'), await controller('b')];
     const text = elsewhere(await acquire(one));
     const spec = { containers: [{ name: 'c' }] };
@@ -116,7 +119,7 @@ describe('a controller', () => {
     expect(two.marks().dead).toEqual(isDead ? [one.marks().own] : []);
   });
 
-  test('does not believe a pod of the same name, nor wait long for an API server that is silent', async () => {
+  test('does not trust a pod of the same name, and does not wait long for a silent API server', async () => {
     const [one, two] = [await controller('a'), await controller('b')];
     const text = elsewhere(await acquire(one));
     const status = {
@@ -195,7 +198,7 @@ describe('on an NFS store', () => {
     hasVolume = true;
     expect(await outcome(first.label(volume, { x: 'dead' }, scope), 'reason')).not.toBe('done');
     const text = await acquire(one);
-    // A process that cannot know it waits.
+    // A process that cannot know of the death has to wait.
     const stranger = await controller();
     await acquire(stranger, elsewhere(text));
     const waits = (await open(stranger)).label(volume, { x: 'y' }, scope);

@@ -19,13 +19,13 @@ const podsMs = 2_000;
 export interface ControllerMarksParts {
   readonly client: KubeClient;
   readonly clock: Clock;
-  /** Of the Lease, and of the pods of controllers. */
+  /** The namespace of the Lease and of the controllers' pods. */
   readonly namespace: string;
   readonly env: Readonly<Record<string, string | undefined>>;
 }
 
 export interface ControllerMarks {
-  /** Records this process on the Lease, and those that it knows to be dead. */
+  /** Records this process on the Lease, and which others it knows to be dead. */
   readonly note: LeaseNote;
   /** As of the moment when this process acquired the Lease. */
   marks(): ProcessMarks;
@@ -33,7 +33,7 @@ export interface ControllerMarks {
 
 /**
  * The mark of this controller and those of dead ones. Each process has a mark of its own, so two controllers that both lead exclude each
- * other by the locks on stores. What a dead one held is taken at once if its death is proven: docs/designs/store-locks.md.
+ * other by the locks on stores. Locks of a dead controller are taken over at once if its death is proven: docs/designs/store-locks.md.
  */
 export async function createControllerMarks(parts: ControllerMarksParts): Promise<ControllerMarks> {
   const { client, clock, namespace, env } = parts;

@@ -16,19 +16,19 @@ const process = (mark: number): ControllerProcess => ({
 });
 const all = async (): Promise<boolean> => true;
 
-test('reads the processes back that it wrote', () => {
+test('reads back the processes that it wrote', () => {
   const registry = { processes: [process(20), { mark: 30 }], dead: [10, 11] };
   expect(readRegistry(writeRegistry(registry))).toEqual(registry);
 });
 
-test('a text that cannot be read says nothing', () => {
+test('an unreadable text counts as empty', () => {
   const large = JSON.stringify({ version: 1, processes: [], dead: [10], more: 'x'.repeat(70_000) });
   const texts = ['', 'no', '7', 'null', '[]', '{}', '{"dead":[10]}', '{"version":2,"dead":[10]}', large];
   for (const text of [undefined, ...texts]) expect(readRegistry(text)).toEqual(nothing);
   expect(readRegistry('{"version":1,"processes":7,"dead":{"0":10}}')).toEqual(nothing);
 });
 
-test('parts of an entry that cannot be right prove nothing', () => {
+test('ignores invalid parts of an entry', () => {
   const kernel = { scope: 'boot-1', pid: 7, startTime: '1' };
   const read = (entry: object): readonly ControllerProcess[] =>
     readRegistry(JSON.stringify({ version: 1, processes: [entry], dead: [1, -5, '20', 1e12, null] })).processes;
@@ -41,24 +41,24 @@ test('parts of an entry that cannot be right prove nothing', () => {
   for (const mark of [1, '20', undefined]) expect(read({ mark, kernel })).toEqual([]);
 });
 
-test('a process that is added twice is there once', () => {
+test('adding a process twice adds it once', () => {
   const once = withProcess(nothing, process(20));
   expect(withProcess(once, process(20))).toEqual(once);
   expect(withProcess(once, process(30)).processes.map(({ mark }) => mark)).toEqual([30, 20]);
 });
 
-test('those that died are dead from then on, and the others stay', async () => {
+test('dead processes stay dead, and the others stay', async () => {
   const before = { processes: [process(30), process(20)], dead: [10] };
   const after = await withDeaths(before, async ({ mark }) => mark === 20);
   expect(after).toEqual({ processes: [process(30)], dead: [20, 10] });
   expect(await withDeaths(after, async () => false)).toEqual(after);
 });
 
-test('the oldest are dropped, so that the Lease stays small', async () => {
+test('drops the oldest entries, so that the Lease stays small', async () => {
   let registry = nothing;
   for (let mark = 100; mark < 300; mark++) {
     registry = readRegistry(writeRegistry(withProcess(registry, process(mark))));
-    // Every second one is never known to be dead.
+    // The death of every second one is never known.
     registry = await withDeaths(registry, async (it) => it.mark % 2 === 0);
     expect(writeRegistry(registry).length).toBeLessThan(4_096);
   }
@@ -67,7 +67,7 @@ test('the oldest are dropped, so that the Lease stays small', async () => {
   expect(dead).toEqual(Array.from({ length: 64 }, (_, at) => 298 - 2 * at));
 });
 
-test('the dead do not push out a process that may live', async () => {
+test('many dead processes do not push out one that may live', async () => {
   let registry = withProcess(nothing, process(20));
   for (let mark = 100; mark < 300; mark++) {
     const added = withProcess(registry, process(mark));

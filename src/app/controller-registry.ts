@@ -7,16 +7,16 @@ export interface ControllerProcess {
   readonly pod?: { readonly name: string; readonly uid: string };
 }
 
-/** A process as its kernel knows it. */
+/** Identifies a process on its kernel. */
 export interface KernelProcess {
   /** The boot id and the namespaces in which `pid` and `startTime` are valid. */
   readonly scope: string;
   readonly pid: number;
-  /** In ticks since the boot. Tells two processes with the same pid apart. */
+  /** In clock ticks since boot. Distinguishes processes that had the same pid. */
   readonly startTime: string;
 }
 
-/** The controller processes of a cluster. It is kept in an annotation of their Lease. */
+/** The controller processes of a cluster, stored in an annotation of their Lease. */
 export interface ControllerRegistry {
   /** Not known to be dead; the newest first. */
   readonly processes: readonly ControllerProcess[];
@@ -27,16 +27,16 @@ export interface ControllerRegistry {
 export const registryAnnotation = 'stowage.dev/controller-processes';
 
 const version = 1;
-/** The leader rewrites the Lease every 2 s, so it must stay small. A mark that is dropped is that of an unknown host: its locks are waited for. */
-const mostDead = 64;
-const mostProcesses = 16;
-const mostText = 64 * 1024;
-const mostWord = 253;
+/** The leader rewrites the Lease every 2 s, so it must stay small. A dropped mark counts as an unknown host, for whose locks others wait. */
+const maxDead = 64;
+const maxProcesses = 16;
+const maxTextLength = 64 * 1024;
+const maxWordLength = 253;
 
-/** An unreadable text, or one of a later version, says nothing. */
+/** An unreadable text, or one of a later version, counts as empty. */
 export function readRegistry(text: string | undefined): ControllerRegistry {
   const nothing: ControllerRegistry = { processes: [], dead: [] };
-  if (text === undefined || text.length > mostText) return nothing;
+  if (text === undefined || text.length > maxTextLength) return nothing;
   try {
     const found: unknown = JSON.parse(text);
     if (!isObject(found) || found['version'] !== version) return nothing;
@@ -50,7 +50,7 @@ export function readRegistry(text: string | undefined): ControllerRegistry {
 }
 
 export const writeRegistry = ({ processes, dead }: ControllerRegistry): string =>
-  JSON.stringify({ version, processes: processes.slice(0, mostProcesses), dead: dead.slice(0, mostDead) });
+  JSON.stringify({ version, processes: processes.slice(0, maxProcesses), dead: dead.slice(0, maxDead) });
 
 /** Adds a process. Adding it again changes nothing. */
 export const withProcess = (registry: ControllerRegistry, process: ControllerProcess): ControllerRegistry => ({
@@ -58,7 +58,7 @@ export const withProcess = (registry: ControllerRegistry, process: ControllerPro
   dead: registry.dead.filter((mark) => mark !== process.mark),
 });
 
-/** `isDead` must not guess: another process takes what a dead one held. */
+/** `isDead` must not guess: other processes take over the locks of a dead one. */
 export async function withDeaths(
   registry: ControllerRegistry,
   isDead: (process: ControllerProcess) => Promise<boolean>,
@@ -74,7 +74,7 @@ export async function withDeaths(
 const isObject = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null;
 const isWord = (value: unknown): value is string =>
-  typeof value === 'string' && value !== '' && value.length <= mostWord;
+  typeof value === 'string' && value !== '' && value.length <= maxWordLength;
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
 function processFrom(value: unknown): ControllerProcess | undefined {
@@ -87,7 +87,7 @@ function processFrom(value: unknown): ControllerProcess | undefined {
 function kernelFrom(value: unknown): KernelProcess | undefined {
   if (!isObject(value)) return undefined;
   const { scope, pid, startTime } = value;
-  // kill(2) takes other numbers for groups of processes.
+  // kill(2) gives 0 and negative numbers another meaning.
   const isPid = typeof pid === 'number' && Number.isSafeInteger(pid) && pid > 0;
   return isPid && isWord(scope) && isWord(startTime) ? { scope, pid, startTime } : undefined;
 }

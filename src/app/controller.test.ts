@@ -13,8 +13,8 @@ import { events, leases, persistentVolumes } from '#wire/kube/resources.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { runController } from './controller.ts';
 import { readRegistry, registryAnnotation } from './controller-registry.ts';
-import { type Figures, serveHealth } from './health.ts';
-import { kubeAccess } from './kube.ts';
+import { type MetricsText, serveHealth } from './health.ts';
+import { kubeAccess } from './kube-access.ts';
 
 let api: FakeKubeApi;
 let client: KubeClient;
@@ -98,8 +98,8 @@ const health = async (path: string): Promise<readonly [number, string]> => {
 describe('the controller', () => {
   test.each([
     ['in a pod', '10.96.0.1'],
-    ['outside of the cluster', ''],
-  ])('%s refuses a store with client=host, which its object and its claims say', async (_, host) => {
+    ['outside the cluster', ''],
+  ])('%s refuses a store with client=host, and reports it on the Store object and its claims', async (_, host) => {
     vi.stubEnv('KUBERNETES_SERVICE_HOST', host);
     onTestFinished(() => void vi.unstubAllEnvs());
     const { uri, options } = await exported();
@@ -139,7 +139,7 @@ describe('the controller', () => {
     },
   );
 
-  test('leads, makes volumes as the cluster’s own instance, and gives the Lease back when it stops', async () => {
+  test('acquires the Lease, creates volumes with the cluster’s instance id, and releases the Lease when it stops', async () => {
     const { uri, options, folder: directory } = await exported();
     api.put(paths.stores, { metadata: { name: 'silver', generation: 1 }, spec: { uri, options } });
     api.put(paths.classes, aClass());
@@ -169,7 +169,7 @@ describe('the controller', () => {
     records.close();
   });
 
-  test('takes up nothing that it began in an earlier life', async () => {
+  test('discards the database of an earlier run', async () => {
     const state = join(folder, 'one');
     mkdirSync(state);
     const before = openRecords(join(state, 'state.db'));
@@ -184,7 +184,7 @@ describe('the controller', () => {
     records.close();
   });
 
-  test('waits, and could work, while another leads', async () => {
+  test('is ready while another one leads', async () => {
     const spec = { holderIdentity: 'another', leaseDurationSeconds: 15, renewTime: new Date().toISOString() };
     api.put('/apis/coordination.k8s.io/v1/namespaces/storage/leases', {
       metadata: { name: 'stowage-controller' },
@@ -199,7 +199,7 @@ describe('the controller', () => {
     expect(await status).toBe(0);
   });
 
-  test('ends with another status when somebody has taken the Lease from it', async () => {
+  test('exits with status 1 if another process has taken the Lease', async () => {
     const status = run();
     await eventually(() => said).toContain('stowage controller leads');
     const found = await client.get(leases, { namespace: 'storage', name: 'stowage-controller' }, signal);
@@ -208,7 +208,7 @@ describe('the controller', () => {
     expect(await lease()).toBe('another');
   }, 30_000);
 
-  test('ends with another status when it may not see what it needs, and gives the Lease back', async () => {
+  test('exits with status 1 if it lacks a permission, and releases the Lease', async () => {
     api.intercept = ({ url }, response) => {
       if (url !== '/api/v1/namespaces/kube-system') return false;
       api.refuse(response, 403, 'Forbidden');
@@ -218,7 +218,7 @@ describe('the controller', () => {
     expect(await lease()).toBe('');
   });
 
-  test('is not ready before it knows who leads', async () => {
+  test('is not ready before it knows the leader', async () => {
     api.intercept = ({ url = '' }, response) => {
       if (!url.includes('/leases')) return false;
       api.refuse(response, 500, 'InternalError');
@@ -233,8 +233,8 @@ describe('the controller', () => {
   });
 });
 
-test('figures are served when there are some', async () => {
-  let figures: Figures | undefined;
+test('/metrics answers as soon as there are metrics', async () => {
+  let figures: MetricsText | undefined;
   await using health = await serveHealth(
     '127.0.0.1:0',
     () => undefined,
@@ -251,15 +251,15 @@ test('figures are served when there are some', async () => {
   expect(await ask()).toEqual([500, 'Error: no\n']);
 });
 
-test('health is served only where it is asked for', async () => {
+test('the health server runs only if configured', async () => {
   await using nowhere = await serveHealth(undefined, () => undefined);
   expect(nowhere.address).toBeUndefined();
 });
 
 test.each<[string, string | undefined]>([
-  ['no pod', undefined],
-  ['a file that is not there', '/nowhere/kubeconfig'],
-])('with %s it says what to do', async (_, file) => {
+  ['neither a pod nor a kubeconfig', undefined],
+  ['a missing kubeconfig', '/nowhere/kubeconfig'],
+])('with %s the error says what to do', async (_, file) => {
   const asking = kubeAccess({ kubeconfig: file, env: {}, clock: systemClock() });
   await expect(asking).rejects.toBeInstanceOf(StowageError);
   await expect(asking).rejects.toMatchObject({

@@ -37,22 +37,22 @@ import { KubeError } from '#wire/kube/errors.ts';
 import { namespaces } from '#wire/kube/resources.ts';
 import { type ClusterApi, startClusterApi } from './cluster-api.ts';
 import { createControllerMarks } from './controller-marks.ts';
-import { giveBackWhenIdle } from './giving-back.ts';
 import { serveHealth } from './health.ts';
-import { withoutHostClient } from './host-client.ts';
-import { kubeAccess } from './kube.ts';
-import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
+import { refuseHostClient } from './host-client.ts';
+import { kubeAccess } from './kube-access.ts';
+import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { releaseMemoryWhenIdle } from './memory-release.ts';
 import { prepareState } from './state-folder.ts';
-import { keepApart, nfsPlace } from './store-places.ts';
+import { locateNfsStore, refuseOverlaps } from './store-overlaps.ts';
 import { startUp } from './up.ts';
 import { version } from './version.ts';
 
 const leaseName = 'stowage-controller';
-/** For what is still to be said when all else is done. */
+/** For sending the last Events before the end. */
 const lastEventsMs = 2_000;
 
-/** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Gives the exit status. */
+/** `stowage controller`: waits until it leads, then works until SIGINT or SIGTERM. Returns the exit status. */
 export async function runController(
   options: ControllerOptions,
   folders: Folders,
@@ -63,16 +63,16 @@ export async function runController(
   const stop = new AbortController();
   interrupted.addEventListener('abort', () => stop.abort(), { once: true });
   process.once('SIGTERM', () => stop.abort());
-  const place = listenPlace(options.listen, process.env['POD_IP']);
+  const place = listenAddress(options.listen, process.env['POD_IP']);
   const access = await kubeAccess({ kubeconfig: options.kubeconfig, env: process.env, clock });
-  using _memory = giveBackWhenIdle(clock);
+  using _memory = releaseMemoryWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
   const userAgent = `stowage-controller/${version}`;
   using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, observed: metrics.request });
-  // No other has it, not even the same pod after a restart.
+  // Unique to this process, even if the same pod restarts.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
-  // With a connection of its own: who leads must be able to say so however many other calls wait for an answer.
+  // With a connection of its own: the leader must be able to renew its Lease however many other calls are pending.
   using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, observed: metrics.request });
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
   const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
@@ -89,15 +89,15 @@ export async function runController(
     process.stdout.write('stowage controller leads\n');
   };
   try {
-    const door = { place, tlsSecret: options.tlsSecret };
+    const server = { place, tlsSecret: options.tlsSecret };
     const work = (scope: Scope): Promise<void> =>
-      lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, door }, scope, stop.signal);
-    // Its end is only ever asked for by `stop`: what is begun is finished.
+      lead({ client, clock, folders, identity, marks, log, metrics, working, namespace, server }, scope, stop.signal);
+    // Only `stop` ends it, so that work in progress is finished.
     await leader.run(work, { signal: new AbortController().signal, log }, stop.signal);
     process.stderr.write('stowage controller stopped\n');
     return 0;
   } catch (thrown) {
-    // Whoever started it starts it again.
+    // Whoever started this process will restart it.
     if (thrown instanceof LeadershipLost) log.error('another may lead by now', { why: thrown.message });
     else if (thrown instanceof KubeError) log.error('Kubernetes does not let it work', { error: thrown });
     else throw thrown;
@@ -105,7 +105,7 @@ export async function runController(
   }
 }
 
-interface Leading {
+interface LeaderParts {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly folders: Folders;
@@ -113,16 +113,16 @@ interface Leading {
   readonly marks: () => ProcessMarks;
   readonly log: Log;
   readonly metrics: ControllerMetrics;
-  /** Its own. */
+  /** The controller's own namespace. */
   readonly namespace: string;
-  readonly door: { readonly place: ListenPlace | undefined; readonly tlsSecret: string | undefined };
-  /** Called when it does its work. */
+  readonly server: { readonly place: ListenAddress | undefined; readonly tlsSecret: string | undefined };
+  /** Called when the controllers have started to work. */
   readonly working: () => void;
 }
 
-async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<void> {
+async function lead(parts: LeaderParts, scope: Scope, stop: AbortSignal): Promise<void> {
   const { client, clock, folders, log, namespace } = parts;
-  await begin(folders, await clusterInstance(client, scope.signal));
+  await resetDatabase(folders, await clusterInstance(client, scope.signal));
   const all = controllerKinds(clock);
   const kinds = new Map(all.map((kind) => [kind.scheme, kind]));
   const running = await startUp({
@@ -142,12 +142,12 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
   const caches = createCaches(client, clock);
   const about = { controller: 'stowage.dev/controller', instance: parts.identity };
   const events = parts.metrics.counting(createEvents({ client, clock, ...about }));
-  // The API for users and the agents are each other's.
+  // The API for users needs the agents, and the agents' server needs the API.
   const late: { api?: ClusterApi } = {};
   const handle = (): Handle => (request, response) => late.api?.handle(request, response);
-  const door = createLeaderServer({ ...parts.door, client, clock, namespace, handle }, { log });
+  const server = createLeaderServer({ ...parts.server, client, clock, namespace, handle }, { log });
   const file = createCoreProvisioner(core, createWhyNotOpen(caches.stores, kinds));
-  const { agents } = door;
+  const { agents } = server;
   const nodes = (): readonly string[] => [...caches.nodes.all()].flatMap(({ metadata }) => metadata.name ?? []);
   await using api = await startClusterApi({ core, client, clock, log, signal: scope.signal, agents, nodes });
   late.api = api;
@@ -185,23 +185,23 @@ async function lead(parts: Leading, scope: Scope, stop: AbortSignal): Promise<vo
     if (!either.aborted) await controller.run(scope, stop);
   };
   const working = Promise.all([stores.run(scope, stop), ...others.map(runAfter)]);
-  const opened = door.run(scope, ending.signal);
-  // What is begun is finished, with the agents that it needs; a door that cannot be opened ends all.
+  const opened = server.run(scope, ending.signal);
+  // Finish the work in progress, for which the agents must stay connected. If the server cannot listen, everything ends.
   await Promise.race([working, opened.then(() => working)]);
-  if (!scope.signal.aborted) await said(events, clock, scope.signal);
+  if (!scope.signal.aborted) await waitForEvents(events, clock, scope.signal);
   ending.abort();
   await Promise.all([...feeding, opened]);
-  // Who no longer leads ends at once: whatever is left to do is another's.
+  // A process that lost the Lease ends at once: the rest is up to the new leader.
   if (!scope.signal.aborted) await running.stop();
 }
 
-/** The cluster's, so that whoever leads knows what another has begun. */
+/** The same for every controller of a cluster, so that a new leader recognizes its predecessor's work. */
 async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise<string> {
   const { metadata } = await client.get(namespaces, { name: 'kube-system' }, signal);
   const digest = createHash('sha256')
     .update(`stowage.dev/cluster ${metadata.uid ?? ''}`)
     .digest('hex');
-  // Of the form of a random one, which it is to everybody else.
+  // In the form of a random UUID, which is what others expect.
   return [
     digest.slice(0, 8),
     digest.slice(8, 12),
@@ -211,8 +211,8 @@ async function clusterInstance(client: KubeClient, signal: AbortSignal): Promise
   ].join('-');
 }
 
-/** Nothing is taken up that this process once began: others have led since. What is true is on the stores and in Kubernetes. */
-async function begin(folders: Folders, instance: string): Promise<void> {
+/** Discards the database of an earlier term, since others have led since then. The truth is on the stores and in Kubernetes. */
+async function resetDatabase(folders: Folders, instance: string): Promise<void> {
   const { database } = await prepareState(folders.state, folders.socket);
   for (const ending of ['', '-wal', '-shm', '-journal']) await rm(`${database}${ending}`, { force: true });
   const records = openRecords(database);
@@ -220,13 +220,13 @@ async function begin(folders: Folders, instance: string): Promise<void> {
   records.close();
 }
 
-/** Local stores are known only to be told from others: they are their nodes'. */
+/** Local stores are included so that the controller recognizes them; their nodes serve them. */
 function controllerKinds(clock: Clock): readonly StoreKind[] {
-  // The controller authenticates agents by their pod's token, so every agent runs in a pod.
-  return [keepApart(withoutHostClient(createNfsStoreKind(clock)), nfsPlace), createLocalStoreKind()];
+  // The controller authenticates agents by their pods' tokens, so every agent runs in a pod.
+  return [refuseOverlaps(refuseHostClient(createNfsStoreKind(clock)), locateNfsStore), createLocalStoreKind()];
 }
 
-async function said(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
+async function waitForEvents(events: Events, clock: Clock, signal: AbortSignal): Promise<void> {
   const began = clock.elapsed();
   while (events.waiting > 0 && clock.elapsed() - began < lastEventsMs) await clock.sleep(20, signal);
 }

@@ -10,7 +10,7 @@ import { grpcClient } from '#testing/grpc-client.ts';
 import { startServer } from '#testing/server.ts';
 import { Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
-import { createSpaceOf, csiWish, startCsi } from './csi.ts';
+import { createSpaceOf, csiSettings, startCsi } from './csi.ts';
 
 let folder: string;
 
@@ -56,7 +56,7 @@ test('each driver has a socket that only its owner can open, and is registered w
   });
 });
 
-test('calls are counted by method and by what became of them, and the figures say so', async () => {
+test('the metrics count calls by method and code', async () => {
   await using server = await startServer({ listen: 'none' });
   const { core } = server;
   const dataPath = { name: 'host', state: 'serving', mounts: 3, pid: 1, version: '1', standby: true } as const;
@@ -81,23 +81,23 @@ test('calls are counted by method and by what became of them, and the figures sa
     expect(text.split('\n')).toContain(line);
 });
 
-test('nothing is served that nobody asked for', async () => {
-  expect(csiWish({})).toBeUndefined();
-  expect(csiWish({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
-  expect(csiWish({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
-  expect(csiWish({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
-  expect(csiWish({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
-  expect(() => csiWish({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
+test('serves nothing unless configured', async () => {
+  expect(csiSettings({})).toBeUndefined();
+  expect(csiSettings({ csi: '/a/b/', csiRegistry: '/c' })).toEqual({ folder: '/a/b', registry: '/c' });
+  expect(csiSettings({ kubelet: '/k' })).toEqual({ folder: '/k/plugins/stowage.dev', registry: '/k/plugins_registry' });
+  expect(csiSettings({ kubelet: '/k', csi: '/a' })).toEqual({ folder: '/a', registry: '/k/plugins_registry' });
+  expect(csiSettings({ kubelet: '/k', csi: '/a', maxVolumes: 3 })).toMatchObject({ maxVolumes: 3 });
+  expect(() => csiSettings({ csiRegistry: '/c' })).toThrow('there are no drivers to register');
 });
 
-describe('what is free at a path', () => {
-  test('is what the kernel says', async () => {
+describe('the space at a path', () => {
+  test('is what the kernel reports', async () => {
     const space = await createSpaceOf(systemClock())(folder);
     expect(space?.totalBytes).toBeGreaterThan(0n);
     expect(await createSpaceOf(systemClock())(join(folder, 'missing'))).toBeUndefined();
   });
 
-  test('is asked for once at a time, for a few at a time, and not waited for long', async () => {
+  test('is asked for once at a time and for a few paths at a time, with a timeout', async () => {
     let asked = 0;
     const hanging = (() => {
       asked++;
@@ -110,7 +110,7 @@ describe('what is free at a path', () => {
   });
 });
 
-test('a server without drivers has nothing to close', async () => {
+test('a server without drivers can be closed', async () => {
   const server = await startServer({ listen: 'none', log: silentLog() });
   onTestFinished(() => server[Symbol.asyncDispose]());
   expect(server.running.csi.sockets).toEqual([]);

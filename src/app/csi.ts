@@ -13,27 +13,27 @@ import { type CsiOptions, createCsiServer, createRegistrationServer } from '#fro
 import type { GrpcServer } from '#wire/csi/server.ts';
 import { listenSocket } from './listen.ts';
 
-/** The sockets by which CSI's callers reach Stowage, one for each driver. */
+/** The sockets on which Stowage serves CSI, one for each driver. */
 export interface Csi {
   readonly sockets: readonly string[];
   close(graceMs: number): Promise<void>;
 }
 
-export interface CsiWish {
-  /** The folder for them: `file.sock` and `local.sock`. */
+export interface CsiSettings {
+  /** The folder for the sockets `file.sock` and `local.sock`. */
   readonly folder: string;
-  /** A kubelet's folder of plugins, to be registered there. Undefined: somebody else does that, or nobody. */
+  /** The kubelet's plugin registration folder. Undefined: the drivers are not registered here. */
   readonly registry: string | undefined;
-  /** How many volumes each of them may have mounted. */
+  /** The maximum number of mounted volumes for each driver. */
   readonly maxVolumes?: number | undefined;
-  /** Who knows pods. */
+  /** Finds the user namespace of a pod. */
   readonly podUsers?: CsiOptions['podUsers'];
 }
 
-/** As the command line says it. */
-export function csiWish(
+/** As given on the command line. */
+export function csiSettings(
   options: Pick<UpOptions, 'csi' | 'csiRegistry' | 'kubelet' | 'maxVolumes'>,
-): CsiWish | undefined {
+): CsiSettings | undefined {
   const { kubelet } = options;
   const within = (...path: readonly string[]) => (kubelet === undefined ? undefined : join(kubelet, ...path));
   const csi = options.csi ?? within('plugins', 'stowage.dev');
@@ -60,35 +60,35 @@ export interface CsiParts {
   readonly observed?: CsiOptions['observed'];
 }
 
-export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Promise<Csi> {
+export async function startCsi(settings: CsiSettings | undefined, parts: CsiParts): Promise<Csi> {
   const servers: GrpcServer[] = [];
   const sockets: string[] = [];
   const close = async (graceMs: number): Promise<void> => {
     await Promise.all(servers.map((server) => server.close(graceMs)));
   };
-  if (wish === undefined) return { sockets, close };
+  if (settings === undefined) return { sockets, close };
   const serve = async (server: GrpcServer, path: string): Promise<void> => {
     servers.push(server);
     await listenSocket(server.server, path);
   };
   const spaceOf = createSpaceOf(parts.clock);
   try {
-    // Whoever can call the driver can mount: only root.
-    await makeFolders(wish.folder, 0o700);
+    // Only root: a client of the driver can mount.
+    await makeFolders(settings.folder, 0o700);
     for (const driver of drivers) {
-      const socket = join(wish.folder, `${driver.socket}.sock`);
+      const socket = join(settings.folder, `${driver.socket}.sock`);
       await serve(
-        createCsiServer({ ...parts, driver, spaceOf, maxVolumes: wish.maxVolumes, podUsers: wish.podUsers }),
+        createCsiServer({ ...parts, driver, spaceOf, maxVolumes: settings.maxVolumes, podUsers: settings.podUsers }),
         socket,
       );
       sockets.push(socket);
     }
-    // Last: a kubelet calls a driver as soon as it knows of it.
-    for (const driver of wish.registry === undefined ? [] : drivers) {
-      const endpoint = join(wish.folder, `${driver.socket}.sock`);
+    // Last: a kubelet calls a driver as soon as it is registered.
+    for (const driver of settings.registry === undefined ? [] : drivers) {
+      const endpoint = join(settings.folder, `${driver.socket}.sock`);
       await serve(
         createRegistrationServer({ ...parts, driver, endpoint }),
-        join(wish.registry ?? '', `${driver.name}-reg.sock`),
+        join(settings.registry ?? '', `${driver.name}-reg.sock`),
       );
     }
   } catch (thrown) {
@@ -98,17 +98,17 @@ export async function startCsi(wish: CsiWish | undefined, parts: CsiParts): Prom
   return { sockets, close };
 }
 
-const waitMs = 1_000;
-const atOnce = 4;
+const statfsMs = 1_000;
+const maxConcurrent = 4;
 
 /**
- * A mount whose server is gone keeps who asks, and a thread with it: no more than a few are asked at once, each once, and
- * nobody waits long.
+ * statfs(2) on a mount whose server is gone blocks, and occupies a thread. So this asks at most a few paths at a time, each once, and gives
+ * up after a second.
  */
 export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path: string) => Promise<Space | undefined> {
   const asked = new Set<string>();
   return async (path) => {
-    if (asked.has(path) || asked.size >= atOnce) return undefined;
+    if (asked.has(path) || asked.size >= maxConcurrent) return undefined;
     asked.add(path);
     let found: Space | undefined;
     const asking = ask(path, { bigint: true })
@@ -116,7 +116,7 @@ export function createSpaceOf(clock: Clock, ask: typeof statfs = statfs): (path:
         found = { totalBytes: blocks * bsize, freeBytes: bavail * bsize, files, freeFiles: ffree };
       })
       .finally(() => asked.delete(path));
-    await endsWithin(asking, waitMs, clock);
+    await endsWithin(asking, statfsMs, clock);
     return found;
   };
 }

@@ -8,7 +8,7 @@ import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startEmbeddedNfs } from './embedded-nfs.ts';
 import { prepareState } from './state-folder.ts';
 
-test('a server that cannot start is not waited for: why is known at once', async () => {
+test('a server that cannot start is not waited for, and its error is known at once', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-embedded-'));
   const state = await prepareState(folder, join(folder, 's'));
   const records = openRecords(state.database);
@@ -18,7 +18,7 @@ test('a server that cannot start is not waited for: why is known at once', async
   });
   const problem = { detail: 'cannot listen on 127.0.0.1:2049: the port is in use', reason: 'nfs-port-in-use' };
   const failing = `console.error(${JSON.stringify(JSON.stringify(problem))}); process.exitCode = 5`;
-  // Whose time stands still: whatever waits for it waits for ever.
+  // The clock stands still, so any wait would last for ever.
   await using nfs = await startEmbeddedNfs(
     { program: [process.execPath, '--eval', failing, '--'], port: 2049 },
     { state, socket: join(folder, 'sock'), records, clock: createFakeClock(), log: collectingLog() },

@@ -9,38 +9,38 @@ import type { StowageError } from '#core/errors.ts';
 import type { StoreConfig } from '#core/model.ts';
 import type { Records, StoreKind } from '#core/ports.ts';
 import { type NfsChild, startNfsChild } from './nfs-child.ts';
-import { nfsUri } from './nfs-served.ts';
+import { nfsUri } from './nfs-server-description.ts';
 import type { StateFolder } from './state-folder.ts';
 
 export interface EmbeddedNfsSettings {
-  /** How to call this program: it is started once more, as the server. */
+  /** The command of this program, which is started once more, as the server. */
   readonly program: readonly [string, ...string[]];
-  /** Undefined: the one it had before, or at first one that is free. */
+  /** Undefined: the port of the previous start, or any free port at the first. */
   readonly port: number | undefined;
 }
 
-/** What `stowage up --nfs` runs beside itself: a server for this machine, and the store on it. */
+/** The NFS server of `stowage up --nfs`: a child process that serves this machine, and the store on it. */
 export interface EmbeddedNfs extends AsyncDisposable {
   readonly storeName: string;
   readonly uri: string;
   readonly exported: string;
   readonly child: NfsChild;
-  /** Resolves when it runs, or has failed to, or after a while: one that does not start keeps nothing else from starting. */
+  /** Resolves when the server runs or has failed, or after a timeout: a server that does not start must not block everything else. */
   readonly started: Promise<unknown>;
-  /** From now on, each time it begins to run. */
+  /** Calls `then` each time the server gets ready from now on. */
   whenReady(then: () => Promise<void>): void;
-  /** The kind of its store, which says what is wrong with the server rather than that nobody answers. */
-  explaining(kind: StoreKind): StoreKind;
+  /** Wraps the kind of its store: errors then say what is wrong with the server instead of "no answer". */
+  withServerProblem(kind: StoreKind): StoreKind;
 }
 
-/** Below those that systems take for outgoing connections, so that it is still free at the next start. */
+/** Below the ephemeral port range, so that the port is still free at the next start. */
 const firstPort = 20_490;
 const ports = 500;
 const portKey = 'port of the embedded NFS server';
 const host = '127.0.0.1';
 const path = '/export';
-/** It usually takes a tenth of that. */
-const startPatienceMs = 5_000;
+/** It usually takes a tenth of this. */
+const startMs = 5_000;
 
 export async function startEmbeddedNfs(
   settings: EmbeddedNfsSettings,
@@ -54,23 +54,23 @@ export async function startEmbeddedNfs(
 ): Promise<EmbeddedNfs> {
   const { state, records, clock, log } = parts;
   const { exported } = state.nfs;
-  // The server itself says what is wrong with it.
+  // If this fails, the server reports why.
   await makeFolders(exported, 0o755).catch(() => undefined);
-  const port = await chosenPort(settings.port, state, records);
+  const port = await choosePort(settings.port, state, records);
   const { promise: ready, resolve } = Promise.withResolvers<void>();
   let then: (() => Promise<void>) | undefined;
   const options = ['--host', host, '--port', String(port), '--path', path, '--state', state.nfs.state];
   const child = startNfsChild({
     command: [...settings.program, '--json', 'nfs', 'serve', exported, ...options],
-    // Beside it the server finds the user of the data path, which it lets in.
+    // The server finds the data path's user, which it must admit, next to the socket.
     env: { STOWAGE_SOCKET: parts.socket },
     clock,
     log,
     onReady: () => {
-      // Only now: a port that it could not have must not be tried for ever.
+      // Only now: a port that could not be bound must not be tried again at every start.
       if (records.settings.get(portKey) !== String(port)) records.settings.set(portKey, String(port));
       resolve();
-      // What it cannot open now is tried again later anyway.
+      // A store that still cannot be opened is retried later.
       then?.().catch(() => undefined);
     },
     onEnd: resolve,
@@ -80,16 +80,16 @@ export async function startEmbeddedNfs(
     uri: nfsUri(host, path, port),
     exported,
     child,
-    started: endsWithin(ready, startPatienceMs, clock),
+    started: endsWithin(ready, startMs, clock),
     whenReady: (given) => {
       then = given;
     },
-    explaining: (kind) => explaining(kind, child),
+    withServerProblem: (kind) => withServerProblem(kind, child),
     [Symbol.asyncDispose]: () => child[Symbol.asyncDispose](),
   };
 }
 
-function explaining(kind: StoreKind, child: NfsChild): StoreKind {
+function withServerProblem(kind: StoreKind, child: NfsChild): StoreKind {
   const problemOf = ({ origin }: StoreConfig): StowageError | undefined =>
     origin === 'builtin' ? child.problem : undefined;
   return {
@@ -109,18 +109,18 @@ function explaining(kind: StoreKind, child: NfsChild): StoreKind {
   };
 }
 
-/** The same at every start: clients that have something mounted look for it there. */
-async function chosenPort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
+/** Must not change between starts: clients that have mounted something keep using it. */
+async function choosePort(asked: number | undefined, state: StateFolder, records: Records): Promise<number> {
   const before = records.settings.get(portKey);
   return asked ?? (before === undefined ? await freePort(state) : Number(before));
 }
 
-/** Each state folder begins elsewhere: one that does not run now shall find its port free later, too. */
+/** Each state folder starts at another port, so that one whose server is stopped is likely to find its port free later. */
 async function freePort(state: StateFolder): Promise<number> {
   const offset = createHash('sha256').update(state.path).digest().readUInt32BE(0);
   const candidates = Array.from({ length: ports }, (_, i) => firstPort + ((offset + i) % ports));
   for (const port of candidates) if (await isFree(port)) return port;
-  // Taken, too: it says so, and goes on trying.
+  // It is in use, too: the server reports that and keeps trying.
   return firstPort;
 }
 

@@ -18,15 +18,15 @@ beforeEach(() => {
   });
 });
 
-test('an engine that was found or named once is known at the next start, there or not', () => {
+test('an engine that was found or configured once is known at the next start, whether it exists or not', () => {
   const docker = { kind: 'docker', socket: '/nowhere/docker.sock' };
   expect(engineSockets([{ docker: '/nowhere/docker.sock' }], true, records)).toContainEqual(docker);
   expect(engineSockets([], true, records)).toContainEqual(docker);
-  // Where nobody is to look, nobody remembers either.
+  // Without `look` nothing is recorded.
   expect(engineSockets([], false, records)).toEqual([]);
 });
 
-test('in a container, the socket in the machine’s folder is taken if it is the one that was given', () => {
+test('in a container, prefers the socket in the host’s folder if it is the same as the mounted one', () => {
   const root = mkdtempSync(join(tmpdir(), 'stowage-engines-'));
   onTestFinished(() => rmSync(root, { recursive: true }));
   const [bound, there] = [join(root, 'run/docker.sock'), join(root, 'host/run/docker.sock')];
@@ -41,12 +41,12 @@ test('in a container, the socket in the machine’s folder is taken if it is the
   expect(socketOf('docker', root)).toBe(bound);
 });
 
-test('one that was found in a container is looked for on the machine, where Stowage runs in none', () => {
+test('translates a socket path found in a container if Stowage now runs outside', () => {
   records.settings.set('engines.found', JSON.stringify({ podman: '/host/run/podman/other.sock' }));
   expect(engineSockets([], true, records)).toContainEqual({ kind: 'podman', socket: '/run/podman/other.sock' });
 });
 
-test('of one that somebody says is not there, nothing counts any more', () => {
+test('drops the references of an engine that is configured as none', () => {
   const volumeId = 'sv1-00000000-0000-0000-0000-000000000000' as VolumeId;
   const reference = { engine: 'podman', container: 'c', name: 'web', volumeId, running: false };
   records.references.replace('podman', [reference]);

@@ -4,14 +4,14 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
-import { type Figures, serveHealth, serveMetrics } from './health.ts';
+import { type MetricsText, serveHealth, serveMetrics } from './health.ts';
 
 const contentType = 'text/plain; version=0.0.4';
 
-/** As many as were counted. */
+/** Metrics that count how often they are collected. */
 function counted() {
   const it = { count: 0, until: Promise.resolve() };
-  const figures: Figures = {
+  const figures: MetricsText = {
     contentType,
     text: async () => {
       it.count++;
@@ -27,7 +27,7 @@ async function asked(address: string, path: string): Promise<readonly [number, s
   return [answer.status, await answer.text()];
 }
 
-function served(listen: string | undefined, figures: () => Figures | undefined, clock = createFakeClock()) {
+function served(listen: string | undefined, figures: () => MetricsText | undefined, clock = createFakeClock()) {
   const said: string[] = [];
   const log = { ...silentLog(), warn: (message: string) => void said.push(message) };
   const metrics = serveMetrics(listen, figures, { clock, log });
@@ -35,8 +35,8 @@ function served(listen: string | undefined, figures: () => Figures | undefined, 
   return { metrics, said, clock };
 }
 
-describe('figures for others', () => {
-  test('are all there is at their address', async () => {
+describe('the metrics server', () => {
+  test('serves only /metrics', async () => {
     const { figures } = counted();
     const address = await served('127.0.0.1:0', () => figures).metrics.address;
     expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
@@ -45,7 +45,7 @@ describe('figures for others', () => {
       expect(await asked(address, path)).toEqual([404, 'not here\n']);
   });
 
-  test.skipIf(needs('ipv6'))('are at an address of either kind, as the chart writes it', async () => {
+  test.skipIf(needs('ipv6'))("listens on IPv4 and IPv6 at the chart's address", async () => {
     const { figures } = counted();
     for (const listen of ['[127.0.0.1]:0', '[::1]:0']) {
       const address = await served(listen, () => figures).metrics.address;
@@ -53,20 +53,20 @@ describe('figures for others', () => {
     }
   });
 
-  test('come when there are any', async () => {
-    let figures: Figures | undefined;
+  test('serves metrics as soon as there are any', async () => {
+    let figures: MetricsText | undefined;
     const address = await served('127.0.0.1:0', () => figures).metrics.address;
     expect(await asked(address, '/metrics')).toEqual([503, 'there are none yet\n']);
     figures = counted().figures;
     expect(await asked(address, '/metrics')).toEqual([200, 'stowage_counted 1\n']);
   });
 
-  test('are counted once for all who ask meanwhile', async () => {
+  test('collects the metrics once for concurrent requests', async () => {
     const it = counted();
     const { promise, resolve } = Promise.withResolvers<void>();
     it.until = promise;
     let requests = 0;
-    const figures = (): Figures => {
+    const figures = (): MetricsText => {
       requests++;
       return it.figures;
     };
@@ -80,7 +80,7 @@ describe('figures for others', () => {
     expect(it.count).toBe(2);
   });
 
-  test('a port that somebody else has keeps nothing from working: they are there when it is free', async () => {
+  test('waits for its port without blocking the process, and serves when the port is free', async () => {
     const other = createServer().listen(0, '127.0.0.1');
     await once(other, 'listening');
     const { port } = other.address() as AddressInfo;
@@ -102,11 +102,11 @@ describe('figures for others', () => {
     expect(said).toHaveLength(1);
   });
 
-  test('an address that is none is said at once', () => {
+  test('rejects an invalid address at once', () => {
     expect(() => served('here', () => undefined)).toThrow("'here' is not an address to listen on");
   });
 
-  test('more connections than anybody needs are not taken', async () => {
+  test('limits the number of connections', async () => {
     const { figures } = counted();
     const address = new URL(await served('127.0.0.1:0', () => figures).metrics.address);
     const sockets = Array.from({ length: 40 }, () => connect(Number(address.port), address.hostname));
@@ -124,7 +124,7 @@ describe('figures for others', () => {
     await expect.poll(() => ended).toBe(8);
   });
 
-  test('nobody waits for the end of those who are connected', async () => {
+  test('does not wait for open connections when it ends', async () => {
     const { figures } = counted();
     const metrics = serveMetrics('127.0.0.1:0', () => figures, { clock: createFakeClock(), log: silentLog() });
     const address = new URL(await metrics.address);
@@ -137,7 +137,7 @@ describe('figures for others', () => {
   });
 });
 
-test('probes have their answers, and figures where they are asked for', async () => {
+test('the health server answers probes, and serves metrics if there are any', async () => {
   let why: string | undefined = 'it is starting';
   const { figures } = counted();
   const health = await serveHealth(

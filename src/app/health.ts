@@ -1,38 +1,38 @@
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
 export interface Health extends AsyncDisposable {
-  /** Where it listens. Undefined: nowhere. */
+  /** The address that it listens on. Undefined: none. */
   readonly address: string | undefined;
 }
 
-export interface Figures {
+export interface MetricsText {
   readonly contentType: string;
   text(): Promise<string>;
 }
 
 /**
- * For probes and Prometheus: `/healthz` as long as the process lives, `/readyz` when it does its work or could; else why not.
- * `/metrics`: the figures, as soon as there are any. Nothing of it is a secret, and nothing can be changed: no token is asked for.
+ * For probes and Prometheus: `/healthz` answers as long as the process lives; `/readyz` when it works or is ready to take over, otherwise
+ * with the reason; `/metrics` as soon as there are metrics. Without authentication: nothing is secret, and nothing can be changed.
  */
 export async function serveHealth(
   listen: string | undefined,
   whyNotReady: () => string | undefined,
-  figures: () => Figures | undefined = () => undefined,
+  metrics: () => MetricsText | undefined = () => undefined,
 ): Promise<Health> {
-  const at = parseListen(listen ?? 'none', everywhere);
+  const at = parseListen(listen ?? 'none', allAddresses);
   if (at === undefined) return { address: undefined, [Symbol.asyncDispose]: async () => undefined };
-  const tell = telling(figures);
+  const tell = metricsHandler(metrics);
   const server = createServer((request, response) => {
     const path = pathOf(request);
     if (path === '/metrics') return void tell(response);
     const why = path === '/healthz' ? undefined : path === '/readyz' ? whyNotReady() : 'not here';
-    say(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
+    reply(response, why === undefined ? 200 : path === '/readyz' ? 503 : 404, why ?? 'ok');
   });
   const address = await listenTcp(server, at);
-  return { address, [Symbol.asyncDispose]: () => closed(server) };
+  return { address, [Symbol.asyncDispose]: () => closeServer(server) };
 }
 
 export interface MetricsParts {
@@ -41,36 +41,36 @@ export interface MetricsParts {
 }
 
 export interface Metrics extends AsyncDisposable {
-  /** Where they are, as soon as they are. */
+  /** Resolves when it listens. */
   readonly address: Promise<string>;
 }
 
-/** At once, by whoever comes: a Prometheus has one connection, or two. */
-const mostConnections = 32;
-const againMs = 10_000;
+/** The connection limit: Prometheus uses one or two. */
+const maxConnections = 32;
+const retryMs = 10_000;
 
 /**
- * `/metrics` and nothing else, at an address that others reach. Where it cannot be listened on (somebody else has the port, the machine does not have
- * the address yet) it is tried again: what the process is for does not depend on it.
+ * Serves only `/metrics`, on an address that other machines reach. If it cannot listen (the port is in use, the machine does not have the
+ * address yet) it retries: the process works without metrics.
  */
 export function serveMetrics(
   listen: string | undefined,
-  figures: () => Figures | undefined,
+  metrics: () => MetricsText | undefined,
   { clock, log }: MetricsParts,
 ): Metrics {
   const at = parseListen(listen ?? 'none');
   const ending = new AbortController();
   const { promise: address, resolve } = Promise.withResolvers<string>();
-  const tell = telling(figures);
+  const tell = metricsHandler(metrics);
   let current: Server | undefined;
 
   async function open(to: NonNullable<typeof at>): Promise<void> {
     for (let wasTold = false; !ending.signal.aborted; wasTold = true) {
       const server = createServer((request, response) => {
         if (pathOf(request) === '/metrics') void tell(response);
-        else say(response, 404, 'not here');
+        else reply(response, 404, 'not here');
       });
-      server.maxConnections = mostConnections;
+      server.maxConnections = maxConnections;
       try {
         const where = await listenTcp(server, to);
         current = server;
@@ -79,7 +79,7 @@ export function serveMetrics(
       } catch (cause) {
         if (!wasTold) log.warn('metrics cannot be shown there yet', { address: listen, cause: String(cause) });
       }
-      await clock.sleep(againMs, ending.signal).catch(() => undefined);
+      await clock.sleep(retryMs, ending.signal).catch(() => undefined);
     }
   }
 
@@ -89,23 +89,23 @@ export function serveMetrics(
     [Symbol.asyncDispose]: async () => {
       ending.abort();
       await opening;
-      if (current !== undefined) await closed(current);
+      if (current !== undefined) await closeServer(current);
     },
   };
 }
 
 const pathOf = ({ url = '' }: IncomingMessage): string => url.split('?')[0] ?? '';
 
-function say(response: ServerResponse, status: number, text: string): void {
+function reply(response: ServerResponse, status: number, text: string): void {
   response.writeHead(status, { 'content-type': 'text/plain; charset=utf-8' }).end(`${text}\n`);
 }
 
-/** However many ask at once, they are counted once. */
-function telling(figures: () => Figures | undefined): (response: ServerResponse) => Promise<void> {
+/** Concurrent requests share one collection of the metrics. */
+function metricsHandler(metrics: () => MetricsText | undefined): (response: ServerResponse) => Promise<void> {
   let counting: Promise<string> | undefined;
   return async (response) => {
-    const found = figures();
-    if (found === undefined) return say(response, 503, 'there are none yet');
+    const found = metrics();
+    if (found === undefined) return reply(response, 503, 'there are none yet');
     counting ??= found.text().finally(() => {
       counting = undefined;
     });
@@ -113,12 +113,12 @@ function telling(figures: () => Figures | undefined): (response: ServerResponse)
       const text = await counting;
       response.writeHead(200, { 'content-type': found.contentType }).end(text);
     } catch (thrown) {
-      say(response, 500, String(thrown));
+      reply(response, 500, String(thrown));
     }
   };
 }
 
-async function closed(server: Server): Promise<void> {
+async function closeServer(server: Server): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   server.close(() => resolve());
   server.closeAllConnections();

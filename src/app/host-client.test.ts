@@ -3,12 +3,12 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { startServer } from '#testing/server.ts';
-import { isInContainer, withoutHostClient } from './host-client.ts';
+import { isInContainer, refuseHostClient } from './host-client.ts';
 
 const id = 'ab'.repeat(32);
 const nowhere = { mountinfo: '', cgroup: '', hostname: '0123456789ab' };
 
-describe('whether Stowage runs in a container is known', () => {
+describe('detects whether Stowage runs in a container:', () => {
   test.each([
     ['in a pod', { KUBERNETES_SERVICE_HOST: '10.96.0.1' }, undefined, nowhere, true],
     ['with keepers in pods', {}, 'pod', nowhere, true],
@@ -20,14 +20,14 @@ describe('whether Stowage runs in a container is known', () => {
       { ...nowhere, mountinfo: `1 2 0:3 /var/lib/docker/containers/${id}/hosts /etc/hosts rw - ext4 x rw` },
       true,
     ],
-    ['on a machine with an odd name', {}, undefined, nowhere, false],
+    ['on a machine whose name looks like a container id', {}, undefined, nowhere, false],
   ] as const)('%s', async (_, env, keepers, around, expected) => {
     expect(await isInContainer(env, keepers, async () => around)).toBe(expected);
   });
 });
 
-test('in a container a store with client=host is refused when it is added, with the reason; others are not', async () => {
-  const server = await startServer({ kinds: [createLocalStoreKind(), withoutHostClient(createNfsStoreKind())] });
+test('in a container, refuses to add a store with client=host and says why; accepts others', async () => {
+  const server = await startServer({ kinds: [createLocalStoreKind(), refuseHostClient(createNfsStoreKind())] });
   onTestFinished(() => server[Symbol.asyncDispose]());
   const own = await startOwnServer({ path: '/export' });
   const { port } = own.server;

@@ -1,37 +1,37 @@
+import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
 import { possibleIds, type Surroundings, surroundings } from '#clients/data-path/own-container.ts';
-import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { StowageError } from '#core/errors.ts';
 import type { StoreKind } from '#core/ports.ts';
 
 type Environment = Readonly<Record<string, string | undefined>>;
 
-/** Kubernetes sets it in the containers of every pod. */
+/** Kubernetes sets this variable in all containers of pods. */
 const isInPod = (env: Environment): boolean => Boolean(env['KUBERNETES_SERVICE_HOST']);
 
-/** In the container of a pod, or of a container engine. */
+/** Whether this process runs in a container of a pod or of a container engine. */
 export async function isInContainer(
   env: Environment,
   keepers: KeeperPlace | undefined,
   look: () => Promise<Surroundings> = surroundings,
 ): Promise<boolean> {
   if (isInPod(env) || keepers === 'pod' || keepers === 'container') return true;
-  // The name of a machine can look like the id of a container.
+  // A host name can look like a container id, so ignore it.
   return possibleIds({ ...(await look()), hostname: '' }).length > 0;
 }
 
 /**
- * For a process in a container, and for the controller of agents in containers: stores with client=host are not opened. The NFS client
- * of the machine is outside of the container, and every mount would fail.
+ * For a process in a container, and for the controller, whose agents run in containers: refuses to open stores with client=host. The
+ * machine's NFS client is outside of the container, so every mount would fail.
  */
-export const withoutHostClient = (kind: StoreKind): StoreKind => ({
+export const refuseHostClient = (kind: StoreKind): StoreKind => ({
   ...kind,
   open: async (config, ...rest) => {
-    if (config.options['client'] === 'host') throw outOfReach(config.name);
+    if (config.options['client'] === 'host') throw hostClientInContainer(config.name);
     return await kind.open(config, ...rest);
   },
 });
 
-const outOfReach = (name: string): StowageError =>
+const hostClientInContainer = (name: string): StowageError =>
   new StowageError(
     `store '${name}' has client=host, but the machine's NFS client cannot be used from the container in which Stowage runs`,
     {

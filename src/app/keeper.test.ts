@@ -18,7 +18,7 @@ const command = [process.execPath, '--disable-warning=ExperimentalWarning', main
 const readOr = (file: string): string => (existsSync(file) ? readFileSync(file, 'utf8') : '');
 
 test.skipIf(needs('linux', 'root'))(
-  'stowage keeper is the first process of its container, and says when it is ready',
+  'stowage keeper is process 1 of its container, and reports when it is ready',
   { timeout: 120_000 },
   async () => {
     const root = mkdtempSync(join(tmpdir(), 'stowage-first-'));
@@ -58,12 +58,12 @@ test.skipIf(needs('linux', 'root'))(
       ({ status }) => status === 0,
     );
     expect((await check('alive')).status).toBe(0);
-    // It is the keeper itself, and not something that has started it; what it has started is its own child.
+    // The pid is the keeper's own, not that of a wrapper; the data path is its child.
     expect(readFileSync(`/proc/${first}/status`, 'utf8')).toMatch(/^NSpid:\t\d+\t1$/m);
     expect(readFileSync(`/proc/${first}/cmdline`, 'utf8')).toContain('stowage keeper');
     const zombies = readdirSync('/proc').filter((pid) => readOr(`/proc/${pid}/status`).includes(`PPid:\t${first}\n`));
     for (const pid of zombies) expect(readOr(`/proc/${pid}/status`)).not.toMatch(/^State:\tZ/m);
-    // From elsewhere nobody knows whose it is.
+    // A client in another pid namespace gets no pid.
     await suspend(first);
     const hanging = await check('alive');
     expect(hanging).toMatchObject({ status: errorCodes.unavailable.exit, said: expect.stringContaining('answer') });

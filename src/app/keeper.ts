@@ -2,7 +2,7 @@ import { join } from 'node:path';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
 import type { KeeperOptions } from '#cli/io.ts';
-import { program as dataPath } from '#clients/data-path/starting.ts';
+import { program as dataPath } from '#clients/data-path/keeper-starter.ts';
 import { StowageError } from '#core/errors.ts';
 import { checkKeeper, type KeeperCheck } from '#keeper/check.ts';
 import { dataPathFlags } from '#keeper/node-flags.ts';
@@ -10,8 +10,8 @@ import { keeperCommand } from '#keeper/start-keeper.ts';
 import { version } from './version.ts';
 
 /**
- * `stowage keeper`: becomes the program of a keeper, which is as small as it can be, in the same process: in a container that is the first
- * one. With `check` it asks the one that runs. Gives the exit status.
+ * `stowage keeper`: replaces this process with the keeper's program (execve), so that in a container the keeper is process 1. The keeper is
+ * kept as small as possible. With `check` it queries the running keeper instead. Returns the exit status.
  */
 export async function runKeeper({ folder, pod, check }: KeeperOptions, usual: string): Promise<number> {
   const place = folder ?? usual;

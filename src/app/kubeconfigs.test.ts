@@ -25,14 +25,14 @@ const read = (about: { readonly file?: string; readonly KUBECONFIG?: string } = 
   });
 const named = (kind: string, name: string, content: object) => ({ [`${kind}s`]: [{ name, [kind]: content }] });
 
-test('without any word of it, that of kubectl; none at all is nothing', async () => {
+test("uses kubectl's default file; without one the result is undefined", async () => {
   expect(await read()).toBeUndefined();
   write('.kube/config', 'current-context: mine\ncontexts: []\n');
   expect(await read()).toMatchObject({ 'current-context': 'mine' });
   expect(await read({ KUBECONFIG: '' })).toMatchObject({ 'current-context': 'mine' });
 });
 
-test('of several the first that says something wins, and those that are missing are passed over', async () => {
+test('of several files the first definition wins, and missing files are skipped', async () => {
   const one = write('one', { ...named('cluster', 'a', { server: 'https://first' }), 'current-context': '' });
   const two = write('sub/two', {
     clusters: [
@@ -54,7 +54,7 @@ test('of several the first that says something wins, and those that are missing 
   });
 });
 
-test('what a file names is meant from its own folder', async () => {
+test('resolves paths relative to their file', async () => {
   const exec = (command: string) => ({ name: command, user: { exec: { command } } });
   const one = write('one/config', {
     ...named('cluster', 'a', { 'certificate-authority': 'pki/ca.crt', 'certificate-authority-data': 'x' }),
@@ -82,7 +82,7 @@ test('what a file names is meant from its own folder', async () => {
   });
 });
 
-test('one that is named must be there, and no other is read', async () => {
+test('a file that is named must exist, and is the only one read', async () => {
   write('.kube/config', 'current-context: usual\n');
   const own = write('own', 'current-context: own\n');
   expect(await read({ file: own, KUBECONFIG: write('env', 'current-context: env\n') })).toMatchObject({
@@ -93,7 +93,7 @@ test('one that is named must be there, and no other is read', async () => {
   expect(missing?.message).toBe(`the kubeconfig ${join(home, 'nope')} cannot be read (ENOENT)`);
 });
 
-test('what is wrong with one is said without what is in it', async () => {
+test('errors do not quote the content of a file', async () => {
   const own = write('own', 'users: [{token: very-secret\n');
   const wrong = await read({ file: own }).then(() => undefined, stowageError);
   expect(wrong?.message).toBe(`the kubeconfig ${own} cannot be read (it is not YAML)`);

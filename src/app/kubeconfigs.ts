@@ -8,28 +8,31 @@ type Entry = Readonly<Record<string, unknown>>;
 const entryOf = (value: unknown): Entry => (typeof value === 'object' && value !== null ? (value as Entry) : {});
 const listOf = (value: unknown): readonly unknown[] => (Array.isArray(value) ? value : []);
 
-export interface KubeconfigWish {
-  /** The only one to read. */
+export interface KubeconfigOptions {
+  /** If set, read only this file. */
   readonly file: string | undefined;
   readonly env: Readonly<Record<string, string | undefined>>;
   readonly home: string;
 }
 
-/** As kubectl looks for them; those of a list need not all be there. */
-function pathsFor({ file, env, home }: KubeconfigWish): { readonly paths: readonly string[]; readonly must: boolean } {
+/** Searches the same paths as kubectl; files listed in KUBECONFIG need not exist. */
+function pathsFor({ file, env, home }: KubeconfigOptions): {
+  readonly paths: readonly string[];
+  readonly must: boolean;
+} {
   if (file !== undefined) return { paths: [resolve(file)], must: true };
   const listed = (env['KUBECONFIG'] ?? '').split(delimiter).filter((path) => path !== '');
   const paths = listed.length > 0 ? listed : [join(home, '.kube', 'config')];
   return { paths: [...new Set(paths.map((path) => resolve(path)))], must: false };
 }
 
-/** What the files say together, with every path in it whole; undefined: there is no such file. */
-export async function readKubeconfigs(wish: KubeconfigWish): Promise<object | undefined> {
-  const { paths, must } = pathsFor(wish);
+/** Returns the merged files with absolute paths. Undefined: no file exists. */
+export async function readKubeconfigs(options: KubeconfigOptions): Promise<object | undefined> {
+  const { paths, must } = pathsFor(options);
   const found: Entry[] = [];
   for (const path of paths) {
     const text = await readText(path, must);
-    if (text !== undefined) found.push(rooted(parsed(text, path), dirname(path)));
+    if (text !== undefined) found.push(withAbsolutePaths(parsed(text, path), dirname(path)));
   }
   return found.length === 0 ? undefined : merged(found);
 }
@@ -46,7 +49,7 @@ async function readText(path: string, must: boolean): Promise<string | undefined
 
 function parsed(text: string, path: string): Entry {
   const document = parseDocument(text);
-  // Not what the parser says: it repeats lines, and there are credentials in them.
+  // The parser's message is not shown: it quotes lines, which may contain credentials.
   if (document.errors.length > 0) throw unreadable(path, 'it is not YAML');
   return entryOf(document.toJS());
 }
@@ -61,15 +64,15 @@ const unreadable = (path: string, why: string, cause?: unknown): StowageError =>
 
 const pathFields = ['certificate-authority', 'client-certificate', 'client-key', 'tokenFile'];
 
-/** What a file names is meant from its own folder; after joining them that could not be told. */
-function rooted(config: Entry, folder: string): Entry {
+/** Relative paths are relative to their file's folder, so resolve them before merging. */
+function withAbsolutePaths(config: Entry, folder: string): Entry {
   const place = (path: unknown): unknown =>
     typeof path === 'string' && path !== '' && !isAbsolute(path) ? join(folder, path) : path;
   const inside = (value: unknown): Entry => {
     const entry = { ...entryOf(value) };
     for (const field of pathFields) if (entry[field] !== undefined) entry[field] = place(entry[field]);
     const exec = entryOf(entry['exec']);
-    // A bare name is looked for on the PATH.
+    // A bare name is looked up on the PATH.
     if (typeof exec['command'] === 'string' && exec['command'].includes('/'))
       entry['exec'] = { ...exec, command: place(exec['command']) };
     return entry;
@@ -84,7 +87,7 @@ function rooted(config: Entry, folder: string): Entry {
   };
 }
 
-/** The first file that says something wins, of each cluster, user and context as a whole. */
+/** The first file that defines a cluster, user or context wins; entries are not merged with each other. */
 function merged(configs: readonly Entry[]): object {
   const first = (list: string): readonly Entry[] => {
     const known = new Map<unknown, Entry>();

@@ -6,17 +6,17 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { leaderServers, testNamespace as namespace, scopeOf } from '#testing/leader-servers.ts';
 import { endpointSlices, secrets } from '#wire/kube/resources.ts';
-import { createLeaderServer, type ListenPlace, listenPlace } from './leader-server.ts';
+import { createLeaderServer, type ListenAddress, listenAddress } from './leader-server.ts';
 
 const it = leaderServers();
 const { signal } = new AbortController();
 const slice = () =>
   it.client.get(endpointSlices, { namespace, name: 'stowage-leader' }, signal).catch(() => 'there is none');
-const anyPort: ListenPlace = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
-const opened = (place: ListenPlace | undefined) =>
+const anyPort: ListenAddress = { host: '127.0.0.1', port: 0, address: '127.0.0.1', pod: 'controller-1' };
+const opened = (place: ListenAddress | undefined) =>
   createLeaderServer({ client: it.client, clock: systemClock(), namespace, place }, { log: silentLog() });
 
-describe('where the door is', () => {
+describe('the announced address', () => {
   test.each([
     [undefined, '10.0.0.5', undefined],
     ['none', undefined, undefined],
@@ -24,8 +24,8 @@ describe('where the door is', () => {
     ['[::]:8443', 'fd00::5', { host: '::', port: 8443, address: 'fd00::5', pod: 'p' }],
     ['10.0.0.7:8443', undefined, { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
     ['10.0.0.7:8443', '', { host: '10.0.0.7', port: 8443, address: '10.0.0.7', pod: 'p' }],
-  ])('by --listen %s and POD_IP %s', (listen, podIp, place) => {
-    expect(listenPlace(listen, podIp, 'p')).toEqual(place);
+  ])('comes from --listen %s and POD_IP %s', (listen, podIp, place) => {
+    expect(listenAddress(listen, podIp, 'p')).toEqual(place);
   });
 
   test.each([
@@ -33,15 +33,15 @@ describe('where the door is', () => {
     ['[::]:8443', ''],
     ['localhost:8443', undefined],
     ['10.0.0.7:8443', 'somewhere'],
-  ])('is not known by --listen %s and POD_IP %s', (listen, podIp) => {
-    expect(() => listenPlace(listen, podIp)).toThrow(
+  ])('cannot be determined from --listen %s and POD_IP %s', (listen, podIp) => {
+    expect(() => listenAddress(listen, podIp)).toThrow(
       expect.objectContaining({ reason: 'door-address-unknown', action: expect.stringContaining('POD_IP') }),
     );
   });
 });
 
-describe('the door of the leader', () => {
-  test('is found by agents, and shut with its address taken away when it stops', async () => {
+describe("the leader's server", () => {
+  test('is found by agents, and withdraws its address when it stops', async () => {
     const stop = new AbortController();
     const door = opened(anyPort);
     const running = door.run(scopeOf(), stop.signal);
@@ -52,7 +52,7 @@ describe('the door of the leader', () => {
     await running;
     expect([await slice(), door.agents.nodes()]).toEqual(['there is none', []]);
     await eventually(() => link.isConnected).toBe(false);
-    // The next one has the same certificate.
+    // The next leader has the same certificate.
     const { data } = await it.client.get(secrets, { namespace, name: 'stowage-tls' }, signal);
     const again = new AbortController();
     const next = opened(anyPort);
@@ -63,7 +63,7 @@ describe('the door of the leader', () => {
     await over;
   });
 
-  test('leaves its address alone when it no longer leads', async () => {
+  test('leaves its address alone after it lost the Lease', async () => {
     const lost = new AbortController();
     const running = opened(anyPort).run(scopeOf(lost.signal), signal);
     await eventually(slice).toMatchObject({ endpoints: [{ addresses: ['127.0.0.1'] }] });
@@ -72,7 +72,7 @@ describe('the door of the leader', () => {
     expect(await slice()).toMatchObject({ endpoints: [{ addresses: ['127.0.0.1'] }] });
   });
 
-  test('ends when it stops before it has a certificate', async () => {
+  test('ends if it is stopped before it has a certificate', async () => {
     it.api.intercept = ({ url = '' }, response) => {
       if (!url.includes('/secrets')) return false;
       it.api.refuse(response, 403, 'Forbidden');
@@ -86,7 +86,7 @@ describe('the door of the leader', () => {
     expect(await slice()).toBe('there is none');
   });
 
-  test('that cannot be opened is told of', async () => {
+  test('reports if it cannot listen', async () => {
     const taken = createServer().listen(0, '127.0.0.1');
     onTestFinished(() => void taken.close());
     await once(taken, 'listening');
@@ -94,7 +94,7 @@ describe('the door of the leader', () => {
     await expect(opened({ ...anyPort, port }).run(scopeOf(), signal)).rejects.toMatchObject({ reason: 'port-in-use' });
   });
 
-  test('is not there where it is not asked for', async () => {
+  test('does not run unless configured', async () => {
     const door = opened(undefined);
     await door.run(scopeOf(), signal);
     expect([door.agents.nodes(), it.api.asked]).toEqual([[], []]);

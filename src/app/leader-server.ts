@@ -15,24 +15,24 @@ import { createConnectedAgents } from '#cluster/tunnel/connected-agents.ts';
 import type { Agents } from '#controllers/agents.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
-export interface ListenPlace {
+export interface ListenAddress {
   readonly host: string;
   readonly port: number;
-  /** What is said to others, where it listens on all addresses. */
+  /** The address that is announced, if it listens on all addresses. */
   readonly address: string;
-  /** The pod whose it is: the API server's proxy wants to know. */
+  /** The pod that listens. The API server's proxy needs it. */
   readonly pod: string;
 }
 
-/** Undefined: there is no door, and no agent comes. `podIp`, `pod`: the environment's POD_IP and POD_NAME. */
-export function listenPlace(
+/** Undefined: the controller does not listen, and agents cannot connect. `podIp`, `pod`: the variables POD_IP and POD_NAME. */
+export function listenAddress(
   listen: string | undefined,
   podIp: string | undefined,
   pod = process.env['POD_NAME'] || hostname(),
-): ListenPlace | undefined {
-  const at = parseListen(listen ?? 'none', everywhere);
+): ListenAddress | undefined {
+  const at = parseListen(listen ?? 'none', allAddresses);
   if (at === undefined) return undefined;
   const isOne = isIP(at.host) !== 0 && !['0.0.0.0', '::'].includes(at.host);
   const address = podIp === undefined || podIp === '' ? (isOne ? at.host : '') : podIp;
@@ -48,20 +48,20 @@ export interface LeaderServerOptions {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly namespace: string;
-  /** Undefined: none. */
-  readonly place: ListenPlace | undefined;
-  /** A Secret with a certificate that somebody else keeps. */
+  /** Undefined: the controller does not listen. */
+  readonly place: ListenAddress | undefined;
+  /** A Secret with a certificate that somebody else maintains. */
   readonly tlsSecret?: string | undefined;
-  /** The API for users: whatever is no agent. */
+  /** Handles the requests of users: all that are not from agents. */
   readonly handle?: ((agents: Agents) => Handle) | undefined;
 }
 
-/** The door of whoever leads. */
+/** The leader's server for agents and users. */
 export interface LeaderServer {
   readonly agents: Agents;
   /**
-   * Lets agents and users in until `stop`, then takes the leader's address away and closes. Ends at once with the scope's signal:
-   * whoever leads by then has an address of its own.
+   * Accepts agents and users until `stop`, then withdraws the leader's address and closes. Ends at once with the scope's signal: a
+   * new leader announces its own address.
    */
   run(scope: Scope, stop: AbortSignal): Promise<void>;
 }
@@ -73,13 +73,13 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
   const agents = createConnectedAgents({ clock, log });
   const common = { client, clock, namespace };
 
-  async function listen(door: TlsServer, at: ListenPlace): Promise<number> {
+  async function listen(door: TlsServer, at: ListenAddress): Promise<number> {
     await listenTcp(door.server, at);
     const address = door.server.address();
     return typeof address === 'object' && address !== null ? address.port : at.port;
   }
 
-  async function serve(at: ListenPlace, scope: Scope, stop: AbortSignal): Promise<void> {
+  async function serve(at: ListenAddress, scope: Scope, stop: AbortSignal): Promise<void> {
     const ending = new AbortController();
     const beside: Scope = { signal: AbortSignal.any([scope.signal, ending.signal]), log };
     const reviews = createAgentReviews(client, clock);
@@ -102,7 +102,7 @@ export function createLeaderServer(wish: LeaderServerOptions, { log }: Pick<Scop
       await aborted(either);
       ending.abort();
       await Promise.all(keeping);
-      // Who no longer leads has nothing more to say.
+      // A process that lost the Lease must not change the address.
       if (!scope.signal.aborted)
         await Promise.all([removeLeaderSlice(slice, scope), removeLeaderEndpoints(behind, scope)]);
     } finally {

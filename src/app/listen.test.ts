@@ -3,63 +3,65 @@ import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { serveHealth } from './health.ts';
-import { listenPlace } from './leader-server.ts';
-import { everywhere, listenTcp, parseListen } from './listen.ts';
+import { listenAddress } from './leader-server.ts';
+import { allAddresses, listenTcp, parseListen } from './listen.ts';
 
-/** 127.0.0.1, and ::1 where there is IPv6. */
+/** 127.0.0.1, and ::1 if there is IPv6. */
 const loopback = Object.values(networkInterfaces())
   .flatMap((all) => all ?? [])
   .filter(({ internal }) => internal)
   .map(({ address, family }) => (family === 'IPv6' ? `[${address}]` : address));
 
-describe('without a host, an address', () => {
+describe('an address without a host', () => {
   test.each([
-    [':8443', { host: everywhere, port: 8443 }],
+    [':8443', { host: allAddresses, port: 8443 }],
     ['8443', { host: '127.0.0.1', port: 8443 }],
     ['0.0.0.0:8443', { host: '0.0.0.0', port: 8443 }],
     ['none', undefined],
-  ])('is every one that there is, if that is meant: %s', (text, at) => {
-    expect(parseListen(text, everywhere)).toEqual(at);
+  ])('means all addresses if the caller says so: %s', (text, at) => {
+    expect(parseListen(text, allAddresses)).toEqual(at);
   });
 
-  test('is nobody else’s but this machine’s, otherwise', () => {
+  test('is by default reachable from this machine only', () => {
     expect(parseListen(':8443')).toEqual({ host: '127.0.0.1', port: 8443 });
   });
 
-  test('is where the door of a pod is, whatever kind of address that has', () => {
+  test("is that of a pod's server, with any address family", () => {
     for (const address of ['10.0.0.5', 'fd00::5'])
-      expect(listenPlace(':8443', address, 'p')).toEqual({ host: everywhere, port: 8443, address, pod: 'p' });
-    expect(() => listenPlace(':8443', undefined)).toThrow(expect.objectContaining({ reason: 'door-address-unknown' }));
+      expect(listenAddress(':8443', address, 'p')).toEqual({ host: allAddresses, port: 8443, address, pod: 'p' });
+    expect(() => listenAddress(':8443', undefined)).toThrow(
+      expect.objectContaining({ reason: 'door-address-unknown' }),
+    );
   });
 });
 
-describe('who listens everywhere', () => {
+describe('a server that listens on all addresses', () => {
   const asked = async (port: number, path: string): Promise<readonly string[]> =>
     await Promise.all(loopback.map(async (host) => await (await fetch(`http://${host}:${port}${path}`)).text()));
 
-  test('is reached at addresses of every kind', async () => {
+  test('is reachable at addresses of all families', async () => {
     expect(loopback).toContain('127.0.0.1');
     const server = createServer((_, response) => response.end('here'));
     onTestFinished(() => void server.close());
-    const where = await listenTcp(server, { host: everywhere, port: 0 });
+    const where = await listenTcp(server, { host: allAddresses, port: 0 });
     const { port } = server.address() as AddressInfo;
     expect(where).toMatch(/^http:\/\/(\[::\]|0\.0\.0\.0):\d+$/);
     expect(await asked(port, '/')).toEqual(loopback.map(() => 'here'));
   });
 
-  test('is told of when another has the port', async () => {
+  test('reports if the port is in use', async () => {
     const server = createServer();
     onTestFinished(() => void server.close());
-    await listenTcp(server, { host: everywhere, port: 0 });
+    await listenTcp(server, { host: allAddresses, port: 0 });
     const { port } = server.address() as AddressInfo;
-    const second = listenTcp(createServer(), { host: everywhere, port });
+    const second = listenTcp(createServer(), { host: allAddresses, port });
     await expect(second).rejects.toMatchObject({
       reason: 'port-in-use',
       message: `cannot listen on port ${port}, at any address: the port is in use`,
     });
   });
 
-  test('shows probes how it is', async () => {
+  test('answers probes', async () => {
     await using health = await serveHealth(
       ':0',
       () => undefined,

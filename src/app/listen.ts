@@ -3,20 +3,20 @@ import { connect, type Server } from 'node:net';
 import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 
-/** As a host: every address of this machine, of either kind. */
-export const everywhere = '*';
+/** A host that means all addresses of this machine, IPv4 and IPv6. */
+export const allAddresses = '*';
 
-/** `host:port`, `:port`, `[v6]:port` or a port. `whole`: what `:port` stands for. Undefined: none wanted. */
+/** Parses `host:port`, `:port`, `[v6]:port` or a port. `whole`: the host of `:port`. Undefined: `none`. */
 export function parseListen(
   text: string,
-  whole: typeof everywhere | '127.0.0.1' = '127.0.0.1',
+  defaultHost: typeof allAddresses | '127.0.0.1' = '127.0.0.1',
 ): { readonly host: string; readonly port: number } | undefined {
   if (text === 'none') return undefined;
   const match = /^(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})$/.exec(
     /^[0-9]{1,5}$/.test(text) ? `:${text}` : text,
   );
   const port = Number(match?.[3]);
-  const left = text.startsWith(':') ? whole : '127.0.0.1';
+  const left = text.startsWith(':') ? defaultHost : '127.0.0.1';
   if (match !== null && port <= 65_535) return { host: match[1] ?? (match[2] || left), port };
   throw new StowageError(`'${text}' is not an address to listen on`, {
     code: 'invalid',
@@ -38,11 +38,11 @@ async function listening(server: Server, start: () => void): Promise<void> {
   }
 }
 
-/** Where it listens in the end: port 0 becomes a real one. */
+/** Returns the actual address: port 0 becomes the assigned port. */
 export async function listenTcp(server: Server, at: { readonly host: string; readonly port: number }): Promise<string> {
-  const isAll = at.host === everywhere;
+  const isAll = at.host === allAddresses;
   try {
-    // Without a host Node takes IPv6 and IPv4 at once, and where the machine has only the latter, that.
+    // Without a host Node listens on IPv6 and IPv4, or on IPv4 alone if the machine has no IPv6.
     await listening(server, () => (isAll ? server.listen(at.port) : server.listen(at.port, at.host)));
   } catch (cause) {
     const why = errnoOf(cause) ?? '';
@@ -77,7 +77,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
       action: 'Choose a path of at most 107 bytes: stowage up --socket PATH',
     });
   }
-  if (await answers(path)) {
+  if (await isAnswered(path)) {
     throw new StowageError(`another program listens on ${path}`, {
       code: 'conflict',
       reason: 'socket-in-use',
@@ -88,8 +88,8 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
   await removeLeftover(path);
   try {
     await listening(server, () => {
-      // The mode must be right from the first moment on: bind() makes the file with what the umask leaves. It binds
-      // before listen() returns, so nothing else of this process ever sees the umask.
+      // The mode must be right from the start: bind() creates the file according to the umask. It binds before listen() returns,
+      // so nothing else in this process sees the changed umask.
       const before = process.umask(0o177);
       try {
         server.listen(path);
@@ -109,7 +109,7 @@ export async function listenSocket(server: Server, path: string): Promise<void> 
   await chmod(path, 0o600);
 }
 
-/** By a process that was killed. */
+/** Removes the socket of a process that was killed. */
 async function removeLeftover(path: string): Promise<void> {
   const there = await lstat(path).catch(() => undefined);
   if (there === undefined) return;
@@ -121,7 +121,7 @@ async function removeLeftover(path: string): Promise<void> {
   });
 }
 
-async function answers(path: string): Promise<boolean> {
+async function isAnswered(path: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const socket = connect(path);
   socket.setTimeout(2_000, () => resolve(true));

@@ -15,7 +15,7 @@ export function levelFrom(text: string | undefined): LogLevel {
   });
 }
 
-/** JSON lines on standard error, or plain lines for a person at a terminal. */
+/** Logs JSON lines to standard error, or readable lines on a terminal. */
 export function createLog(level: LogLevel, stream: NodeJS.WriteStream): Log {
   const person = stream.isTTY === true;
   const logger = pino(

@@ -9,7 +9,7 @@ import type { ClusterOptions } from '#cli/cluster-connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { runCli } from '#cli/run.ts';
 import type { TakeOverWish } from '#cli/taking-over.ts';
-import { usualKeeper } from '#clients/data-path/starting.ts';
+import { usualKeeper } from '#clients/data-path/keeper-starter.ts';
 import { keepersFolder } from './state-folder.ts';
 import { version } from './version.ts';
 
@@ -18,21 +18,21 @@ const isRoot = process.getuid?.() === 0;
 function foldersFor(options: UpOptions): Folders {
   const usual = defaultFolders({ root: isRoot, home: homedir(), env: process.env });
   const state = options.state === undefined ? usual.state : resolve(options.state);
-  // A server with a state folder of its own is a second one: its socket must not be the first one's.
+  // A server with a state folder of its own is a second server: it must not use the first one's socket.
   const socket = options.socket ?? (options.state === undefined ? usual.socket : join(state, 'stowage.sock'));
   return { ...usual, state, socket: resolve(socket) };
 }
 
-/** Where such servers keep their state, and where the data path of this machine is known by its user. */
+/** The parent folder of the NFS servers' states, and the folder that records the data path's user. */
 function nfsServerFolders(): { readonly states: string; readonly keepers: string } {
   const { state, socket } = foldersFor({});
   return { states: join(state, 'nfs-server'), keepers: keepersFolder(process.env['STOWAGE_SOCKET'] || socket) };
 }
 
-/** kubectl runs its plugins by their names: bin/kubectl-stowage. */
+/** kubectl calls its plugins by their file name: bin/kubectl-stowage. */
 const isKubectl = basename(process.env['STOWAGE_PROGRAM'] ?? '') === 'kubectl-stowage';
 
-/** How the reader of our messages can call us: by name if that finds us on PATH, else as it was typed. */
+/** The program's name for messages: `stowage` if that finds it on PATH, otherwise as it was called. */
 function programName(): string {
   const typed = process.env['STOWAGE_PROGRAM'];
   if (typed === undefined) return 'stowage';
@@ -54,7 +54,7 @@ function canRun(path: string): boolean {
 }
 
 const interrupt = new AbortController();
-// A second Ctrl-C ends the process at once, as people expect.
+// A second Ctrl-C ends the process at once.
 process.once('SIGINT', () => interrupt.abort());
 
 // Import only the code of the requested command: loading the whole program takes longer than most commands run.
@@ -73,14 +73,14 @@ const status = await runCli(
     ...(isKubectl
       ? {
           cluster: async (options: ClusterOptions) =>
-            await (await import('./kubectl.ts')).findCluster({
+            await (await import('./kubectl-plugin.ts')).connectToCluster({
               ...options,
               env: process.env,
               home: homedir(),
               signal: interrupt.signal,
             }),
           takeOver: async (wish: TakeOverWish) =>
-            await (await import('./take-over/start.ts')).startTakingOver({
+            await (await import('./take-over/start.ts')).startTakeOver({
               ...wish,
               env: process.env,
               home: homedir(),
@@ -100,7 +100,7 @@ const status = await runCli(
         interrupt.signal,
       ),
     nfsServe: async (options, ready) =>
-      await (await import('./nfs-serve.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
+      await (await import('./nfs-server.ts')).runNfsServer(options, nfsServerFolders(), interrupt.signal, ready),
     keeper: async (options) =>
       await (await import('./keeper.ts')).runKeeper(options, join(nfsServerFolders().keepers, usualKeeper)),
     doctor: async () =>
@@ -110,5 +110,5 @@ const status = await runCli(
       }),
   },
 );
-// Everything is written and closed; a thread that waits for a dead disk must not keep the process.
+// Everything is written and closed. A thread that is blocked on a dead disk must not keep the process alive.
 endProcess(status);

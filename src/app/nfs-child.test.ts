@@ -13,7 +13,7 @@ interface Started {
   readonly ready: () => number;
 }
 
-/** A program that stands in for the server, as far as its supervisor sees it. */
+/** A program that stands in for the server. */
 function start(script: string, clock: Clock = systemClock()): Started {
   const log = collectingLog();
   let ready = 0;
@@ -36,7 +36,7 @@ const isAlive = (pid: number | undefined): boolean => {
 };
 const restarts = ({ log }: Started): string[] => log.lines.filter((line) => line.includes('started again'));
 
-test('it runs once it says so, and ends when it is told to', async () => {
+test('is running as soon as it reports so, and ends when it is stopped', async () => {
   const { child, ready } = start(steady);
   expect(child.problem).toMatchObject({ code: 'unavailable', reason: 'nfs-server-starting' });
   await vi.waitFor(() => expect(ready()).toBe(1), patience);
@@ -47,7 +47,7 @@ test('it runs once it says so, and ends when it is told to', async () => {
   expect(isAlive(pid)).toBe(false);
 });
 
-test('one that is killed is started again', async () => {
+test('restarts a server that was killed', async () => {
   const started = start(steady);
   await vi.waitFor(() => expect(started.ready()).toBe(1), patience);
   const { pid = 0 } = started.child;
@@ -59,7 +59,7 @@ test('one that is killed is started again', async () => {
   expect(restarts(started)[0]).toContain('it ended with SIGKILL');
 });
 
-test('one that cannot start is tried again ever more rarely, but never given up', async () => {
+test('retries a server that cannot start with a growing back-off, for ever', async () => {
   const clock = createFakeClock();
   const started = start('process.exit(3)', clock);
   const waits: number[] = [];
@@ -71,7 +71,7 @@ test('one that cannot start is tried again ever more rarely, but never given up'
   expect(waits).toEqual([250, 500, 1000, 2000, 4000, 8000, 16_000, 30_000, 30_000, 30_000]);
 }, 60_000);
 
-test('one that ran for long begins with the short wait again', async () => {
+test('resets the back-off after a long run', async () => {
   const clock = createFakeClock();
   await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-nfs-child-'));
   const file = join(folder.path, 'starts');
@@ -94,20 +94,20 @@ test('one that ran for long begins with the short wait again', async () => {
 
 test.each([
   [
-    'what it says of itself',
+    'the error that the server printed',
     `console.error(JSON.stringify({ detail: 'it is cold', reason: 'x', action: 'Heat it.' }))`,
     'it is cold',
     'Heat it.',
   ],
   [
-    'what to do about its port, in our words',
+    'advice about the port in the words of stowage up',
     `console.error(JSON.stringify({ detail: 'taken', reason: 'nfs-port-in-use', action: '--port' }))`,
     'taken',
     'End the program that has it, or choose another: stowage up --nfs PORT',
   ],
-  ['the error of a crash', 'process.nothing.at.all', 'TypeError: Cannot read', ''],
-  ['how it ended', 'process.exit(7)', 'it ended with status 7', ''],
-])('why it does not run is told: %s', async (_what, script, why, action) => {
+  ['the error in a stack trace', 'process.nothing.at.all', 'TypeError: Cannot read', ''],
+  ['the exit status', 'process.exit(7)', 'it ended with status 7', ''],
+])('problem contains %s', async (_what, script, why, action) => {
   const started = start(script, createFakeClock());
   await vi.waitFor(() => expect(restarts(started)).toHaveLength(1), patience);
   expect(started.child.problem).toMatchObject({ code: 'unavailable', reason: 'nfs-server-down' });
@@ -115,7 +115,7 @@ test.each([
   expect(started.child.problem?.action).toContain(action || 'It is started again by itself');
 });
 
-test('a program that is not there is told, too', async () => {
+test('reports a program that does not exist', async () => {
   const log = collectingLog();
   const command = ['/nonexistent/stowage'] as const;
   await using child = startNfsChild({ command, clock: createFakeClock(), log, onReady: () => undefined });
@@ -123,7 +123,7 @@ test('a program that is not there is told, too', async () => {
   expect(child.problem?.message).toContain('spawn /nonexistent/stowage ENOENT');
 });
 
-test('what it logs is logged', async () => {
+test("forwards the server's log", async () => {
   const started = start(`console.error(JSON.stringify({ level: 'warn', time: 1, msg: 'odd', what: 5 })); ${steady}`);
   await vi.waitFor(() => expect(started.log.lines).toContain('warn odd {"what":5,"by":"the NFS server"}'), patience);
 });

@@ -6,32 +6,32 @@ import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 
 export interface NfsChildOptions {
-  /** The program and its arguments: an NFS server that says through its channel when it is ready. */
+  /** The command of an NFS server that sends a message over IPC when it is ready. */
   readonly command: readonly [string, ...string[]];
   readonly env?: Readonly<Record<string, string>>;
   readonly clock: Clock;
   readonly log: Log;
-  /** It runs, for the first time or again. */
+  /** Called each time the server gets ready. */
   readonly onReady: () => void;
-  /** It has ended, and `problem` says why; it is started again. */
+  /** Called when the server has ended, with `problem` set; it gets restarted. */
   readonly onEnd?: () => void;
 }
 
-/** The NFS server in a process of its own, which is started again whenever it ends. */
+/** The NFS server in a child process, restarted whenever it ends. */
 export interface NfsChild extends AsyncDisposable {
-  /** Why it does not run. Undefined: it does. */
+  /** Why it does not run. Undefined: it runs. */
   readonly problem: StowageError | undefined;
   readonly pid: number | undefined;
 }
 
 const firstWaitMs = 250;
-const mostWaitMs = 30_000;
-/** One that ran for so long did not fail at its start. */
+const maxWaitMs = 30_000;
+/** A server that ran for this long did not fail at its start, so the back-off is reset. */
 const steadyMs = 30_000;
-const endPatienceMs = 5_000;
+const endMs = 5_000;
 
-/** What it said last, of which one thing may be why it ended. */
-interface Said {
+/** The last error that the server printed: probably why it ended. */
+interface PrintedError {
   readonly why: string;
   readonly action: string;
 }
@@ -39,11 +39,11 @@ interface Said {
 export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsChildOptions): NfsChild {
   const stopping = new AbortController();
   let child: ChildProcess | undefined;
-  let problem: StowageError | undefined = notYet();
+  let problem: StowageError | undefined = notStarted();
 
-  async function once(): Promise<void> {
+  async function runOnce(): Promise<void> {
     const [program, ...args] = command;
-    // In a group of its own, so that Ctrl-C ends it with us and not before us.
+    // In a process group of its own, so that Ctrl-C does not end it before us.
     child = spawn(program, args, {
       detached: true,
       stdio: ['ignore', 'ignore', 'pipe', 'ipc'],
@@ -54,28 +54,28 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
       log.info('the NFS server runs', { pid: child?.pid });
       onReady();
     });
-    const said = relay(child, log);
+    const said = forwardOutput(child, log);
     const how = await endOf(child);
     child = undefined;
     problem = ended(how, await said);
     onEnd?.();
   }
 
-  async function again(): Promise<void> {
+  async function keepRunning(): Promise<void> {
     let waitMs = firstWaitMs;
     while (!stopping.signal.aborted) {
       const began = clock.elapsed();
-      await once();
+      await runOnce();
       if (stopping.signal.aborted) return;
       if (clock.elapsed() - began >= steadyMs) waitMs = firstWaitMs;
-      const { message, action } = problem ?? notYet();
+      const { message, action } = problem ?? notStarted();
       log.warn('the NFS server is started again', { why: message, action, afterMs: waitMs });
       await clock.sleep(waitMs, stopping.signal).catch(() => undefined);
-      waitMs = Math.min(waitMs * 2, mostWaitMs);
+      waitMs = Math.min(waitMs * 2, maxWaitMs);
     }
   }
 
-  const running = again();
+  const running = keepRunning();
   return {
     get problem() {
       return problem;
@@ -86,7 +86,7 @@ export function startNfsChild({ command, env, clock, log, onReady, onEnd }: NfsC
     [Symbol.asyncDispose]: async () => {
       stopping.abort();
       child?.kill('SIGTERM');
-      if (!(await endsWithin(running, endPatienceMs, clock))) child?.kill('SIGKILL');
+      if (!(await endsWithin(running, endMs, clock))) child?.kill('SIGKILL');
       await running;
     },
   };
@@ -99,22 +99,22 @@ async function endOf(child: ChildProcess): Promise<string> {
   return await promise;
 }
 
-/** What it logs is logged; what it says at its end is kept. */
-async function relay(child: ChildProcess, log: Log): Promise<Said | undefined> {
-  let last: Said | undefined;
+/** Forwards its log lines, and returns its last error. */
+async function forwardOutput(child: ChildProcess, log: Log): Promise<PrintedError | undefined> {
+  let last: PrintedError | undefined;
   if (child.stderr === null) return undefined;
   const lines = createInterface({ input: child.stderr });
   for await (const line of lines) {
     const { msg, detail, reason, action, level: _level, time: _time, ...facts } = parsed(line);
     if (typeof msg === 'string') log.warn(msg, { ...facts, by: 'the NFS server' });
     else if (typeof detail === 'string') last = { why: detail, action: actionFor(reason, action) };
-    // Of a crash, the line that names the error.
+    // In a stack trace, the line that names the error.
     else if (/Error\b/.test(line)) last ??= { why: line.trim(), action: '' };
   }
   return last;
 }
 
-/** What it tells people to do is for those who started it themselves. */
+/** The server's own advice is for people who started it themselves. */
 function actionFor(reason: unknown, action: unknown): string {
   if (reason === 'nfs-port-in-use') return 'End the program that has it, or choose another: stowage up --nfs PORT';
   return typeof action === 'string' ? action : '';
@@ -129,7 +129,7 @@ function parsed(line: string): Record<string, unknown> {
   }
 }
 
-function notYet(): StowageError {
+function notStarted(): StowageError {
   return new StowageError('the embedded NFS server does not run yet', {
     code: 'unavailable',
     reason: 'nfs-server-starting',
@@ -137,7 +137,7 @@ function notYet(): StowageError {
   });
 }
 
-function ended(how: string, said: Said | undefined): StowageError {
+function ended(how: string, said: PrintedError | undefined): StowageError {
   return new StowageError(`the embedded NFS server does not run: ${said?.why ?? `it ended with ${how}`}`, {
     code: 'unavailable',
     reason: 'nfs-server-down',

@@ -42,29 +42,29 @@ async function ground(): Promise<Ground> {
   return { top, exported, plan };
 }
 
-describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
+describe.skipIf(needs('linux'))('the plan of an NFS server with', () => {
   test.each<readonly [string, readonly string[], Partial<NfsPlan>]>([
-    ['nothing more', [], { host: '127.0.0.1', port: 2049, path: '/export', isOwnOnly: true, squash: 'none' }],
+    ['the defaults', [], { host: '127.0.0.1', port: 2049, path: '/export', isOwnOnly: true, squash: 'none' }],
     ['a network', ['--allow', '10.0.0.0/8'], { host: '::', isOwnOnly: false, squash: 'root' }],
-    ['users of this machine', ['--allow', '127.0.0.0/8'], { host: '127.0.0.1', isOwnOnly: false, squash: 'root' }],
-    ['the same by IPv6', ['--allow', '::1'], { host: '::1', isOwnOnly: false, networks: ['::1'] }],
-    ['the same by both', ['--allow', '::1', '--allow', '127.0.0.1'], { host: '::', isOwnOnly: false }],
+    ['an IPv4 loopback network', ['--allow', '127.0.0.0/8'], { host: '127.0.0.1', isOwnOnly: false, squash: 'root' }],
+    ['the IPv6 loopback address', ['--allow', '::1'], { host: '::1', isOwnOnly: false, networks: ['::1'] }],
+    ['both loopback addresses', ['--allow', '::1', '--allow', '127.0.0.1'], { host: '::', isOwnOnly: false }],
     ['another address of this machine', ['--host', '::1'], { host: '::1', isOwnOnly: true }],
     ['both', ['--host', '10.1.2.3', '--allow', 'fd00::/8'], { host: '10.1.2.3', networks: ['fd00::/8'] }],
     [
-      'somebody squashed',
+      'squashed users',
       ['--squash', 'all', '--anon-uid', '4294967294'],
       { squash: 'all', anonymous: { uid: 4294967294, gid: 65534 } },
     ],
-    ['a name', ['--path', '//a/b/'], { path: '/a/b' }],
-    ['the shortest name', ['--path', '/'], { path: '/' }],
+    ['an export path', ['--path', '//a/b/'], { path: '/a/b' }],
+    ['the shortest export path', ['--path', '/'], { path: '/' }],
   ])('%s', async (_what, args, expected) => {
     const { exported, plan } = await ground();
     const planned = await plan(exported, ...args);
     expect(planned).toMatchObject({ status: 0, stderr: '', plan: { directory: exported, ...expected } });
   });
 
-  test('a link serves what it leads to, whose state is always the same, and another directory has another', async () => {
+  test('a symbolic link serves its target, whose state folder stays the same; another directory has another one', async () => {
     const { top, exported, plan } = await ground();
     await symlink(exported, join(top, 'link'));
     const states = await Promise.all([exported, join(top, 'link'), join(top, 'states')].map((path) => plan(path)));
@@ -75,7 +75,7 @@ describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
     expect((await plan(join(top, 'second'))).plan?.state).not.toBe(direct?.state);
   });
 
-  test('every option comes to what is served', async () => {
+  test('every option reaches the server', async () => {
     const { exported, plan } = await ground();
     const ids = ['--map-uid', '1000:2000', '--map-uid', '5:6', '--map-gid', '1:2'];
     const { options } = await plan(
@@ -101,49 +101,97 @@ describe.skipIf(needs('linux'))('an NFS server that is asked for with', () => {
   });
 });
 
-describe.skipIf(needs('linux'))('an NFS server is refused', () => {
+describe.skipIf(needs('linux'))('an NFS server refuses', () => {
   test.each<readonly [string, readonly string[], number, string, string]>([
-    ['for a directory that is not there', ['DIR/none'], 4, 'there is no directory DIR/none', 'nfs-directory-missing'],
-    ['for a file', ['DIR/file'], 2, 'DIR/file is not a directory', 'nfs-directory-invalid'],
-    ['for something below a file', ['DIR/file/x'], 2, 'DIR/file/x is not a directory', 'nfs-directory-invalid'],
-    ['for no directory at all', [], 2, "missing required argument 'dir'", 'usage'],
-    ['a port that is none', ['DIR', '--port', '65536'], 2, "'65536' is not a number that --port", 'number-invalid'],
-    ['a network that is none', ['DIR', '--allow', '10.0.0/8'], 2, '"10.0.0/8" is not a network', 'nfs-network-invalid'],
-    ['to be open to all', ['DIR', '--host', '0.0.0.0'], 2, 'on 0.0.0.0 other machines can reach it', 'nfs-open-to-all'],
-    ['by a name that is not only ours', ['DIR', '--host', 'example.org'], 2, 'on example.org other', 'nfs-open-to-all'],
-    ['a name that is no path', ['DIR', '--path', 'export'], 2, "'export' cannot be the name", 'nfs-path-invalid'],
-    ['a name that steps out', ['DIR', '--path', '/a/../b'], 2, "'/a/../b' cannot be the name", 'nfs-path-invalid'],
-    ['secrets in what is exported', ['DIR', '--state', 'DIR/state'], 2, 'lies in DIR', 'nfs-state-exported'],
-    ['secrets there by a link', ['DIR', '--state', 'DIR/../link'], 2, 'lies in DIR', 'nfs-state-exported'],
-    ['secrets in a file', ['DIR', '--state', 'DIR/../f'], 3, 'cannot be made or written', 'nfs-state-unusable'],
-    ['an unknown squash', ['DIR', '--squash', 'some'], 2, "argument 'some' is invalid", 'usage'],
+    ['a missing directory', ['DIR/none'], 4, 'there is no directory DIR/none', 'nfs-directory-missing'],
+    ['a file instead of a directory', ['DIR/file'], 2, 'DIR/file is not a directory', 'nfs-directory-invalid'],
+    ['a path below a file', ['DIR/file/x'], 2, 'DIR/file/x is not a directory', 'nfs-directory-invalid'],
+    ['to start without a directory', [], 2, "missing required argument 'dir'", 'usage'],
+    ['an invalid port', ['DIR', '--port', '65536'], 2, "'65536' is not a number that --port", 'number-invalid'],
+    ['an invalid network', ['DIR', '--allow', '10.0.0/8'], 2, '"10.0.0/8" is not a network', 'nfs-network-invalid'],
     [
-      'a mapping that is none',
-      ['DIR', '--map-uid', '5'],
+      'to listen on all addresses without --allow',
+      ['DIR', '--host', '0.0.0.0'],
       2,
-      "'5' is not a mapping that --map-uid",
+      'on 0.0.0.0 other machines can reach it',
+      'nfs-open-to-all',
+    ],
+    [
+      'to listen on a host name without --allow',
+      ['DIR', '--host', 'example.org'],
+      2,
+      'on example.org other',
+      'nfs-open-to-all',
+    ],
+    [
+      'an export path without a slash',
+      ['DIR', '--path', 'export'],
+      2,
+      "'export' cannot be the name",
+      'nfs-path-invalid',
+    ],
+    ['an export path with ..', ['DIR', '--path', '/a/../b'], 2, "'/a/../b' cannot be the name", 'nfs-path-invalid'],
+    [
+      'a state folder in the exported directory',
+      ['DIR', '--state', 'DIR/state'],
+      2,
+      'lies in DIR',
+      'nfs-state-exported',
+    ],
+    [
+      'a state folder there through a symbolic link',
+      ['DIR', '--state', 'DIR/../link'],
+      2,
+      'lies in DIR',
+      'nfs-state-exported',
+    ],
+    [
+      'a file as the state folder',
+      ['DIR', '--state', 'DIR/../f'],
+      3,
+      'cannot be made or written',
+      'nfs-state-unusable',
+    ],
+    ['an unknown squash mode', ['DIR', '--squash', 'some'], 2, "argument 'some' is invalid", 'usage'],
+    ['an invalid mapping', ['DIR', '--map-uid', '5'], 2, "'5' is not a mapping that --map-uid", 'nfs-mapping-invalid'],
+    [
+      'an invalid group id in a mapping',
+      ['DIR', '--map-gid', '1:4294967295'],
+      2,
+      'that --map-gid takes',
       'nfs-mapping-invalid',
     ],
-    ['a user that is none', ['DIR', '--map-gid', '1:4294967295'], 2, 'that --map-gid takes', 'nfs-mapping-invalid'],
-    ['half of TLS', ['DIR', '--tls-cert', 'DIR/file'], 2, 'TLS needs a certificate and its key', 'nfs-tls-incomplete'],
+    [
+      'a certificate without its key',
+      ['DIR', '--tls-cert', 'DIR/file'],
+      2,
+      'TLS needs a certificate and its key',
+      'nfs-tls-incomplete',
+    ],
     ['TLS without its own', ['DIR', '--tls-ca', 'DIR/file'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
     [
-      'to confine callers that show no certificate',
+      '--tls-confine without --tls-ca',
       ['DIR', '--tls-confine', 'keeper'],
       2,
       '--tls-confine goes by the certificates of callers',
       'nfs-tls-unknown-callers',
     ],
-    ['optional nothing', ['DIR', '--tls-optional'], 2, 'TLS needs a certificate', 'nfs-tls-incomplete'],
     [
-      'no such certificate',
+      '--tls-optional without a certificate',
+      ['DIR', '--tls-optional'],
+      2,
+      'TLS needs a certificate',
+      'nfs-tls-incomplete',
+    ],
+    [
+      'a missing certificate',
       ['DIR', '--tls-cert', 'DIR/x', '--tls-key', 'DIR/x'],
       2,
       'x cannot be read (ENOENT)',
       'nfs-tls-file',
     ],
     [
-      'no certificate',
+      'a file without a certificate',
       ['DIR', '--tls-cert', 'DIR/file', '--tls-key', 'DIR/file'],
       2,
       'no certificate in PEM',
@@ -186,7 +234,7 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     return { cert, key };
   }
 
-  test('a key must belong to its certificate, and not to everybody', async () => {
+  test('a key must belong to its certificate, and should not be readable by everybody', async () => {
     const { top, exported, plan } = await ground();
     const [one, two] = [certificate(top, 'one'), certificate(top, 'two')];
     const refused = await plan(exported, '--tls-cert', one.cert, '--tls-key', two.key);
@@ -202,7 +250,7 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     ]);
   });
 
-  test('one that is over is named before its first caller refuses it', async () => {
+  test('warns about an expired certificate before a client rejects it', async () => {
     const { top } = await ground();
     const { cert, key } = certificate(top, 'short', '-days', '2');
     const notesAt = async (days: number): Promise<readonly string[] | undefined> =>
@@ -212,7 +260,7 @@ describe.skipIf(needs('linux', 'openssl'))('certificates', () => {
     expect(await notesAt(-1)).toEqual([expect.stringMatching(/ begins only on /)]);
   });
 
-  test('those of callers cannot be asked for and left out at once', async () => {
+  test('--tls-ca and --tls-optional exclude each other', async () => {
     const { top, exported, plan } = await ground();
     const { cert, key } = certificate(top, 'one');
     const options = [exported, '--tls-cert', cert, '--tls-key', key, '--tls-ca', cert];

@@ -13,11 +13,11 @@ import {
   wrongNetwork,
   wrongPath,
   wrongPlatform,
-} from './nfs-failures.ts';
+} from './nfs-server-errors.ts';
 import { readTls, type ServedTls } from './nfs-tls.ts';
-import { isWithin } from './store-places.ts';
+import { isWithin } from './store-overlaps.ts';
 
-/** All that is decided before it starts. */
+/** The server's settings, all validated before it starts. */
 export interface NfsPlan {
   readonly directory: string;
   readonly state: string;
@@ -25,7 +25,7 @@ export interface NfsPlan {
   readonly port: number;
   readonly path: string;
   readonly networks: readonly string[];
-  /** Only processes of our own user, and of root, on this machine. */
+  /** Admit only processes of our own user and of root on this machine. */
   readonly isOwnOnly: boolean;
   readonly squash: 'root' | 'all' | 'none';
   readonly anonymous: { readonly uid: number; readonly gid: number };
@@ -33,10 +33,10 @@ export interface NfsPlan {
 }
 
 const nobody = 65_534;
-/** IPv4 and IPv6, on every address of this machine. */
-export const everywhere = '::';
+/** All addresses of this machine, IPv4 and IPv6. */
+export const allAddresses = '::';
 
-/** `states` is the folder where each exported directory has its own state. */
+/** `states`: the folder that contains a state folder for each exported directory. */
 export async function planNfsServer(options: NfsServeOptions, states: string): Promise<NfsPlan> {
   if (process.platform !== 'linux') throw wrongPlatform();
   const directory = await foundDirectory(resolve(options.directory));
@@ -53,7 +53,7 @@ export async function planNfsServer(options: NfsServeOptions, states: string): P
     networks: options.allow,
     port: options.port ?? 2049,
     state: await preparedState(resolve(options.state ?? stateFor(states, directory)), directory),
-    // Root of this machine can do everything anyway, and nobody else may connect then.
+    // Root on this machine is not restricted anyway, and then nobody else can connect.
     squash: options.squash ?? (isOwnOnly ? 'none' : 'root'),
     anonymous: { uid: options.anonUid ?? nobody, gid: options.anonGid ?? nobody },
   };
@@ -83,7 +83,7 @@ const isLoopback = (address: string): boolean =>
   isLoopback6(address) ||
   (isIP(address.replace(/\/.*$/, '')) === 4 && /^127\./.test(address));
 
-/** Never beyond this machine unless somebody said who may come from there. */
+/** Listens on loopback only, unless the options say who may connect from other machines. */
 function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
   try {
     createMayConnect(allow);
@@ -95,14 +95,14 @@ function chosenHost({ host, allow, tlsCa }: NfsServeOptions): string {
   return host;
 }
 
-/** Where those can reach it: no one address of this machine is for both of its own, that of IPv4 and that of IPv6. */
+/** The narrowest address for these networks. No single loopback address serves both IPv4 and IPv6. */
 function reachableBy(allow: readonly string[]): string {
-  if (!allow.every(isLoopback)) return everywhere;
+  if (!allow.every(isLoopback)) return allAddresses;
   if (!allow.some(isLoopback6)) return '127.0.0.1';
-  return allow.every(isLoopback6) ? '::1' : everywhere;
+  return allow.every(isLoopback6) ? '::1' : allAddresses;
 }
 
-/** One for each directory: whoever knows the handles of one must not know those of another. */
+/** One for each directory: a client that knows the file handles of one directory must not be able to guess those of another. */
 function stateFor(states: string, directory: string): string {
   return join(states, createHash('sha256').update(directory).digest('hex').slice(0, 16));
 }
@@ -110,7 +110,7 @@ function stateFor(states: string, directory: string): string {
 const liesIn = (state: string, directory: string): boolean => state === directory || isWithin(state, directory);
 
 async function preparedState(wanted: string, directory: string): Promise<string> {
-  // Before it is made there, and again when links in its path are resolved.
+  // Before creating the folder inside the directory, and again with symbolic links resolved.
   if (liesIn(wanted, directory)) throw stateExported(wanted, directory);
   try {
     await makeFolders(wanted, 0o700);

@@ -5,7 +5,7 @@ import { errnoOf } from '#base/errno.ts';
 import type { NfsServeOptions } from '#cli/io.ts';
 import { StowageError } from '#core/errors.ts';
 
-type Asked = Pick<NfsServeOptions, 'tlsCert' | 'tlsKey' | 'tlsCa' | 'tlsOptional'> &
+type TlsFlags = Pick<NfsServeOptions, 'tlsCert' | 'tlsKey' | 'tlsCa' | 'tlsOptional'> &
   Partial<Pick<NfsServeOptions, 'tlsConfine'>>;
 
 export interface ServedTls {
@@ -14,8 +14,8 @@ export interface ServedTls {
   readonly notes: readonly string[];
 }
 
-/** Undefined: none is asked for. Everything about it that can be wrong is found here, and not by the first caller. */
-export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls | undefined> {
+/** Undefined: TLS is not configured. Validates everything now, so that errors do not surface with the first client. */
+export async function readTls(asked: TlsFlags, now = Date.now()): Promise<ServedTls | undefined> {
   const { tlsCert, tlsKey, tlsCa, tlsConfine = [], tlsOptional } = asked;
   if (tlsConfine.length > 0 && tlsCa === undefined) throw unknownCallers();
   if (tlsCert === undefined && tlsKey === undefined) {
@@ -28,7 +28,7 @@ export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls
   const certificates = certificatesIn(tlsCert, cert);
   if (ca !== undefined) certificatesIn(tlsCa ?? '', ca);
   const [own] = certificates;
-  if (own === undefined || !fits(own, tlsKey, key)) throw mismatch(tlsCert, tlsKey);
+  if (own === undefined || !isKeyOf(own, tlsKey, key)) throw mismatch(tlsCert, tlsKey);
   const options: TlsOptions = {
     cert,
     key,
@@ -40,7 +40,11 @@ export async function readTls(asked: Asked, now = Date.now()): Promise<ServedTls
   } catch (cause) {
     throw wrongPem(tlsCert, cause);
   }
-  return { options, required: !tlsOptional, notes: [...datesOf(own, tlsCert, now), ...(await readers(tlsKey))] };
+  return {
+    options,
+    required: !tlsOptional,
+    notes: [...datesOf(own, tlsCert, now), ...(await readabilityNotes(tlsKey))],
+  };
 }
 
 async function readPem(file: string | undefined): Promise<Buffer | undefined> {
@@ -59,7 +63,7 @@ async function readPem(file: string | undefined): Promise<Buffer | undefined> {
   }
 }
 
-/** The first is the server's own. */
+/** The first is the server's own certificate. */
 function certificatesIn(file: string, pem: Buffer | undefined): X509Certificate[] {
   const blocks = pem?.toString('latin1').match(/-----BEGIN CERTIFICATE-----[^-]*-----END CERTIFICATE-----/g) ?? [];
   try {
@@ -70,7 +74,7 @@ function certificatesIn(file: string, pem: Buffer | undefined): X509Certificate[
   }
 }
 
-function fits(certificate: X509Certificate, file: string, key: Buffer | undefined): boolean {
+function isKeyOf(certificate: X509Certificate, file: string, key: Buffer | undefined): boolean {
   try {
     return certificate.checkPrivateKey(createPrivateKey(key ?? ''));
   } catch (cause) {
@@ -85,7 +89,7 @@ function datesOf(certificate: X509Certificate, file: string, now: number): strin
   return [];
 }
 
-async function readers(file: string): Promise<string[]> {
+async function readabilityNotes(file: string): Promise<string[]> {
   const { mode } = await stat(file);
   return (mode & 0o004) === 0 ? [] : [`everyone on this machine can read ${file}; run: chmod 600 ${file}`];
 }

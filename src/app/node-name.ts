@@ -3,10 +3,10 @@ import { StowageError } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 
-/** As Kubernetes has them, and as machines are called. It is shown to others who use the same store. */
+/** Valid for Kubernetes nodes and host names. Other users of the same store can see it. */
 const grammar = /^[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?$/;
 
-/** What this machine is called: as it is told, else as it calls itself. */
+/** The configured name, otherwise the host name. */
 export function nodeNameFrom(told: string | undefined): NodeName {
   if (told === undefined) return hostname() as NodeName;
   if (grammar.test(told)) return told as NodeName;

@@ -6,7 +6,7 @@ import { relayed, StowageError, stowageError } from '#core/errors.ts';
 import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
 import { listenSocket } from './listen.ts';
 
-/** The sockets by which container engines reach Stowage. */
+/** The sockets of the volume plugins for container engines. */
 export interface Plugins {
   readonly sockets: readonly string[];
   /** Why there are none. */
@@ -14,12 +14,12 @@ export interface Plugins {
   close(graceMs: number): Promise<void>;
 }
 
-export interface PluginWish {
-  /** What the command line or the file says: a folder, or `none`. */
-  readonly wanted: string | undefined;
-  /** Whether to take the usual folder where nobody said anything; else why not. */
-  readonly usual: boolean | string;
-  /** An engine was found. */
+export interface PluginSettings {
+  /** As configured: a folder, or `none`. */
+  readonly configured: string | undefined;
+  /** Whether to use the default folder if none is configured; otherwise why not. */
+  readonly useDefault: boolean | string;
+  /** Whether an engine was found. */
   readonly engines: boolean;
 }
 
@@ -28,16 +28,16 @@ const usualFolder = '/run/docker/plugins';
 
 const none = (why: string): Plugins => ({ sockets: [], why, close: async () => undefined });
 
-export async function startPlugins(wish: PluginWish, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
-  const { wanted, usual } = wish;
-  if (wanted === 'none') return none('as asked');
-  if (wanted !== undefined) return await serve(wanted, parts);
-  if (usual !== true) return none(usual === false ? 'not asked for' : usual);
+export async function startPlugins(wish: PluginSettings, parts: Omit<PluginOptions, 'plugin'>): Promise<Plugins> {
+  const { configured, useDefault } = wish;
+  if (configured === 'none') return none('as asked');
+  if (configured !== undefined) return await serve(configured, parts);
+  if (useDefault !== true) return none(useDefault === false ? 'not asked for' : useDefault);
   if (!wish.engines && !existsSync('/run/docker')) return none('no container engine was found');
   try {
     return await serve(usualFolder, parts);
   } catch (thrown) {
-    // Nobody asked for them, so they are no reason not to start.
+    // The plugins were not configured, so this must not prevent the start.
     const { message, action } = stowageError(thrown);
     parts.log.warn('container engines are not served', { why: message, action });
     return none(message);
@@ -51,7 +51,7 @@ async function serve(folder: string, parts: Omit<PluginOptions, 'plugin'>): Prom
     await Promise.all(servers.map((server) => server.close(graceMs)));
   };
   try {
-    // Docker makes it like this; the sockets themselves are for root alone.
+    // Docker creates it with this mode; the sockets in it are for root only.
     await makeFolders(folder, 0o755);
     for (const plugin of pluginNames) {
       const server = createPluginServer({ ...parts, plugin });

@@ -15,7 +15,7 @@ const proven = (it: Partial<ControllerProcess>, proofs: Partial<DeathProofs> = {
   isProvenDead({ mark: 30, ...it }, { ...none, ...proofs });
 
 describe('a process is proven dead', () => {
-  test('if it is not there, for a reader in the same pid namespace of the same boot', async () => {
+  test('if it does not exist, for a reader in the same pid namespace and boot', async () => {
     expect(await proven({ kernel: { ...kernel, pid: 7 } }, { isGone: async ({ pid }) => pid === 7 })).toBe(true);
     expect(await proven({ kernel: { ...kernel, pid: 8 } }, { isGone: async ({ pid }) => pid === 7 })).toBe(false);
   });
@@ -28,10 +28,10 @@ describe('a process is proven dead', () => {
     expect(await proven({}, gone)).toBe(false);
   });
 
-  test('if this process runs in its pod, as a container that was started again', async () => {
+  test('if this process runs in its pod, as a restarted container', async () => {
     const before = { ...kernel, scope: 'boot-1 pid:[2]' };
     expect(await proven({ kernel: before, pod: { name: 'a', uid: 'uid-a' } })).toBe(true);
-    // A pod of the same name, such as that of a StatefulSet.
+    // A pod of the same name, for example of a StatefulSet.
     expect(await proven({ kernel: before, pod: { name: 'a', uid: 'uid-b' } })).toBe(false);
   });
 
@@ -57,7 +57,7 @@ describe('a process is proven dead', () => {
   });
 });
 
-describe('a pod has ended', () => {
+describe('a pod', () => {
   const containers = [{ name: 'controller' }];
   const pod = (phase: string, ...states: readonly object[]): Pick<Pod, 'spec' | 'status'> => ({
     spec: { containers },
@@ -66,7 +66,7 @@ describe('a pod has ended', () => {
   const finishedAt = '2026-01-01T00:00:00Z';
   const terminated = { terminated: { reason: 'Error', finishedAt } };
 
-  test('if its phase is final and the kubelet said that its containers are terminated', () => {
+  test('has ended if its phase is final and the kubelet reported its containers as terminated', () => {
     expect(isPodEnded(pod('Failed', terminated))).toBe(true);
     expect(isPodEnded(pod('Succeeded', { terminated: { finishedAt } }))).toBe(true);
   });
@@ -74,24 +74,24 @@ describe('a pod has ended', () => {
   test.each<[string, Pick<Pod, 'spec' | 'status'>]>([
     ['the control plane lost its node', pod('Failed', { running: {} })],
     [
-      'the kubelet did not find its container',
+      'the kubelet could not find its container',
       pod('Failed', { terminated: { reason: 'ContainerStatusUnknown', finishedAt } }),
     ],
     ['the kubelet does not know when its container ended', pod('Failed', { terminated: { finishedAt: null } })],
-    ['its container is being started again', pod('Running', terminated)],
-    ['nothing is known of its container', pod('Failed')],
+    ['its container is being restarted', pod('Running', terminated)],
+    ['it has no status of its container', pod('Failed')],
     [
-      'nothing is known of one of its containers',
+      'it has no status of one of its containers',
       { ...pod('Failed', terminated), spec: { containers: [...containers, { name: 'b' }] } },
     ],
     ['it has no status', {}],
-  ])('not if %s', (_, it) => {
+  ])('has not ended if %s', (_, it) => {
     expect(isPodEnded(it)).toBe(false);
   });
 });
 
 describe.skipIf(needs('linux'))('on this machine', () => {
-  test('this process is there, in its namespaces', async () => {
+  test('this process exists, with its namespaces', async () => {
     const self = await ownKernelProcess();
     const boot = readFileSync('/proc/sys/kernel/random/boot_id', 'utf8').trim();
     expect(self?.scope.startsWith(`${boot} ${readlinkSync('/proc/self/ns/pid')}`)).toBe(true);
@@ -101,11 +101,11 @@ describe.skipIf(needs('linux'))('on this machine', () => {
     expect(self && (await isGone(self))).toBe(false);
   });
 
-  test('a process with the same pid that started at another time is another one', async () => {
+  test('a process with the same pid and another start time is another process', async () => {
     expect(await isGone({ scope: '', pid: process.pid, startTime: '1' })).toBe(true);
   });
 
-  test('a process that is suspended is not gone; it is when it has been killed', async () => {
+  test('a suspended process is not gone; a killed one is', async () => {
     const child = spawn('sleep', ['1000'], { stdio: 'ignore' });
     const ended = once(child, 'exit');
     onTestFinished(() => void child.kill('SIGKILL'));

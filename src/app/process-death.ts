@@ -7,16 +7,16 @@ import type { Pod } from '#wire/kube/types.ts';
 import type { ControllerProcess, KernelProcess } from './controller-registry.ts';
 import { bootId } from './state-folder.ts';
 
-/** This process, as the kernel knows it. Undefined: the system does not say enough to tell processes apart. */
+/** Identifies this process on its kernel. Undefined: the system does not reveal enough to distinguish processes. */
 export async function ownKernelProcess(): Promise<KernelProcess | undefined> {
   const { pid } = process;
   const boot = await bootId();
   const linked = (path: string): Promise<string | undefined> => readlink(path).catch(() => undefined);
   const namespace = await linked('/proc/self/ns/pid');
-  // Start times are shifted by time namespaces. Older kernels have none.
+  // Time namespaces shift start times. Older kernels lack them.
   const time = (await linked('/proc/self/ns/time')) ?? '';
   const startTime = await startTimeOf(pid);
-  // A /proc of another pid namespace has other numbers.
+  // A /proc of another pid namespace shows other pids.
   const isOwnProc = (await linked('/proc/self')) === String(pid);
   if (boot === undefined || namespace === undefined || startTime === undefined || !isOwnProc) return undefined;
   return { scope: `${boot} ${namespace} ${time}`.trim(), pid, startTime };
@@ -42,10 +42,10 @@ async function startTimeOf(pid: number): Promise<string | undefined> {
 }
 
 export interface DeathProofs {
-  /** Of this process. */
+  /** This process. */
   readonly own: ControllerProcess;
   isGone(process: KernelProcess): Promise<boolean>;
-  /** Asks Kubernetes. Undefined: it is not asked. */
+  /** Asks Kubernetes. Undefined: Kubernetes is not asked. */
   hasEnded?(pod: NonNullable<ControllerProcess['pod']>): Promise<boolean>;
 }
 
@@ -55,13 +55,13 @@ export async function isProvenDead(it: ControllerProcess, proofs: DeathProofs): 
   if (it.mark === own.mark) return false;
   if (it.kernel !== undefined && own.kernel !== undefined) {
     if (it.kernel.scope === own.kernel.scope) return await proofs.isGone(it.kernel);
-    // A kubelet starts a container again only after it has ended. A second process in our own container has our scope.
+    // A kubelet restarts a container only after it has ended. A second process in our own container has our scope.
     if (it.pod !== undefined && it.pod.uid === own.pod?.uid) return true;
   }
   return it.pod !== undefined && (await proofs.hasEnded?.(it.pod)) === true;
 }
 
-/** Whether the kubelet said that all containers of a pod have ended, and none of them is started again. */
+/** Whether the kubelet reported that all containers of the pod have ended and none gets restarted. */
 export async function hasPodEnded(
   client: KubeClient,
   { namespace, name, uid }: { readonly namespace: string; readonly name: string; readonly uid: string },
@@ -71,11 +71,11 @@ export async function hasPodEnded(
   return pod !== undefined && pod.metadata.uid === uid && isPodEnded(pod);
 }
 
-/** The control plane also sets the phase Failed, for pods of nodes that it lost. It leaves the containers as they were. */
+/** The control plane also sets the phase Failed for pods of lost nodes, but does not change the containers' states. */
 export function isPodEnded({ spec, status }: Pick<Pod, 'spec' | 'status'>): boolean {
   const statuses = status?.containerStatuses ?? [];
   const isTerminal = status?.phase === 'Succeeded' || status?.phase === 'Failed';
-  // A kubelet that did not find a container also reports it as terminated: with this reason, and without a time of its end.
+  // If a kubelet cannot find a container, it also reports it as terminated, with this reason and without finishedAt.
   const hasEnded = ({ state }: (typeof statuses)[number]): boolean =>
     typeof state?.terminated?.finishedAt === 'string' && state.terminated.reason !== 'ContainerStatusUnknown';
   return isTerminal && statuses.length > 0 && statuses.length === spec?.containers?.length && statuses.every(hasEnded);

@@ -17,7 +17,7 @@ function newRecords(): Records {
   return records;
 }
 
-test('each process has a mark of its own, and knows those before it in its state folder to be dead', () => {
+test('each process has a mark of its own, and knows earlier processes of its state folder to be dead', () => {
   const records = newRecords();
   const first = takeProcessMarks(records, 'folder-1');
   const second = takeProcessMarks(records, 'folder-1');
@@ -28,14 +28,14 @@ test('each process has a mark of its own, and knows those before it in its state
   expect(new Set([first.own, second.own, third.own]).size).toBe(3);
 });
 
-test('trusts no mark that was recorded in another folder: this one may be a copy of that of a process that lives', () => {
+test('ignores marks recorded in another folder, which may belong to a live process', () => {
   const records = newRecords();
   takeProcessMarks(records, 'folder-1');
   expect(takeProcessMarks(records, 'folder-2').dead).toEqual([]);
   expect(takeProcessMarks(records, undefined).dead).toEqual([]);
 });
 
-test('a copy of a state folder is another one, and the same folder stays the same', async () => {
+test('a copy of a state folder has another id; the same folder keeps its id', async () => {
   const folder = mkdtempSync(join(tmpdir(), 'stowage-marks-'));
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const [one, copy] = [join(folder, 'one'), join(folder, 'copy')];

@@ -5,9 +5,9 @@ const setting = 'process marks';
 const mostDead = 64;
 
 /**
- * A mark of this process, recorded for the next one. One process at a time has the state folder, so the processes that recorded marks in it
- * are dead. Marks that were recorded in another folder don't count: this one may be a copy of that of a process that lives.
- * `folder` is undefined if that cannot be told.
+ * Creates a mark for this process and records it for the next one. Only one process at a time uses the state folder, so the processes that
+ * recorded marks in it are dead. Marks recorded in another folder don't count: this one may be a copy of the folder of a live process.
+ * `folder`: undefined if the folder cannot be identified.
  */
 export function takeProcessMarks({ settings }: Pick<Records, 'settings'>, folder: string | undefined): ProcessMarks {
   const dead = folder === undefined ? [] : recorded(settings.get(setting), folder);

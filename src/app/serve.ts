@@ -6,16 +6,16 @@ import type { Log } from '#base/log.ts';
 import { wayTo } from '#cli/connection.ts';
 import type { UpOptions } from '#cli/io.ts';
 import { shellWord } from '#cli/text.ts';
-import { type KeeperPlace, keeperPlaces } from '#clients/data-path/placing.ts';
+import { type KeeperPlace, keeperPlaces } from '#clients/data-path/keeper-placement.ts';
 import { StowageError, stowageError } from '#core/errors.ts';
-import { type CsiWish, csiWish } from './csi.ts';
+import { type CsiSettings, csiSettings } from './csi.ts';
 import { isListening } from './engines.ts';
-import { giveBackWhenIdle } from './giving-back.ts';
 import { createLog, levelFrom } from './logger.ts';
+import { releaseMemoryWhenIdle } from './memory-release.ts';
 import { servingFlags } from './serving-flags.ts';
 import { type Running, startUp, type UpSettings } from './up.ts';
 
-async function greeting(running: Running, program: string, seconds: number): Promise<string> {
+async function startMessage(running: Running, program: string, seconds: number): Promise<string> {
   const { stores, mounter } = running.core;
   const view = stores.defaultName === undefined ? undefined : stores.view(stores.defaultName);
   const socket = running.addresses.find((address) => address.startsWith('unix:'))?.slice('unix:'.length) ?? '';
@@ -63,8 +63,8 @@ function thisProgram(): readonly [string, ...string[]] {
 const pathIn = (given: string | undefined): string | undefined =>
   given === undefined || given === 'none' ? given : resolve(given);
 
-/** A server with a state folder of its own is a second one: the machine's engines have the first. */
-function looksAround(options: UpOptions): true | string {
+/** A server with a state folder of its own is a second server: the machine's engines belong to the first. */
+function engineDiscovery(options: UpOptions): true | string {
   if (process.getuid?.() !== 0) return 'only root can serve container engines';
   if (process.platform !== 'linux') return 'only Linux can serve container engines';
   return options.state === undefined ? true : 'with a state folder of its own only by --plugins';
@@ -81,15 +81,15 @@ function keeperPlaceFrom(text: string | undefined): KeeperPlace | undefined {
   });
 }
 
-interface Reloading {
+interface ReloadQueue {
   readonly ask: () => void;
-  /** What was asked for while it started is done now. */
+  /** Starts to reload; does so at once if it was requested during the start. */
   begin(running: Running): void;
-  /** Waits for the one that runs; what is asked for from now on is ignored. */
+  /** Waits for the reload in progress; later requests are ignored. */
   end(): Promise<void>;
 }
 
-function createReloading(log: Log): Reloading {
+function createReloadQueue(log: Log): ReloadQueue {
   let asked = false;
   let target: Running | undefined;
   let work: Promise<void> = Promise.resolve();
@@ -118,53 +118,53 @@ function createReloading(log: Log): Reloading {
   };
 }
 
-/** What runs beside the server. */
-export interface Beside {
+/** Services that run in addition to the server. */
+export interface ServerExtension {
   readonly cluster: UpSettings['cluster'];
-  readonly podUsers: CsiWish['podUsers'];
-  /** Called when the server is ready; what it gives is ended before the server is. */
+  readonly podUsers: CsiSettings['podUsers'];
+  /** Called when the server is ready; the result is disposed of before the server stops. */
   started(running: Running): AsyncDisposable;
 }
 
-/** `stowage up`: runs until SIGINT or SIGTERM, reads its configuration again on SIGHUP. Gives the exit status. */
+/** `stowage up`: runs until SIGINT or SIGTERM, and reloads its configuration on SIGHUP. Returns the exit status. */
 export async function runServer(
   options: UpOptions,
   folders: Folders,
   program: string,
   interrupted: AbortSignal,
-  beside?: Beside,
+  extension?: ServerExtension,
 ): Promise<number> {
   const began = performance.now();
   const log = createLog(levelFrom(options.logLevel), process.stderr);
-  using _memory = giveBackWhenIdle(systemClock());
+  using _memory = releaseMemoryWhenIdle(systemClock());
   const stopping = new AbortController();
   const { promise: told, resolve: tell } = Promise.withResolvers<void>();
   interrupted.addEventListener('abort', () => tell(), { once: true });
-  // However often: who stops containers may say it again while it waits.
+  // Not `once`: an engine may send SIGTERM again while it waits for the container.
   process.on('SIGTERM', () => tell());
-  // From the first moment on, since without a handler the signal ends the process.
-  const reloading = createReloading(log);
+  // Registered before the start, since without a handler SIGHUP ends the process.
+  const reloading = createReloadQueue(log);
   process.on('SIGHUP', reloading.ask);
-  const csi = csiWish(options);
+  const csi = csiSettings(options);
   const running = await startUp({
     folders,
     config: options.config,
     listen: options.listen,
     plugins: pathIn(options.plugins),
-    csi: csi === undefined ? undefined : { ...csi, podUsers: beside?.podUsers },
+    csi: csi === undefined ? undefined : { ...csi, podUsers: extension?.podUsers },
     nodeName: options.nodeName,
     engineSockets: { docker: pathIn(options.dockerSocket), podman: pathIn(options.podmanSocket) },
-    lookAround: looksAround(options),
+    discoverEngines: engineDiscovery(options),
     bare: options.bare === true,
     keeperPlace: keeperPlaceFrom(process.env['STOWAGE_KEEPERS']),
     log,
     signal: stopping.signal,
-    cluster: beside?.cluster,
+    cluster: extension?.cluster,
     ...(options.nfs === true ? { nfs: { program: thisProgram(), port: options.nfsPort } } : {}),
   });
   reloading.begin(running);
-  const along = beside?.started(running);
-  process.stdout.write(await greeting(running, program, (performance.now() - began) / 1000));
+  const along = extension?.started(running);
+  process.stdout.write(await startMessage(running, program, (performance.now() - began) / 1000));
   await told;
   await along?.[Symbol.asyncDispose]();
   await reloading.end();

@@ -14,22 +14,22 @@ export interface StateFolder {
   readonly published: string;
   readonly tokenFile: string;
   readonly defaultStore: string;
-  /** What the embedded NFS server exports, and where it keeps its secret. */
+  /** The directory that the embedded NFS server exports, and the folder for its secret. */
   readonly nfs: { readonly exported: string; readonly state: string };
 }
 
-/** Of the data paths' keepers, beside the socket. */
+/** The keepers' folders are next to the socket. */
 export const keepersFolder = (socket: string): string => join(dirname(socket), 'keepers');
 
-/** Makes what is missing. Symbolic links are resolved once, since the mount table shows real paths. */
+/** Creates what is missing. Resolves symbolic links once, since the mount table shows real paths. */
 export async function prepareState(wanted: string, socket: string): Promise<StateFolder> {
   try {
     await makeFolders(wanted, 0o700);
-    // Everybody may pass, to the keepers' folders; the sockets and folders in it say who may use them.
+    // Everybody may traverse it, to reach the keepers' folders; the sockets and folders in it have modes of their own.
     await makeFolders(dirname(socket), 0o711);
     const path = await realpath(wanted);
-    // Whoever reaches a mount of a store with squash=all is its one user: only by what was bound elsewhere for them. The
-    // state folder itself may be anybody's to pass, where somebody else made it.
+    // Whoever can reach a mount of a store with squash=all acts as its single user, so only binds elsewhere may be reachable. The
+    // state folder itself may be open to everybody if somebody else created it.
     for (const name of ['mounts', 'published']) {
       await makeFolders(join(path, name), 0o700);
       await chmod(join(path, name), 0o700);
@@ -53,14 +53,14 @@ export async function prepareState(wanted: string, socket: string): Promise<Stat
   }
 }
 
-/** Changes when the machine starts anew. Undefined: this system does not say. */
+/** Changes with each boot. Undefined: not available on this system. */
 export async function bootId(): Promise<string | undefined> {
   return (await readFile('/proc/sys/kernel/random/boot_id', 'utf8').catch(() => undefined))?.trim();
 }
 
 /**
- * Tells a state folder from copies of it, here and on other machines. In a container without a machine id it changes when the machine
- * starts. Undefined: it cannot be told.
+ * Distinguishes a state folder from copies of it, on this and other machines. In a container without a machine id it changes with each
+ * boot. Undefined: not available.
  */
 export async function stateFolderId(path: string): Promise<string | undefined> {
   const machine = (await readFile('/etc/machine-id', 'utf8').catch(() => ''))?.trim() || (await bootId());
@@ -68,7 +68,7 @@ export async function stateFolderId(path: string): Promise<string | undefined> {
   return machine === undefined || found === undefined ? undefined : `${machine} ${found.dev}:${found.ino}`;
 }
 
-/** Who we are, for as long as this state folder lives. */
+/** Identifies this Stowage for the lifetime of its state folder. */
 export function instanceOf(records: Records): string {
   const known = records.settings.get('instance');
   if (known !== undefined) return known;
@@ -77,7 +77,7 @@ export function instanceOf(records: Records): string {
   return fresh;
 }
 
-/** The token for the TCP port, made at the first start; made anew when the file was removed or the token revoked. */
+/** The token for the TCP port, created at the first start, and again if the file was removed or the token revoked. */
 export async function ensureToken(folder: StateFolder, tokens: Tokens): Promise<void> {
   const present = await readFile(folder.tokenFile, 'utf8').catch(() => '');
   if (present.trim() !== '' && tokens.verify(present.trim()) !== undefined) return;

@@ -7,7 +7,7 @@ import { type EngineSocket, isListening } from './engines.ts';
 import type { Plugins } from './plugins.ts';
 import { version } from './version.ts';
 
-interface About {
+interface StatusParts {
   readonly core: Core;
   readonly startedAt: number;
   readonly ready: boolean;
@@ -18,8 +18,8 @@ interface About {
   readonly config: string | undefined;
 }
 
-/** For a token with a scope: what is in that scope, and nothing of the machine's insides. */
-export async function statusOf(about: About, principal: Principal): Promise<StatusJson> {
+/** For a token with a scope: only what is in that scope, and nothing internal to the machine. */
+export async function statusOf(about: StatusParts, principal: Principal): Promise<StatusJson> {
   const { core } = about;
   const everywhere = isEverywhere(principal);
   const visible = (store: string | undefined): boolean => maySee(principal, store);

@@ -14,14 +14,14 @@ export interface StoreSources {
   readonly kinds: ReadonlyMap<string, StoreKind>;
   readonly log: Log;
   readonly nfs: EmbeddedNfs | undefined;
-  /** Without the local store that just works. */
+  /** Without the default local store. */
   readonly bare: boolean;
-  /** Those that objects of a cluster say. */
+  /** The stores that Store objects of a cluster define. */
   readonly cluster: ((kinds: ReadonlyMap<string, StoreKind>) => Promise<readonly StoreConfig[]>) | undefined;
 }
 
-/** The file's stores and those added by hand; with neither file nor names in it, one local store that just works; that of the
- * embedded NFS server where it runs. */
+/** The stores of the file and those added by hand. Without stores in a file: one local store as the default. Also the store of the embedded
+ * NFS server, if it runs. */
 export async function storeConfigs(file: FileConfig | undefined, about: StoreSources): Promise<readonly StoreConfig[]> {
   const { records, state, kinds, log, nfs, bare, cluster } = about;
   const configs = new Map<string, StoreConfig>();
@@ -43,7 +43,7 @@ export async function storeConfigs(file: FileConfig | undefined, about: StoreSou
     configs.set(config.name, config);
   }
   if (nfs !== undefined) {
-    // Last, so that it is not the default unless somebody makes it that.
+    // Last, so that it is not the default unless configured.
     if (configs.has(nfs.storeName))
       log.warn('a store hides that of the embedded NFS server', { store: nfs.storeName, uri: nfs.uri });
     else configs.set(nfs.storeName, parseStoreConfig(nfs.storeName, nfs.uri, 'builtin', kinds));

@@ -6,7 +6,7 @@ import { createMemoryRecords } from '#testing/fakes/records.ts';
 import { type ControllerRegistry, readRegistry, writeRegistry } from './controller-registry.ts';
 import { takeProcessMarks } from './process-marks.ts';
 import { keepersFolder, prepareState } from './state-folder.ts';
-import { claimIn, withClaim } from './take-over/objects.ts';
+import { claimRecord, recordedClaim } from './take-over/replacement-volume.ts';
 
 test('the paths inside the state folder do not change', async () => {
   const folder = await realpath(await mkdtemp(join(tmpdir(), 'stowage-state-')));
@@ -50,7 +50,7 @@ test('a process takes over locks that a dead 0.1 process held in the same state 
   expect(takeProcessMarks(records, 'elsewhere').dead).toEqual([]);
 });
 
-test('a claim that 0.1 took over can be given back', () => {
+test('a take-over by 0.1 can be undone', () => {
   const spec = { accessModes: ['ReadWriteOnce'], storageClassName: 'old' };
   const text = `{"metadata":{"name":"cart","namespace":"shop","annotations":{"a":"b"}},"spec":${JSON.stringify(spec)}}`;
   const metadata = {
@@ -58,7 +58,7 @@ test('a claim that 0.1 took over can be given back', () => {
     namespace: 'shop',
     annotations: { a: 'b', 'pv.kubernetes.io/bind-completed': 'yes' },
   };
-  const annotations = withClaim({ metadata, spec: { ...spec, volumeName: 'pvc-1' } });
+  const annotations = claimRecord({ metadata, spec: { ...spec, volumeName: 'pvc-1' } });
   expect(annotations).toEqual({ 'stowage.dev/taken-over-claim': text });
-  expect(claimIn({ metadata: { name: 'pvc-1-stowage', annotations }, spec: {} })).toEqual(JSON.parse(text));
+  expect(recordedClaim({ metadata: { name: 'pvc-1-stowage', annotations }, spec: {} })).toEqual(JSON.parse(text));
 });

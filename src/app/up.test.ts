@@ -26,7 +26,7 @@ const up = (more: Partial<UpSettings> & { readonly socket?: string } = {}): Prom
     log: more.log ?? silentLog(),
     signal: new AbortController().signal,
     ...(more.plugins === undefined ? {} : { plugins: more.plugins }),
-    ...(more.lookAround === undefined ? {} : { lookAround: more.lookAround }),
+    ...(more.discoverEngines === undefined ? {} : { discoverEngines: more.discoverEngines }),
     ...(more.engineSockets === undefined ? {} : { engineSockets: more.engineSockets }),
     ...(more.bare === undefined ? {} : { bare: more.bare }),
   });
@@ -40,8 +40,8 @@ async function listening(at: string | number): Promise<Server> {
   return server;
 }
 
-describe('what is in the way is said, and nothing is left behind', () => {
-  test('a port', async () => {
+describe('the start fails with a message, and leaves nothing behind, because of', () => {
+  test('a port in use', async () => {
     const { port } = (await listening(0)).address() as { port: number };
     await expect(up({ listen: `127.0.0.1:${port}` })).rejects.toMatchObject({
       code: 'conflict',
@@ -50,11 +50,11 @@ describe('what is in the way is said, and nothing is left behind', () => {
       action: expect.stringContaining('stowage up --listen 127.0.0.1:7879, or none'),
     });
     expect(existsSync(join(folder, 's'))).toBe(false);
-    // Everything was let go of: it can be started again.
+    // Everything was released, so it can start again.
     await (await up()).stop();
   });
 
-  test('an address that is not of this machine', async () => {
+  test('an address of another machine', async () => {
     await expect(up({ listen: '192.0.2.1:7878' })).rejects.toMatchObject({
       code: 'unavailable',
       reason: 'listen-failed',
@@ -62,7 +62,7 @@ describe('what is in the way is said, and nothing is left behind', () => {
     });
   });
 
-  test('a socket that somebody answers on', async () => {
+  test('a socket on which another program answers', async () => {
     await listening(join(folder, 's'));
     await expect(up()).rejects.toMatchObject({
       code: 'conflict',
@@ -80,13 +80,13 @@ describe('what is in the way is said, and nothing is left behind', () => {
     });
   });
 
-  test('a file at the path of the socket, which is left alone', async () => {
+  test("a file at the socket's path, which stays", async () => {
     await writeFile(join(folder, 's'), 'precious');
     await expect(up()).rejects.toMatchObject({ code: 'conflict', reason: 'socket-path-taken' });
     expect(await readFile(join(folder, 's'), 'utf8')).toBe('precious');
   });
 
-  test('another server on the same state folder', async () => {
+  test('another server with the same state folder', async () => {
     const first = await up();
     await expect(up({ socket: join(folder, 't') })).rejects.toMatchObject({
       code: 'conflict',
@@ -98,7 +98,7 @@ describe('what is in the way is said, and nothing is left behind', () => {
     await first.stop();
   });
 
-  test('a configuration that is wrong, or was asked for and is not there', async () => {
+  test('an invalid configuration, or a missing one that was named', async () => {
     await writeFile(join(folder, 'stowage.yaml'), 'stores: 5');
     await expect(up()).rejects.toMatchObject({
       message: `${join(folder, 'stowage.yaml')}:1:9: 'stores' is not a map`,
@@ -110,7 +110,7 @@ describe('what is in the way is said, and nothing is left behind', () => {
   });
 });
 
-test('a socket left behind by a process that was killed is replaced', async () => {
+test('replaces the socket of a process that was killed', async () => {
   const path = JSON.stringify(join(folder, 's'));
   const script = `require('net').createServer().listen(${path}, () => process.kill(process.pid, 'SIGKILL'))`;
   expect(spawnSync(process.execPath, ['-e', script], { timeout: 10_000 }).signal).toBe('SIGKILL');
@@ -119,11 +119,11 @@ test('a socket left behind by a process that was killed is replaced', async () =
   expect(existsSync(join(folder, 's'))).toBe(false);
 });
 
-test('without a file there is one local store that just works', async () => {
+test('creates a local store if there is no file', async () => {
   await using server = await startServer({ listen: 'none' });
   expect(server.running.addresses).toEqual([`unix:${join(server.folder, 's')}`]);
   expect(server.core.stores.list()).toMatchObject([{ config: { name: 'local', origin: 'builtin' }, default: true }]);
-  // Nobody asked for a port, so nobody needs a token.
+  // Without a port there is no need for a token.
   expect(existsSync(join(server.folder, 'token'))).toBe(false);
 });
 
@@ -141,7 +141,7 @@ test('the state folder is for its owner only', async () => {
   expect(server.port).toBeGreaterThan(0);
 });
 
-test('the token stays, unless it was revoked or its file removed', async () => {
+test('keeps the token unless it was revoked or its file removed', async () => {
   const tokenAfter = async (between: () => Promise<unknown>): Promise<string> => {
     await between();
     await using _ = await startServer({ folder });
@@ -157,7 +157,7 @@ test('the token stays, unless it was revoked or its file removed', async () => {
 });
 
 describe('reload', () => {
-  test('brings in what the file says now; a broken file changes nothing', async () => {
+  test('applies the changed file; an invalid file changes nothing', async () => {
     for (const name of ['a', 'b']) await mkdir(join(folder, name));
     const config = join(folder, 'conf.yaml');
     await writeFile(config, `stores:\n  a: local://${folder}/a\n`);
@@ -180,7 +180,7 @@ describe('reload', () => {
     expect(names()).toEqual(['b']);
   });
 
-  test('a store of the file hides one of the same name that was added by hand, and gives it back', async () => {
+  test('a store of the file hides one of the same name that was added by hand, until it is removed from the file', async () => {
     for (const name of ['hand', 'file']) await mkdir(join(folder, name));
     const config = join(folder, 'conf.yaml');
     await writeFile(config, '');
@@ -197,7 +197,7 @@ describe('reload', () => {
   });
 });
 
-describe('addresses to listen on', () => {
+describe('the value of --listen', () => {
   test.each([
     ['127.0.0.1:80', { host: '127.0.0.1', port: 80 }],
     [':80', { host: '127.0.0.1', port: 80 }],
@@ -210,7 +210,7 @@ describe('addresses to listen on', () => {
   });
 
   test.each(['', 'x', '1.2.3.4', ':', ':99999', '::1:80', 'a b:80', '80:80:80', '-1', 'http://x:80'])(
-    'not %j',
+    'refuses %j',
     (text) => {
       expect(() => parseListen(text)).toThrow('is not an address to listen on');
     },
@@ -225,7 +225,7 @@ describe('container engines', () => {
     return JSON.parse(text);
   };
 
-  test('are served by two sockets in the folder that was named, for nobody else, until the end', async () => {
+  test('are served on two sockets in the configured folder, accessible to the owner only, until the end', async () => {
     const plugins = join(folder, 'run', 'plugins');
     const running = await up({ plugins });
     const [shared = '', own = ''] = running.plugins.sockets;
@@ -240,14 +240,14 @@ describe('container engines', () => {
     expect(status.body).toMatchObject({ plugins: [shared, own], engines: [] });
     await running.stop();
     expect(existsSync(shared) || existsSync(own)).toBe(false);
-    // And the same again, by the file.
+    // And again, configured in the file.
     await writeFile(join(folder, 'stowage.yaml'), `plugins: ${plugins}`);
     const again = await up();
     expect(await call(own, 'VolumeDriver.List')).toMatchObject({ Volumes: [{ Name: 'a' }] });
     await again.stop();
   });
 
-  test('are served by one Stowage: its sockets are not taken away, and those of a dead one are', async () => {
+  test('are served by one Stowage: it refuses sockets in use, and replaces those of a dead one', async () => {
     const plugins = join(folder, 'p');
     const taken = join(plugins, 'stowage-local.sock');
     await mkdir(plugins);
@@ -267,28 +267,28 @@ describe('container engines', () => {
     await running.stop();
   });
 
-  test('a folder that cannot be used is said', async () => {
+  test('reports a folder that cannot be used', async () => {
     await writeFile(join(folder, 'file'), '');
     await expect(up({ plugins: join(folder, 'file', 'x') })).rejects.toMatchObject({
       reason: 'plugin-folder-unusable',
     });
   });
 
-  test('are not served unless somebody says so', async () => {
+  test('are not served unless configured', async () => {
     const running = await up();
     expect(running.plugins).toMatchObject({ sockets: [], why: 'not asked for' });
     expect(running.engines).toEqual([]);
     await running.stop();
-    const refused = await up({ lookAround: 'only root can serve container engines' });
+    const refused = await up({ discoverEngines: 'only root can serve container engines' });
     expect(refused.plugins.why).toBe('only root can serve container engines');
     await refused.stop();
     await writeFile(join(folder, 'stowage.yaml'), 'plugins: /nowhere');
-    const asked = await up({ plugins: 'none', lookAround: true });
+    const asked = await up({ plugins: 'none', discoverEngines: true });
     expect(asked.plugins).toMatchObject({ sockets: [], why: 'as asked' });
     await asked.stop();
   });
 
-  test('are followed where they are said to be, by the command line before the file, and shown', async () => {
+  test('are followed at the configured sockets, with the command line before the file, and listed', async () => {
     const [docker, podman] = [join(folder, 'd'), join(folder, 'o')];
     await listening(docker);
     await writeFile(join(folder, 'stowage.yaml'), `engines: { docker: /nowhere, podman: ${podman} }`);
@@ -301,7 +301,7 @@ describe('container engines', () => {
     await running.stop();
   });
 
-  test('alone: no store of its own, and no port', async () => {
+  test('bare mode has no default store and no port', async () => {
     const running = await up({ bare: true, listen: '127.0.0.1:0', plugins: join(folder, 'p') });
     expect(running.addresses).toEqual([`unix:${join(folder, 's')}`]);
     expect(running.core.stores.list()).toEqual([]);

@@ -3,10 +3,10 @@ import { type Clock, systemClock } from '#base/clock.ts';
 import type { Folders } from '#base/folders.ts';
 import { asItIs, type FindNamespace, isInHostNetwork } from '#base/linux/network.ts';
 import type { Log, Scope } from '#base/log.ts';
+import type { KeeperPlace } from '#clients/data-path/keeper-placement.ts';
 import { createKeepers, type Keepers } from '#clients/data-path/keepers.ts';
-import type { KeeperPlace } from '#clients/data-path/placing.ts';
 import { createContainerEngine } from '#clients/engines/engine.ts';
-import { createEngineNetworks, type EngineNetworks } from '#clients/engines/networks.ts';
+import { createEngineNetworks, type EngineNetworks } from '#clients/engines/engine-networks.ts';
 import { withPodNetworks } from '#clients/pod-network.ts';
 import type { ContainerEngine } from '#core/containers.ts';
 import type { Core, WholeCore } from '#core/core.ts';
@@ -20,56 +20,56 @@ import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { type Connect, createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
-import { assemble } from './assemble.ts';
-import { type FileConfig, readGiven } from './config.ts';
-import { type Csi, type CsiWish, startCsi } from './csi.ts';
+import { createAppCore } from './app-core.ts';
+import { type FileConfig, readConfigFile } from './config.ts';
+import { type Csi, type CsiSettings, startCsi } from './csi.ts';
 import { examineMachine } from './doctor.ts';
 import { type EmbeddedNfs, type EmbeddedNfsSettings, startEmbeddedNfs } from './embedded-nfs.ts';
-import { engineReleased } from './engine-end.ts';
-import { type EngineSocket, type EngineWishes, engineSockets } from './engines.ts';
-import { isInContainer, withoutHostClient } from './host-client.ts';
+import { waitForEngineShutdown } from './engine-shutdown.ts';
+import { type EngineSocket, type EngineSocketSettings, engineSockets } from './engines.ts';
+import { isInContainer, refuseHostClient } from './host-client.ts';
 import { listenSocket, listenTcp, parseListen } from './listen.ts';
+import { refuseContainerDirectory } from './node-directories.ts';
 import { nodeNameFrom } from './node-name.ts';
-import { onNode } from './node-places.ts';
 import { type Plugins, startPlugins } from './plugins.ts';
 import { ensureToken, instanceOf, keepersFolder, prepareState, type StateFolder } from './state-folder.ts';
 import { dataPathJson, statusOf } from './status.ts';
 import { type StoreSources, storeConfigs } from './store-configs.ts';
-import { beside, keepApart, localPlace, nfsPlace } from './store-places.ts';
+import { locateLocalStore, locateNfsStore, refuseOverlaps, refuseStateFolder } from './store-overlaps.ts';
 import { version } from './version.ts';
 
 export interface UpSettings {
   readonly folders: Folders;
-  /** Undefined: the file in the configuration folder, if there is one. `none`: no file at all. */
+  /** Undefined: the file in the configuration folder, if it exists. `none`: no file. */
   readonly config: string | undefined;
   readonly listen: string | undefined;
   readonly log: Log;
   readonly signal: AbortSignal;
-  /** With an NFS server in a process of its own, and a store on it. */
+  /** Starts an NFS server in a child process, with a store on it. */
   readonly nfs?: EmbeddedNfsSettings | undefined;
-  /** Time, where it is not the system's. */
+  /** Default: the system's clock. */
   readonly clock?: Clock;
-  /** The kinds of stores there are, where they are not the usual ones. */
+  /** Default: the usual kinds of stores. */
   readonly kinds?: readonly StoreKind[];
-  /** Those whose containers use volumes, where they are not to be found by their sockets. */
+  /** The engines whose containers use volumes. Default: those found by their sockets. */
   readonly engines?: readonly ContainerEngine[];
-  /** The sockets of engines, as the command line gives them. */
-  readonly engineSockets?: EngineWishes;
-  /** The folder for the sockets by which engines reach Stowage, or `none`. */
+  /** The sockets of engines given on the command line. */
+  readonly engineSockets?: EngineSocketSettings;
+  /** The folder for the sockets of volume plugins, or `none`. */
   readonly plugins?: string | undefined;
-  /** The sockets of CSI drivers. Undefined: none. */
-  readonly csi?: CsiWish | undefined;
-  /** Whether to look for engines, and serve them, where nobody said anything; else why not. Not said: no. */
-  readonly lookAround?: boolean | string;
-  /** Where keepers run. Undefined: in containers, where Stowage itself runs in one that an engine of these made. */
+  /** The sockets of the CSI drivers. Undefined: none. */
+  readonly csi?: CsiSettings | undefined;
+  /** Whether to look for engines and serve them if they are not configured; a text says why not. Default: false. */
+  readonly discoverEngines?: boolean | string;
+  /** Where keepers run. Undefined: in containers if Stowage itself runs in a container of one of these engines. */
   readonly keeperPlace?: KeeperPlace | undefined;
-  /** What this machine is called. Undefined: as it calls itself. */
+  /** The name of this machine. Undefined: the host name. */
   readonly nodeName?: string | undefined;
-  /** The marks of this process and of dead ones on shared stores. Undefined: those that the state folder tells. */
+  /** The marks of this process and of dead ones on shared stores. Undefined: those recorded in the state folder. */
   readonly marks?: ProcessMarks;
-  /** No store of its own, and no TCP port: what `stowage node` is. */
+  /** Without a default store and a TCP port: the mode of `stowage node`. */
   readonly bare?: boolean;
-  /** The stores of a cluster, as they are known at the moment; `reload` asks again. */
+  /** Returns the currently known stores of a cluster; `reload` calls it again. */
   readonly cluster?: StoreSources['cluster'];
 }
 
@@ -82,28 +82,28 @@ export interface Running {
   readonly csi: Csi;
   readonly engines: readonly EngineSocket[];
   readonly metrics: RestServer['metrics'];
-  /** The REST API for who asks from within, as the owner of its socket. */
+  /** The REST API for callers in this process, with the rights of the socket's owner. */
   readonly api: RestServer['handleOwn'];
-  /** Reads the configuration again; what is wrong with it is thrown, and nothing has changed then. */
+  /** Reloads the configuration. If it is invalid, throws and changes nothing. */
   reload(): Promise<void>;
-  /** What was left mounted because somebody uses it. */
+  /** Returns the mounts that were left because they are in use. */
   stop(): Promise<readonly string[]>;
 }
 
 const maintenanceEveryMs = 30_000;
-const passMs = 600_000;
-/** For operations that run when Stowage is told to stop; the rest goes on at the next start. */
+const maintenanceMs = 600_000;
+/** For running operations at shutdown; those that take longer continue at the next start. */
 const drainMs = 10_000;
 const pluginMs = 5_000;
 
-/** Everything in one process: what `stowage up` runs. */
+/** `stowage up`: runs everything in one process. */
 export async function startUp(settings: UpSettings): Promise<Running> {
-  const { folders, log } = settings;
+  const { folders, log, marks } = settings;
   const clock = settings.clock ?? systemClock();
   const startedAt = clock.now();
   await using undo = new AsyncDisposableStack();
   const state = await prepareState(folders.state, folders.socket);
-  // Ended after everything that may have something to say to it.
+  // Disposed of after everything that may still need the servers.
   const servers = undo.use(new AsyncDisposableStack());
   const records = openRecords(state.database);
   const closing = { close: async (): Promise<void> => records.close() };
@@ -111,7 +111,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   const nfs =
     settings.nfs && (await startEmbeddedNfs(settings.nfs, { state, socket: folders.socket, records, clock, log }));
   servers.use(nfs);
-  // What needs what is there later.
+  // For parts that need each other: set later.
   const late: { repairLoop?: RepairLoop; find: FindNamespace } = { find: asItIs };
   const find: FindNamespace = (network, signal) => late.find(network, signal);
   const isContained = await isInContainer(process.env, settings.keeperPlace);
@@ -121,12 +121,13 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     ),
   );
   const configFile = settings.config === 'none' ? undefined : (settings.config ?? join(folders.config, 'stowage.yaml'));
-  const readFile = (): Promise<FileConfig | undefined> => readGiven(configFile, settings.config !== undefined, kinds);
+  const readFile = (): Promise<FileConfig | undefined> =>
+    readConfigFile(configFile, settings.config !== undefined, kinds);
   const file = await readFile();
-  const lookAround = settings.lookAround ?? false;
+  const discoverEngines = settings.discoverEngines ?? false;
   const sockets =
     settings.engines === undefined
-      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], lookAround === true, records)
+      ? engineSockets([settings.engineSockets ?? {}, file?.engines ?? {}], discoverEngines === true, records)
       : [];
   const found = sockets.map((at) => undo.use(createContainerEngine({ ...at, name: at.kind, clock, log })));
   const engines = settings.engines ?? found;
@@ -151,7 +152,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     }),
   );
   const node = nodeNameFrom(settings.nodeName);
-  const core = await assemble({ records, kinds, state, keepers, engines, node, marks: settings.marks, clock, log });
+  const core = await createAppCore({ records, kinds, state, keepers, engines, node, marks, clock, log });
   closing.close = core.close;
   const scope: Scope = { signal: settings.signal, log };
   const about = { records, state, kinds, log, nfs, bare: settings.bare === true, cluster: settings.cluster };
@@ -164,7 +165,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
       configure: async () => {
         await nfs?.started;
         await configure(file);
-        // A store that could not be opened without it need not wait for its turn.
+        // Retry at once those stores that could not be opened without the server.
         nfs?.whenReady(() => core.stores.retry(scope));
       },
       repairable: (one) => {
@@ -198,7 +199,7 @@ export async function startUp(settings: UpSettings): Promise<Running> {
   undo.defer(() => rest.close(0));
   await rest.ready();
   const plugins = await startPlugins(
-    { wanted: settings.plugins ?? file?.plugins, usual: lookAround, engines: sockets.length > 0 },
+    { configured: settings.plugins ?? file?.plugins, useDefault: discoverEngines, engines: sockets.length > 0 },
     { core, clock, log, storeOptions: new Set([...kinds.values()].flatMap((kind) => Object.keys(kind.options))) },
   );
   undo.defer(() => plugins.close(0));
@@ -212,11 +213,15 @@ export async function startUp(settings: UpSettings): Promise<Running> {
     addresses.push(await listenTcp(rest.remote, tcp));
   }
   ready = true;
-  // A test that moves its own clock runs the tasks itself.
+  // A test with its own clock runs the tasks itself.
   const tasks = settings.clock === undefined ? maintenanceOf(core, keepers, networks) : [];
   const maintenance = startMaintenance(tasks, clock, scope);
-  const held = { clock, isHeld: () => records.engineMounts.list().length > 0, isEnding: () => keepers.areEnding() };
-  const released = (): Promise<void> => engineReleased(held, settings.signal);
+  const held = {
+    clock,
+    hasVolumesInUse: () => records.engineMounts.list().length > 0,
+    isShuttingDown: () => keepers.areEnding(),
+  };
+  const released = (): Promise<void> => waitForEngineShutdown(held, settings.signal);
   undo.move();
   return {
     core,
@@ -261,17 +266,22 @@ function usualKinds({ state, clock, nfs, find, keeperPlace, isContained }: KindP
   const connect = (): Connect => createConnect(clock, withPodNetworks(find));
   const own = createNfsStoreKind(clock, connect(), connect);
   const local = createLocalStoreKind();
-  const network = isContained ? withoutHostClient(own) : own;
+  const network = isContained ? refuseHostClient(own) : own;
   return [
-    // With keepers in pods this is one, too.
-    keepApart(local, localPlace(local), beside(state, nfs?.exported), ...(keeperPlace === 'pod' ? [onNode()] : [])),
-    keepApart(nfs === undefined ? network : nfs.explaining(network), nfsPlace),
+    // With keepers in pods, this process runs in a pod, too.
+    refuseOverlaps(
+      local,
+      locateLocalStore(local),
+      refuseStateFolder(state, nfs?.exported),
+      ...(keeperPlace === 'pod' ? [refuseContainerDirectory()] : []),
+    ),
+    refuseOverlaps(nfs === undefined ? network : nfs.withServerProblem(network), locateNfsStore),
   ];
 }
 
-/** Work on keepers and on networks of container engines, beside core's own. */
+/** Core's own tasks, and those for keepers and networks of container engines. */
 function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): readonly MaintenanceTask[] {
-  const often = { everyMs: maintenanceEveryMs, deadlineMs: passMs };
+  const often = { everyMs: maintenanceEveryMs, deadlineMs: maintenanceMs };
   return [
     ...core.maintenance,
     { ...often, name: 'end idle data paths', run: ({ signal }) => keepers.tidy(signal) },
@@ -286,7 +296,7 @@ function maintenanceOf(core: Core, keepers: Keepers, networks: EngineNetworks): 
   ];
 }
 
-interface Stopping {
+interface RunningParts {
   readonly core: Core;
   readonly rest: RestServer;
   readonly plugins: Plugins;
@@ -297,19 +307,19 @@ interface Stopping {
   readonly nfs: AsyncDisposable | undefined;
   readonly keepers: Keepers;
   readonly clients: ReadonlyMap<unknown, Disposable>;
-  /** When no engine that ends has anything to say any more. */
+  /** Resolves when engines that are shutting down have released their volumes. */
   readonly released: () => Promise<void>;
   readonly log: Log;
 }
 
-async function stop(parts: Stopping): Promise<readonly string[]> {
+async function stop(parts: RunningParts): Promise<readonly string[]> {
   const { core, rest, plugins, csi, found, nfs, keepers, clients, log } = parts;
   parts.repairLoop?.[Symbol.dispose]();
   await parts.maintenance[Symbol.asyncDispose]();
   await parts.released();
-  // First, and before nothing new is begun any more: an engine that is just mounting something gets it.
+  // Close these before new operations are refused, so that an engine's mount in progress still completes.
   await Promise.all([plugins.close(pluginMs), csi.close(pluginMs)]);
-  // Longer than the drain, so that whoever waits for an operation is told what became of it.
+  // Longer than the drain, so that callers that wait for an operation learn its result.
   const closed = rest.close(drainMs + 2_000);
   await core.operations.drain(drainMs);
   await closed;
@@ -321,7 +331,7 @@ async function stop(parts: Stopping): Promise<readonly string[]> {
     .catch((cause: unknown) => log.warn('a data path was left running', { why: String(cause) }));
   await keepers[Symbol.asyncDispose]();
   for (const client of clients.values()) client[Symbol.dispose]();
-  // Last: until then stores may have something to say to it.
+  // Last: stores may need the server until then.
   await nfs?.[Symbol.asyncDispose]();
   return left;
 }

@@ -3,7 +3,7 @@ import { aborted, onAbort, unlessAborted } from './aborted.ts';
 
 const ended = (): AbortSignal => AbortSignal.abort(new Error('stopped'));
 
-test('aborted resolves with the signal, also with one that was aborted before', async () => {
+test('aborted() resolves when the signal is aborted, also if it was aborted before', async () => {
   const controller = new AbortController();
   const end = aborted(controller.signal);
   controller.abort();
@@ -12,7 +12,7 @@ test('aborted resolves with the signal, also with one that was aborted before', 
 });
 
 describe('onAbort', () => {
-  test('calls once, at once where the signal was aborted before', () => {
+  test('calls once, and immediately if the signal is already aborted', () => {
     let calls = 0;
     using _before = onAbort(ended(), () => calls++);
     expect(calls).toBe(1);
@@ -23,7 +23,7 @@ describe('onAbort', () => {
     expect(calls).toBe(2);
   });
 
-  test('does not call after it was disposed of', () => {
+  test('does not call after disposal', () => {
     let calls = 0;
     const controller = new AbortController();
     onAbort(controller.signal, () => calls++)[Symbol.dispose]();
@@ -33,19 +33,19 @@ describe('onAbort', () => {
 });
 
 describe('unlessAborted', () => {
-  test('gives what the work gives, or throws what it throws', async () => {
+  test("returns the work's result or throws its error", async () => {
     const { signal } = new AbortController();
     expect(await unlessAborted(Promise.resolve('done'), signal)).toBe('done');
     await expect(unlessAborted(Promise.reject(new Error('failed')), signal)).rejects.toThrow('failed');
   });
 
-  test('throws the reason of the signal, whatever becomes of the work', async () => {
+  test("throws the signal's reason, whatever the outcome of the work", async () => {
     const controller = new AbortController();
     const { promise, reject } = Promise.withResolvers<void>();
     const waiting = unlessAborted(promise, controller.signal);
     controller.abort(new Error('enough'));
     await expect(waiting).rejects.toThrow('enough');
-    // It is nobody's any more, and no unhandled rejection.
+    // A later failure of the work must not become an unhandled rejection.
     reject(new Error('later'));
     await expect(unlessAborted(Promise.resolve(), ended())).rejects.toThrow('stopped');
     await expect(unlessAborted(Promise.reject(new Error('failed')), ended())).rejects.toThrow('stopped');

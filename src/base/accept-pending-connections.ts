@@ -3,19 +3,19 @@ import type { Server } from 'node:net';
 import { setImmediate as turn } from 'node:timers/promises';
 
 /**
- * Before a server is closed: takes its socket's name away, so that nobody can connect any more, and waits until all who have
- * are accepted. Closing at once would cut those off whom the kernel let in and the server has not seen, in the middle of
- * what they send.
+ * Call this before closing a server: unlinks its socket, so that no new client can connect, and waits until the server has accepted all
+ * pending connections. Closing at once would reset connections that the kernel has accepted and the server has not, in the middle of a
+ * request.
  */
-export async function takeLastConnections(server: Server): Promise<void> {
+export async function acceptPendingConnections(server: Server): Promise<void> {
   const at = server.address();
-  // Closing removes the name once more; that it is another's by then takes a start within these few turns.
+  // Closing unlinks the path again. Only a server that started within these few turns could lose its socket that way.
   if (typeof at === 'string') await rm(at, { force: true });
   let taken = 0;
   const count = (): void => void taken++;
   server.on('connection', count);
   try {
-    // In every turn of the event loop one is accepted, where there is one. The first turn may be half over.
+    // Node accepts one pending connection per turn of the event loop. The current turn may be half over.
     for (let before = -1; before !== taken; ) {
       before = taken;
       await turn();

@@ -1,5 +1,5 @@
 export interface BackOff {
-  /** How long to wait: twice as long each time, up to a bound, and never the same for everybody. */
+  /** The next delay: doubles each time up to a limit, with jitter. */
   next(): number;
   reset(): void;
 }
@@ -11,7 +11,7 @@ export interface BackOffOptions {
   readonly random: () => number;
 }
 
-/** Twice as long each time; between half of it and the whole, so that those who failed together do not come back together. */
+/** Doubles each time. Jitter between half and all of it keeps callers that failed together from retrying together. */
 export function waitAfter(failures: number, { firstMs, mostMs, random }: BackOffOptions): number {
   const whole = Math.min(mostMs, firstMs * 2 ** Math.min(failures - 1, 30));
   return whole * (0.5 + random() / 2);

@@ -6,14 +6,14 @@ import { DeadlineExceeded, systemClock } from './clock.ts';
 const clock = systemClock();
 const never = new AbortController().signal;
 
-test('now is the time of day in milliseconds', () => {
+test('now() is the wall-clock time in milliseconds', () => {
   const before = Date.now();
   const now = clock.now();
   expect(now).toBeGreaterThanOrEqual(before);
   expect(now).toBeLessThanOrEqual(Date.now());
 });
 
-test('what has elapsed is the same in another process', () => {
+test('elapsed() is the same in another process', () => {
   const before = clock.elapsed();
   const script = `
     import { systemClock } from ${JSON.stringify(join(import.meta.dirname, 'clock.ts'))};
@@ -25,14 +25,14 @@ test('what has elapsed is the same in another process', () => {
 });
 
 describe('sleep', () => {
-  test('lasts as long as it was told to', async () => {
+  test('sleeps for the given time', async () => {
     const began = performance.now();
     await clock.sleep(30, never);
-    // Timers count in whole milliseconds and may round the first one away.
+    // Timers count in whole milliseconds and may round down the first one.
     expect(performance.now() - began).toBeGreaterThanOrEqual(29);
   });
 
-  test('ends at once, with an AbortError that carries the reason, when its signal does', async () => {
+  test('rejects with an AbortError that carries the reason as soon as its signal is aborted', async () => {
     const stop = new AbortController();
     const asleep = clock.sleep(3_600_000, stop.signal);
     const reason = new Error('shutting down');
@@ -40,7 +40,7 @@ describe('sleep', () => {
     await expect(asleep).rejects.toMatchObject({ name: 'AbortError', cause: reason });
   });
 
-  test('does not begin with a signal that has ended', async () => {
+  test('rejects at once if its signal is already aborted', async () => {
     await expect(clock.sleep(3_600_000, AbortSignal.abort())).rejects.toMatchObject({ name: 'AbortError' });
   });
 });
@@ -53,7 +53,7 @@ describe('deadline', () => {
     vi.useRealTimers();
   });
 
-  test('its signal ends when the time is over, and says so', () => {
+  test('aborts its signal when the time is over, with DeadlineExceeded as the reason', () => {
     using limit = clock.deadline(100, never);
     vi.advanceTimersByTime(99);
     expect(limit.signal.aborted).toBe(false);
@@ -67,7 +67,7 @@ describe('deadline', () => {
     });
   });
 
-  test('its signal ends with its parent, for the parent’s reason', () => {
+  test('aborts its signal with its parent, with the parent’s reason', () => {
     const parent = new AbortController();
     using limit = clock.deadline(100, parent.signal);
     const reason = new Error('client went away');
@@ -75,14 +75,14 @@ describe('deadline', () => {
     expect(limit.signal.reason).toBe(reason);
   });
 
-  test('one inside another never widens it', () => {
+  test('cannot be extended by a nested deadline', () => {
     using outer = clock.deadline(50, never);
     using inner = clock.deadline(1000, outer.signal);
     vi.advanceTimersByTime(50);
     expect(inner.signal.reason).toMatchObject({ ms: 50 });
   });
 
-  test('once disposed of, its time no longer counts', () => {
+  test('does not abort its signal after disposal', () => {
     const limit = clock.deadline(100, never);
     limit[Symbol.dispose]();
     expect(vi.getTimerCount()).toBe(0);

@@ -1,21 +1,21 @@
-// The global of that name is looked up anew each time, which takes longer than to ask for the time.
+// Imported, since looking up the global takes longer than reading the time.
 import { performance } from 'node:perf_hooks';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** The only source of time. */
 export interface Clock {
-  /** Milliseconds since 1970: what people call the time. It can be set, and jump. */
+  /** Wall-clock time in milliseconds since 1970. It can be set, and jump. */
   now(): number;
-  /** Milliseconds since some moment, the same for all processes of the machine: never jumps. */
+  /** Monotonic milliseconds since some moment that is the same for all processes of the machine. */
   elapsed(): number;
   sleep(ms: number, signal: AbortSignal): Promise<void>;
-  /** Calls once, later, unless disposed of before. It keeps no process alive. */
+  /** Calls `fire` once after `ms`, unless disposed of first. Does not keep the process alive. */
   after(ms: number, fire: () => void): Disposable;
-  /** A signal that ends with its parent or after `ms`, whichever comes first: a deadline narrows, it never widens. */
+  /** A signal that aborts with its parent or after `ms`, whichever comes first: it can narrow the parent's deadline, never extend it. */
   deadline(ms: number, parent: AbortSignal): Disposable & { readonly signal: AbortSignal };
 }
 
-/** The reason a deadline's signal carries, so that a time-out can be told from a cancellation. */
+/** The abort reason of a deadline, which distinguishes a timeout from a cancellation. */
 export class DeadlineExceeded extends Error {
   override readonly name = 'DeadlineExceeded';
   readonly ms: number;
@@ -25,7 +25,7 @@ export class DeadlineExceeded extends Error {
   }
 }
 
-/** Node counts from its own start. */
+/** performance.now() counts from the start of Node. */
 const startedAt = Number(process.hrtime.bigint()) / 1e6 - performance.now();
 
 export function systemClock(): Clock {
@@ -38,7 +38,7 @@ export function systemClock(): Clock {
     now: () => Date.now(),
     elapsed: () => startedAt + performance.now(),
     sleep: async (ms, signal) => {
-      // An unref'ed timer would let the process end in the middle of a back-off.
+      // Not unref'ed: that would let the process exit in the middle of a back-off.
       await delay(ms, undefined, { signal });
     },
     after,
@@ -46,14 +46,14 @@ export function systemClock(): Clock {
   };
 }
 
-/** What `deadline` is made of, for clocks to share. */
+/** The implementation of `deadline`, shared by all clocks. */
 export function deadlineBy(after: Clock['after'], ms: number, parent: AbortSignal): ReturnType<Clock['deadline']> {
   const controller = new AbortController();
   const limit = limited(after, controller, parent, ms);
   return { signal: controller.signal, [Symbol.dispose]: () => limit[Symbol.dispose]() };
 }
 
-/** By hand rather than with AbortSignal.any: this is on the way of every request. */
+/** AbortSignal.any would be slower, and this runs for every request. */
 export function limited(
   after: Clock['after'],
   controller: AbortController,

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { coalesced } from './coalesced.ts';
 
-/** Work whose ends the test decides. */
+/** Work that ends when the test says so. */
 function controlled(): { readonly work: () => Promise<void>; readonly runs: PromiseWithResolvers<void>[] } {
   const runs: PromiseWithResolvers<void>[] = [];
   const work = (): Promise<void> => {
@@ -15,7 +15,7 @@ function controlled(): { readonly work: () => Promise<void>; readonly runs: Prom
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 describe('coalesced work', () => {
-  test('those who ask during a run share the next one, which begins after they asked', async () => {
+  test('calls during a run share the next run, which starts after them', async () => {
     const { work, runs } = controlled();
     const ask = coalesced(work);
     const ended: string[] = [];
@@ -35,7 +35,7 @@ describe('coalesced work', () => {
     expect(ended).toEqual(['a', 'b', 'c', 'd']);
   });
 
-  test('a failure reaches those who share the run, and no others', async () => {
+  test('a failure reaches the callers that share the run, and no others', async () => {
     const { work, runs } = controlled();
     const ask = coalesced(work);
     const results = Promise.allSettled([ask(), ask()]);

@@ -1,6 +1,6 @@
 /**
- * Callers that ask while a run is under way share the next one: the run under way may have begun before their change
- * was made, so it proves nothing to them; the next one begins after all of them asked, so it covers them all.
+ * Callers that arrive during a run share the next run. The current run may have read its input before their change, so it does not cover
+ * them; the next one starts after all of them called, so it does.
  */
 export function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;

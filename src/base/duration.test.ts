@@ -8,12 +8,12 @@ test.each([
   ['12h', 43_200_000],
   ['7d', 604_800_000],
   ['30d', 2_592_000_000],
-])('%s is read, and written the same', (text, ms) => {
+])('%s is parsed, and formatted the same', (text, ms) => {
   expect(parseDuration(text)).toBe(ms);
   expect(formatDuration(ms)).toBe(text);
 });
 
-test('weeks are read, and written as days', () => {
+test('weeks are parsed, and formatted as days', () => {
   expect(parseDuration('2w')).toBe(14 * 86_400_000);
   expect(formatDuration(14 * 86_400_000)).toBe('14d');
 });

@@ -4,7 +4,7 @@ import { eachBounded } from './each-bounded.ts';
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
 describe('bounded work', () => {
-  test('never has more in flight than allowed, and does everything', async () => {
+  test('never exceeds the limit, and processes every item', async () => {
     let inFlight = 0;
     let most = 0;
     const done: number[] = [];
@@ -18,7 +18,7 @@ describe('bounded work', () => {
     expect(done.toSorted()).toEqual([1, 2, 3, 4, 5, 6, 7]);
   });
 
-  test('throws the first failure when the others are done, and begins no more', async () => {
+  test('throws the first failure after the running items have ended, and starts no more', async () => {
     const begun: number[] = [];
     const work = eachBounded([1, 2, 3, 4, 5, 6], 2, async (item) => {
       begun.push(item);

@@ -1,4 +1,4 @@
-/** At most `limit` at a time; the first failure stops taking new items and is thrown when the others are done. */
+/** Runs at most `limit` at a time. After a failure it starts no new items, and throws the failure when the running ones have ended. */
 export async function eachBounded<T>(
   items: Iterable<T> | AsyncIterable<T>,
   limit: number,

@@ -3,7 +3,7 @@ import { expect, test } from 'vitest';
 import { errnoOf, isErrno } from './errno.ts';
 import { SystemError } from './linux/libc.ts';
 
-test("the code of Node's own errors and of SystemError is read", async () => {
+test("errnoOf reads the code of Node's own errors and of SystemError", async () => {
   const missing: unknown = await readFile('/nonexistent/file').catch((thrown: unknown) => thrown);
   expect(errnoOf(missing)).toBe('ENOENT');
   expect(errnoOf(new SystemError('mmap', 12))).toBe('ENOMEM');
@@ -19,7 +19,7 @@ test.each([
   expect(isErrno(thrown, 'ENOENT')).toBe(false);
 });
 
-test('isErrno compares with every code that it is given', () => {
+test('isErrno compares with each given code', () => {
   const full = Object.assign(new Error('full'), { code: 'EDQUOT' });
   expect(isErrno(full, 'ENOSPC', 'EDQUOT')).toBe(true);
   expect(isErrno(full, 'ENOSPC')).toBe(false);

@@ -3,13 +3,13 @@ import { join } from 'node:path';
 export interface Folders {
   /** Database, token, mounts, the default store. */
   readonly state: string;
-  /** Where the socket lives. */
+  /** The folder of the socket. */
   readonly run: string;
   readonly config: string;
   readonly socket: string;
 }
 
-/** Where such programs keep their things: the system folders for root, the XDG ones otherwise. */
+/** The default folders: those of the system for root, otherwise those of the XDG specification. */
 export function defaultFolders(who: {
   readonly root: boolean;
   readonly home: string;

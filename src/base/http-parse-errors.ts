@@ -1,7 +1,7 @@
 import { STATUS_CODES } from 'node:http';
 import type { Duplex } from 'node:stream';
 
-/** How an error of Node's HTTP parser is answered; anything else of it is a 400. */
+/** The statuses for errors of Node's HTTP parser; all others are a 400. */
 const statuses: Readonly<Record<string, number>> = {
   HPE_HEADER_OVERFLOW: 431,
   HPE_CHUNK_EXTENSIONS_OVERFLOW: 413,
@@ -14,7 +14,7 @@ export interface BareAnswer {
   readonly body: string;
 }
 
-/** What Node's parser refuses never becomes a request: it is answered on the bare connection, which ends with it. */
+/** What Node's parser rejects never becomes a request, so the answer is written directly to the socket, and the connection ends. */
 export const refusingUnparsable =
   (answer: (status: number) => BareAnswer) =>
   (error: Error & { readonly code?: string }, socket: Duplex): void => {
@@ -25,7 +25,7 @@ export const refusingUnparsable =
     answerBare(socket, answer(statuses[error.code ?? ''] ?? 400));
   };
 
-/** On a connection on which nothing else can be answered any more. */
+/** Writes a last answer to a connection, and ends it. */
 export function answerBare(socket: Duplex, { status, headers, body }: BareAnswer): void {
   const all = { ...headers, 'content-length': Buffer.byteLength(body), connection: 'close' };
   const head = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);

@@ -39,7 +39,7 @@ async function serve(listener: RequestListener): Promise<string> {
   return socket;
 }
 
-test('an address becomes host, port and prefix', () => {
+test('targetOf splits a URL into host, port and prefix', () => {
   expect(targetOf(new URL('https://[::1]/api/'))).toEqual({
     isSecure: true,
     at: { host: '::1', port: 443 },
@@ -52,12 +52,12 @@ test('an address becomes host, port and prefix', () => {
   });
 });
 
-test('parameters without a value are left out of the query', () => {
+test('pathWithQuery omits parameters without a value', () => {
   expect(pathWithQuery('/a', { x: '1 2', y: undefined })).toBe('/a?x=1+2');
   expect(pathWithQuery('/a', { y: undefined })).toBe('/a');
 });
 
-test('a body is sent with its length, whatever the method', async () => {
+test('sends a content-length with every method', async () => {
   const socket = await serve((request, response) => {
     request
       .resume()
@@ -67,7 +67,7 @@ test('a body is sent with its length, whatever the method', async () => {
   expect(await readText(answer, 100)).toBe('2 undefined');
 });
 
-test('an answer larger than the limit is an error, and its connection ends', async () => {
+test('throws if an answer is larger than the limit, and closes its connection', async () => {
   const ended = Promise.withResolvers<void>();
   const socket = await serve((request, response) => {
     request.socket.on('close', () => ended.resolve());
@@ -86,7 +86,7 @@ test('an answer larger than the limit is an error, and its connection ends', asy
 test.each([
   ['GET', 2],
   ['POST', 1],
-])('a %s on a kept connection that the server closed is sent %i times', async (method, times) => {
+])('a %s on an idle connection that the server has closed is sent %i times', async (method, times) => {
   let requests = 0;
   const socket = await serve((request, response) => {
     requests++;
@@ -107,7 +107,7 @@ test.each([
   expect(requests).toBe(1 + times);
 });
 
-test('a request that waits for a free connection ends with its signal', async () => {
+test('a request that is queued for a connection is aborted with its signal', async () => {
   const socket = await serve(() => undefined);
   using agent = Object.assign(new Agent({ keepAlive: true, maxSockets: 1 }), {
     [Symbol.dispose]: () => agent.destroy(),
@@ -125,7 +125,7 @@ test('a request that waits for a free connection ends with its signal', async ()
   await first;
 });
 
-test('what is not HTTP is told from a server that is not there', async () => {
+test('distinguishes an answer that is not HTTP from an unreachable server', async () => {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-http-'));
   const socket = join(folder.path, 'socket');
   const reason = (call: Promise<unknown>): Promise<unknown> =>

@@ -9,7 +9,7 @@ import { errnoOf, isErrno } from './errno.ts';
 export interface HttpTarget {
   readonly isSecure: boolean;
   readonly at: { readonly socketPath: string } | { readonly host: string; readonly port: number };
-  /** Comes before the path of every request. Empty or without a slash at its end. */
+  /** Prepended to the path of every request. Empty, or without a trailing slash. */
   readonly prefix: string;
 }
 
@@ -24,24 +24,24 @@ export function targetOf({ protocol, hostname, port, pathname }: URL): HttpTarge
 
 export interface HttpCall {
   readonly method: string;
-  /** With its query. */
+  /** Including the query. */
   readonly path: string;
   readonly headers: Readonly<Record<string, string>>;
-  /** Sent with its length. */
+  /** Sent with a content-length. */
   readonly body?: string | undefined;
-  /** Sent as it comes, in place of a body. */
+  /** Streamed instead of a body. */
   readonly stream?: AsyncIterable<Uint8Array> | undefined;
-  /** False: a connection of its own, so that a call that takes long keeps none from others. */
+  /** False: a connection of its own, so that a long call does not block a pooled one. */
   readonly agent: Agent | false;
   /** Further options of `https.request`. */
   readonly tls?: object;
 }
 
-/** Starts a request. The signal ends it and its answer. */
+/** Starts a request. The signal aborts it and its answer. */
 export function startRequest(target: HttpTarget, call: HttpCall, signal: AbortSignal): ClientRequest {
   signal.throwIfAborted();
   const { method, body, agent, tls } = call;
-  // Node does not send the length by itself with methods that usually have no body, such as DELETE.
+  // For methods that usually have no body, such as DELETE, Node does not set the length itself.
   const length = body === undefined ? {} : { 'content-length': String(Buffer.byteLength(body)) };
   const headers = { ...call.headers, ...length };
   const options = { ...target.at, path: `${target.prefix}${call.path}`, method, headers, agent, signal };
@@ -51,7 +51,7 @@ export function startRequest(target: HttpTarget, call: HttpCall, signal: AbortSi
 /** Sends the body and waits for the head of the answer. Rejects with the signal's reason as soon as it is aborted. */
 export async function headOf(sent: ClientRequest, call: HttpCall, signal: AbortSignal): Promise<IncomingMessage> {
   const { promise, resolve, reject } = Promise.withResolvers<IncomingMessage>();
-  // A request that waits for a free connection learns that it was aborted only when it gets one.
+  // A request that is queued for a connection notices an abort only when it gets one.
   const stop = (): void => reject(signal.reason);
   signal.addEventListener('abort', stop, { once: true });
   sent.on('close', () => signal.removeEventListener('abort', stop));
@@ -62,7 +62,7 @@ export async function headOf(sent: ClientRequest, call: HttpCall, signal: AbortS
   return await promise;
 }
 
-/** The head of the answer. A GET is sent again, once, when the server turns out to have closed an idle connection. */
+/** Returns the head of the answer. Resends a GET once if the server has closed the idle connection. */
 export async function send(target: HttpTarget, call: HttpCall, signal: AbortSignal): Promise<IncomingMessage> {
   const first = startRequest(target, call, signal);
   try {
@@ -77,14 +77,14 @@ export class AnswerTooLarge extends Error {
   override readonly name = 'AnswerTooLarge';
 }
 
-/** Decodes piece by piece: joined as bytes first, a large answer would be in memory three times. */
+/** Decodes chunk by chunk: concatenating first would hold a large answer in memory three times. */
 export async function readText(answer: IncomingMessage, maxBytes: number): Promise<string> {
   const decoder = new StringDecoder('utf8');
   let text = '';
   let length = 0;
   for await (const chunk of answer as AsyncIterable<Buffer>) {
     length += chunk.length;
-    // Leaving the loop ends the connection.
+    // Leaving the loop closes the connection.
     if (length > maxBytes) throw new AnswerTooLarge(`the answer is larger than ${maxBytes} bytes`);
     text += decoder.write(chunk);
   }
@@ -96,20 +96,20 @@ export function pathWithQuery(path: string, query: Readonly<Record<string, strin
   return given.length === 0 ? path : `${path}?${new URLSearchParams(given).toString()}`;
 }
 
-/** The connection broke. The server may have seen the request. */
+/** The connection broke. The server may have received the request. */
 export const isHangUp = (thrown: unknown): boolean =>
   isErrno(thrown, 'ECONNRESET', 'EPIPE', 'ECONNABORTED', 'ERR_STREAM_PREMATURE_CLOSE');
 
 /**
- * - `unreachable`: no connection could be made; the request was not sent
- * - `lost`: the connection broke before the answer was complete; whether the request was done is not known
- * - `deadline`: no answer in time; whether the request was done is not known
- * - `canceled`: the caller gave up
+ * - `unreachable`: no connection could be established; the request was not sent
+ * - `lost`: the connection broke before the answer was complete; the server may have processed the request
+ * - `deadline`: no answer in time; the server may have processed the request
+ * - `canceled`: the caller aborted the request
  * - `garbled`: the answer is not HTTP, or too large
  */
 export type HttpFailure = 'unreachable' | 'lost' | 'deadline' | 'canceled' | 'garbled';
 
-/** Why a request failed. `server` is what messages call the other side. */
+/** Why a request failed. `server` is the server's name in messages. */
 export function httpFailure(
   thrown: unknown,
   server: string,
@@ -123,13 +123,13 @@ export function httpFailure(
   }
   if (isHangUp(thrown)) return { failure: 'lost', why: `${server} hung up`, cause: thrown };
   const why = thrown instanceof Error ? thrown.message : String(thrown);
-  // The parser's error is not kept: it has the answer, which may hold a secret.
+  // The parser's error is not kept as the cause: it contains the answer, which may hold a secret.
   if (errnoOf(thrown)?.startsWith('HPE_') === true)
     return { failure: 'garbled', why: `the answer is not HTTP (${why})` };
   return { failure: isBeforeSending(thrown) ? 'unreachable' : 'lost', why, cause: thrown };
 }
 
-/** No address, no connection, or no trust. */
+/** The host was not found, the connection failed, or its certificate is not trusted. */
 function isBeforeSending(thrown: unknown): boolean {
   const syscall = thrown instanceof Error && 'syscall' in thrown ? thrown.syscall : '';
   if (syscall === 'connect' || syscall === 'getaddrinfo') return true;

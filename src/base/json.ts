@@ -1,4 +1,4 @@
-/** The parser's error is not kept: it quotes the text, which may hold a secret. */
+/** The parser's error is not kept as the cause: it quotes the text, which may hold a secret. */
 export function parseJson(text: string, notJson: (why: string) => Error): unknown {
   const found = valueIn(text);
   if (found === undefined) throw notJson('the answer is not JSON');

@@ -5,19 +5,19 @@ import { createKeyedLock } from './keyed-lock.ts';
 
 const never = new AbortController().signal;
 
-/** Long enough for every promise that can settle to have settled. */
+/** Lets all promises settle that can. */
 const settle = async (): Promise<void> => {
   for (let n = 0; n < 5; n++) await turn();
 };
 
 describe('a keyed lock', () => {
-  test('a free key is held at once', async () => {
+  test('grants a free key at once', async () => {
     const lock = createKeyedLock();
     using _held = await lock.hold(['a'], never);
     expect(lock.size).toBe(1);
   });
 
-  test('a second holder of the same key waits for the first; another key does not', async () => {
+  test('makes a second holder of the same key wait, but not one of another key', async () => {
     const lock = createKeyedLock();
     const first = await lock.hold(['a'], never);
     let entered = false;
@@ -33,7 +33,7 @@ describe('a keyed lock', () => {
     expect(entered).toBe(true);
   });
 
-  test('first come, first served', async () => {
+  test('grants a key in FIFO order', async () => {
     const lock = createKeyedLock();
     const order: number[] = [];
     const first = await lock.hold(['a'], never);
@@ -47,7 +47,7 @@ describe('a keyed lock', () => {
     expect(order).toEqual([1, 2, 3, 4]);
   });
 
-  test('nothing is kept once nobody holds or waits', async () => {
+  test('keeps no state when nobody holds or waits for a key', async () => {
     const lock = createKeyedLock();
     const holds = ['a', 'b', 'a', 'a'].map(async (key) => {
       using _held = await lock.hold([key, 'c'], never);
@@ -58,14 +58,14 @@ describe('a keyed lock', () => {
     expect(lock.size).toBe(0);
   });
 
-  test('a key named twice is held once', async () => {
+  test('acquires a key that is given twice only once', async () => {
     const lock = createKeyedLock();
     const held = await lock.hold(['a', 'a'], never);
     held[Symbol.dispose]();
     expect(lock.size).toBe(0);
   });
 
-  test('letting go twice lets nobody else in', async () => {
+  test('is released only once if it is disposed of twice', async () => {
     const lock = createKeyedLock();
     const first = await lock.hold(['a'], never);
     first[Symbol.dispose]();
@@ -83,8 +83,8 @@ describe('a keyed lock', () => {
   });
 });
 
-describe('a wait that is given up', () => {
-  test('ends with the reason of the signal, at once, and not before its turn in the queue is over', async () => {
+describe('an aborted wait', () => {
+  test("rejects at once with the signal's reason, but keeps its place in the queue until its turn", async () => {
     const lock = createKeyedLock();
     const first = await lock.hold(['a'], never);
     const stop = new AbortController();
@@ -98,7 +98,7 @@ describe('a wait that is given up', () => {
     stop.abort(reason);
     await expect(given).rejects.toBe(reason);
     await settle();
-    // The third must not overtake the first because the second, which stood between them, left.
+    // The third must not overtake the first because the second, between them, left.
     expect(entered).toBe(false);
     first[Symbol.dispose]();
     const held = await third;
@@ -107,7 +107,7 @@ describe('a wait that is given up', () => {
     expect(lock.size).toBe(0);
   });
 
-  test('lets go of the keys it already had', async () => {
+  test('releases the keys that it already holds', async () => {
     const lock = createKeyedLock();
     using _b = await lock.hold(['b'], never);
     const stop = new AbortController();
@@ -118,14 +118,14 @@ describe('a wait that is given up', () => {
     using _a = await lock.hold(['a'], never);
   });
 
-  test('is not begun with a signal that has ended', async () => {
+  test('does not start if the signal is already aborted', async () => {
     const lock = createKeyedLock();
     await expect(lock.hold(['a'], AbortSignal.abort(new Error('over')))).rejects.toThrow('over');
     expect(lock.size).toBe(0);
   });
 });
 
-test('whoever comes and goes with whatever keys: one holder per key, no deadlock, nothing left', async () => {
+test('with random callers and keys: one holder per key, no deadlock, and no state left', async () => {
   const caller = fc.record({
     keys: fc.array(fc.constantFrom('a', 'b', 'c', 'd'), { minLength: 1, maxLength: 4 }),
     turns: fc.nat(3),

@@ -1,7 +1,7 @@
 import { unlessAborted } from './aborted.ts';
-/** One holder per key at a time, first come first served. */
+/** One holder per key at a time, in FIFO order. */
 export interface KeyedLock {
-  /** Waits until every key is free, then holds them all. Keys are taken in sorted order, so two callers cannot deadlock. */
+  /** Waits until all keys are free, then holds them. Acquires them in sorted order, so two callers cannot deadlock. */
   hold(keys: readonly string[], signal: AbortSignal): Promise<Disposable>;
   isHeld(key: string): boolean;
   readonly size: number;
@@ -27,7 +27,7 @@ export function createKeyedLock(): KeyedLock {
       await unlessAborted(before, signal);
       return held;
     } catch (cause) {
-      // The place in the queue must stay until its predecessor is done, else the successor would overtake it.
+      // Keep the place in the queue until the predecessor is done, or the successor would overtake it.
       void before.then(() => held[Symbol.dispose]());
       throw cause;
     }

@@ -3,7 +3,7 @@ import { createLimiter } from './limiter.ts';
 
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));
 
-/** Work that begins when it gets a place, and whose end the test decides. */
+/** Work that starts when it gets a slot, and ends when the test says so. */
 function controlled(most: number) {
   const limiter = createLimiter(most);
   const begun: string[] = [];
@@ -17,7 +17,7 @@ function controlled(most: number) {
   return { begun, run, end: (name: string) => ends.get(name)?.() };
 }
 
-test('runs so many at once, and the others in the order in which they came', async () => {
+test('runs up to the limit at once, and the rest in FIFO order', async () => {
   const { begun, run, end } = controlled(2);
   const all = ['a', 'b', 'c', 'd'].map((name) => run(name));
   await turn();
@@ -31,7 +31,7 @@ test('runs so many at once, and the others in the order in which they came', asy
   expect(await Promise.all(all)).toEqual(['a', 'b', 'c', 'd']);
 });
 
-test('a caller that stops waiting leaves the line, and keeps nobody from a place', async () => {
+test('a caller that gives up leaves the queue without occupying a slot', async () => {
   const { begun, run, end } = controlled(1);
   const leaving = new AbortController();
   const [first, second, third] = [run('a'), run('b', leaving.signal), run('c')];

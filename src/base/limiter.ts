@@ -1,6 +1,6 @@
-/** At most so many at once; the others wait in line. */
+/** Limits concurrency; callers beyond the limit wait in a queue. */
 export interface Limiter {
-  /** The signal ends the wait in line, by throwing its reason; the work looks at it itself. */
+  /** The signal ends only the wait in the queue, and its reason is thrown; `work` must check it itself. */
   run<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T>;
 }
 
@@ -31,7 +31,7 @@ export function createLimiter(most: number): Limiter {
       try {
         return await work();
       } finally {
-        // The place goes to the next in line, or is free.
+        // Pass the slot to the next in the queue, or free it.
         const [next] = waiting;
         if (next === undefined) running--;
         else {

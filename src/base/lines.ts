@@ -1,12 +1,12 @@
-/** Puts together lines of what comes in pieces. */
+/** Joins chunks into lines. */
 export interface Lines {
-  /** Those that end in this piece, without blanks around them and without empty ones. */
+  /** The lines that end in this chunk, trimmed, without empty ones. */
   taken(chunk: Uint8Array): readonly string[];
-  /** What came after the last line's end: the last line, or the beginning of one that was cut off. */
+  /** The text after the last newline: an unterminated or truncated line. */
   rest(): string;
 }
 
-/** Each bounded in length. */
+/** Throws if a line is longer than `maxBytes`. */
 export function createLines(maxBytes: number, tooLong: (why: string) => Error): Lines {
   let begun: Uint8Array[] = [];
   let length = 0;
@@ -38,7 +38,7 @@ export function createLines(maxBytes: number, tooLong: (why: string) => Error): 
   };
 }
 
-/** The lines of a stream as they come. The last one may have no end. */
+/** Yields the lines of a stream. The last one need not be terminated. */
 export async function* linesIn(
   stream: AsyncIterable<Uint8Array>,
   maxBytes: number,

@@ -1,6 +1,6 @@
 export type Facts = Readonly<Record<string, unknown>>;
 
-/** Constant message, facts beside it. */
+/** Messages are constant; variable data go into the facts. */
 export interface Log {
   debug(message: string, facts?: Facts): void;
   info(message: string, facts?: Facts): void;
@@ -9,7 +9,7 @@ export interface Log {
   with(facts: Facts): Log;
 }
 
-/** Handed to every call that can wait: how to stop it, and where to report. */
+/** Passed to every call that can wait: how to stop it, and where to log. */
 export interface Scope {
   readonly signal: AbortSignal;
   readonly log: Log;

@@ -5,7 +5,7 @@ import { expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { makeFolders } from './make-folders.ts';
 
-test('makes all that is missing, many at once, and leaves what is there as it is', async () => {
+test('creates missing folders, concurrently too, and leaves existing ones unchanged', async () => {
   await using top = await mkdtempDisposable(join(tmpdir(), 'stowage-folders-'));
   await mkdir(join(top.path, 'a'), { mode: 0o755 });
   const deep = join(top.path, 'a', 'b', 'c', 'd');
@@ -15,7 +15,7 @@ test('makes all that is missing, many at once, and leaves what is there as it is
   expect((await stat(join(top.path, 'a'))).mode & 0o777).toBe(0o755);
 });
 
-test('a file, a dangling link or a place where nothing can be made end with an error', async () => {
+test('throws at a file, a dangling link, or where no folder can be created', async () => {
   await using top = await mkdtempDisposable(join(tmpdir(), 'stowage-folders-'));
   await writeFile(join(top.path, 'file'), '');
   await symlink(join(top.path, 'nowhere', 'at', 'all'), join(top.path, 'link'));
@@ -25,6 +25,6 @@ test('a file, a dangling link or a place where nothing can be made end with an e
   await expect(makeFolders(join(top.path, 'x\0', 'a'), 0o700)).rejects.toThrow();
 });
 
-test.skipIf(needs('linux'))('where folders can neither be found nor made it does not go on for ever', async () => {
+test.skipIf(needs('linux'))('does not loop for ever where folders can be neither found nor created', async () => {
   await expect(makeFolders('/proc/stowage/state', 0o700)).rejects.toThrow('ENOENT');
 });

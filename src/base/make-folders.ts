@@ -3,8 +3,8 @@ import { dirname } from 'node:path';
 import { isErrno } from './errno.ts';
 
 /**
- * Makes a folder and those above it that are missing; one that is there stays as it is. By hand, since Node's own
- * `recursive` never ends where a folder can be neither found nor made, as in /proc.
+ * Creates a folder and its missing parents; existing ones stay unchanged. Not with Node's own `recursive`, which never returns if a
+ * folder can be neither found nor created, as in /proc.
  */
 export async function makeFolders(path: string, mode: number): Promise<void> {
   try {
@@ -13,7 +13,7 @@ export async function makeFolders(path: string, mode: number): Promise<void> {
     const above = dirname(path);
     if (!isErrno(cause, 'ENOENT') || above === path) throw cause;
     if (!(await isThere(above))) await makeFolders(above, mode);
-    // Once more, and no more: somebody else may have made it just now.
+    // Retry once: another process may have created the folder in between.
     await makeOne(path, mode);
   }
 }

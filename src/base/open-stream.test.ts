@@ -22,13 +22,13 @@ function begun() {
   return { clock, parent, head, opening, signal: () => given };
 }
 
-test('the beginning has a deadline', async () => {
+test('opening has a deadline', async () => {
   const { clock, opening } = begun();
   clock.advance(1_000);
   await expect(opening).rejects.toBeInstanceOf(DeadlineExceeded);
 });
 
-test('what has begun takes as long as it takes, until the signal ends it', async () => {
+test('an open stream lives until the signal is aborted', async () => {
   const { clock, parent, head, opening, signal } = begun();
   const stream = new EventEmitter();
   head.resolve(stream);
@@ -40,7 +40,7 @@ test('what has begun takes as long as it takes, until the signal ends it', async
   expect(signal()?.reason).toBe(why);
 });
 
-test('what has ended is not ended again', async () => {
+test('a stream that has ended is not aborted', async () => {
   const { parent, head, opening, signal } = begun();
   const stream = new EventEmitter();
   head.resolve(stream);
@@ -50,14 +50,14 @@ test('what has ended is not ended again', async () => {
   expect(signal()?.aborted).toBe(false);
 });
 
-test('who has gone before it begins is not waited for', async () => {
+test('does not open if the caller has already aborted', async () => {
   const { parent, opening } = begun();
   const why = new Error('gone');
   parent.abort(why);
   await expect(opening).rejects.toBe(why);
 });
 
-test('what goes wrong is told as the caller tells it', async () => {
+test('converts errors with failureOf', async () => {
   const { head, opening } = begun();
   head.reject('a text');
   await expect(opening).rejects.toBe(never);

@@ -3,14 +3,14 @@ import type { Clock } from './clock.ts';
 
 export interface Opening<T> {
   readonly clock: Clock;
-  /** For the beginning of it. */
+  /** The deadline for opening the stream. */
   readonly limitMs: number;
   readonly open: (signal: AbortSignal) => Promise<T>;
-  /** What is thrown in the place of what was, by the signal that `open` was given. */
+  /** Converts an error for the caller; the signal is the one that `open` got. */
   readonly failureOf: (thrown: unknown, signal: AbortSignal) => Error;
 }
 
-/** A stream that has a deadline for its beginning, and then takes as long as it takes, until the signal ends it or it ends. */
+/** Opens a stream with a deadline for the opening only. Afterwards the stream lives until it ends or the signal is aborted. */
 export async function opened<T extends EventEmitter>(opening: Opening<T>, signal: AbortSignal): Promise<T> {
   const { clock, limitMs, open, failureOf } = opening;
   const ended = new AbortController();

@@ -17,12 +17,12 @@ test('a document has the members of RFC 9457 and ours, without control character
   });
 });
 
-test('what went wrong inside is not sent', () => {
+test('the message of an internal error is not sent', () => {
   const error = { code: 'internal', reason: 'internal', message: 'at line 7', action: 'Report it.' };
   expect(problemDocument({ error, ...about }).detail).toBe('Stowage failed to do this');
 });
 
-test('a document is read as it was written', () => {
+test('a document is parsed as it was written', () => {
   const error = { code: 'busy', reason: 'operation-running', message: 'busy', action: 'Wait.' };
   const { code, reason, detail, action } = problemDocument({ error, ...about });
   expect(problemIn({ code, reason, detail, action, more: 1 })).toEqual({ code, reason, detail, action });
@@ -37,6 +37,6 @@ test.each([
   [{ code: 'busy' }],
   [{ detail: 'busy' }],
   [{ code: 1, detail: 'busy' }],
-])('%o is no problem', (body) => {
+])('%o is not a problem document', (body) => {
   expect(problemIn(body)).toBe(undefined);
 });

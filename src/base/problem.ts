@@ -1,11 +1,11 @@
 import { harmless } from './terminal-safe.ts';
 
-/** How errors are sent over HTTP: RFC 9457, with members of our own. */
+/** Errors over HTTP: RFC 9457, with extension members. */
 export const problemType = 'application/problem+json';
-/** For `Accept`: an answer, or the problem in its place. */
+/** For `Accept`: JSON, or a problem. */
 export const answerTypes = `application/json, ${problemType}`;
 
-/** The members that are ours. */
+/** Our extension members, and `detail`. */
 interface OwnMembers<Code> {
   readonly code: Code;
   readonly reason: string;
@@ -34,7 +34,7 @@ export function problemDocument<Code extends string>(about: ProblemAbout<Code>):
     type: `https://stowage.dev/errors/${reason}`,
     title,
     status,
-    // Internal errors are for the log, not for the wire.
+    // Internal errors go to the log, not to the client.
     detail: code === 'internal' ? 'Stowage failed to do this' : harmless(message),
     code,
     reason,
@@ -43,7 +43,7 @@ export function problemDocument<Code extends string>(about: ProblemAbout<Code>):
   };
 }
 
-/** Undefined: the body is no problem of ours, such as a proxy's page. The code may be one that this program does not know. */
+/** Undefined: the body is not a problem of ours, for example a proxy's error page. The code may be unknown to this program. */
 export function problemIn(body: unknown): OwnMembers<string> | undefined {
   const { code, reason, detail, action } = (body ?? {}) as Readonly<Record<string, unknown>>;
   if (typeof code !== 'string' || typeof detail !== 'string') return undefined;

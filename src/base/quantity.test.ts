@@ -26,7 +26,7 @@ test.each<[string, bigint | undefined]>([
   ['1GiB', undefined],
   ['1 Gi', undefined],
   ['Gi', undefined],
-])('%s is %s bytes', (text, bytes) => {
+])('%s is parsed as %s bytes', (text, bytes) => {
   expect(bytesOf(text)).toBe(bytes);
 });
 
@@ -39,7 +39,7 @@ test.each<[bigint, string]>([
   [3n << 29n, '1536Mi'],
   [(1n << 30n) + 1n, '1073741825'],
   [1n << 70n, '1024Ei'],
-])('%s bytes are %s', (bytes, text) => {
+])('%s bytes are formatted as %s', (bytes, text) => {
   expect(quantityOf(bytes)).toBe(text);
   expect(bytesOf(text)).toBe(bytes);
 });

@@ -8,7 +8,7 @@ const powers: Readonly<Record<string, bigint>> = {
 };
 
 /**
- * As coreutils read sizes: `1G`, `1Gi` and `1GiB` are 2^30, `1GB` is 10^9, a bare number is bytes. Undefined: not a size.
+ * Parses sizes as coreutils do: `1G`, `1Gi` and `1GiB` are 2^30, `1GB` is 10^9, a bare number is bytes. Undefined: not a size.
  * A fraction (`1.5G`) is rounded up to a byte.
  */
 export function parseSize(text: string): bigint | undefined {
@@ -23,7 +23,7 @@ export function parseSize(text: string): bigint | undefined {
   return (BigInt(whole + fraction) * factor + scale - 1n) / scale;
 }
 
-/** `1.5GiB`, for people. */
+/** Formats for people: `1.5GiB`. */
 export function formatSize(bytes: bigint): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB'];
   let value = Number(bytes);

@@ -1,15 +1,15 @@
 import { Duplex } from 'node:stream';
 
 export interface Over {
-  /** What was read too much, before. */
+  /** Bytes that were read from the socket before. */
   readonly head?: Buffer;
-  /** What becomes of what is read. Where it throws, the stream ends: nobody could answer that. */
+  /** Transforms the bytes that are read. If it throws, the stream ends, since no answer is possible. */
   readonly filter?: (chunk: Buffer) => Iterable<Buffer>;
 }
 
 /**
- * A stream over a connection that HTTP/2 in Node is not given itself: it takes hold of a socket below JavaScript, where nothing can be
- * read before it; and when a write of an earlier protocol is still under way then, the whole process aborts.
+ * Wraps a socket for HTTP/2 in Node. Given the socket itself, Node attaches below JavaScript, where nothing can be read before it; and if
+ * a write of an earlier protocol is still in flight then, the whole process aborts.
  */
 export function streamOver(socket: Duplex, { head, filter = (chunk) => [chunk] }: Over = {}): Duplex {
   const duplex: Duplex = new Duplex({

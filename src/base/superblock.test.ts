@@ -16,15 +16,15 @@ function ext4(blockShift: number): Buffer {
 }
 
 describe('a superblock', () => {
-  test('is not seen in bytes that hold none', () => {
+  test('is not found in bytes without one', () => {
     expect(parseSuperblock(Buffer.alloc(2048))).toBeUndefined();
   });
 
-  test('with more than 2^32 blocks has their number in two halves', () => {
+  test('reads the number of blocks in two halves if there are more than 2^32', () => {
     expect(parseSuperblock(ext4(2))).toMatchObject({ kind: 'ext4', blocks: 2n ** 32n + 7n, blockBytes: 4096n });
   });
 
-  test('whose blocks have a size that no block has is none', () => {
+  test('is rejected if its block size is invalid', () => {
     expect(parseSuperblock(ext4(7))).toBeUndefined();
     expect(parseSuperblock(ext4(2 ** 32 - 1))).toBeUndefined();
     for (const bytes of [0, 256, 4095, 131_072]) {
@@ -43,7 +43,7 @@ describe.skipIf(needs('linux', 'xfs', 'ext4'))('a fresh image', () => {
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  test.each(['xfs', 'ext4'] as const)('%s: fills the file', async (kind) => {
+  test.each(['xfs', 'ext4'] as const)('%s: its blocks fill the file', async (kind) => {
     const found = await readSuperblock(ground.image('v.img', 310, kind));
     if (found === undefined) throw new Error('no file system');
     expect(found.kind).toBe(kind);
@@ -51,7 +51,7 @@ describe.skipIf(needs('linux', 'xfs', 'ext4'))('a fresh image', () => {
     expect(found.kind === 'xfs' || found.clean).toBe(true);
   });
 
-  test('cut off before its superblock ends, it has none', async () => {
+  test('has no superblock if it is truncated before the end of it', async () => {
     const image = ground.image('v.img', 310, 'xfs');
     truncateSync(image, 100);
     expect(await readSuperblock(image)).toBeUndefined();

@@ -1,32 +1,32 @@
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 
-/** What the superblock of a file system says. Whoever used that wrote it: only the size of its blocks is checked. */
+/** The superblock of a file system. A volume's user may have written it: only the block size is validated. */
 export type Superblock = XfsSuperblock | Ext4Superblock;
 
 interface Common {
   readonly blockBytes: bigint;
   readonly blocks: bigint;
-  /** Of an allocation group: both kinds grow by them, and leave out a last one that would be too small. */
+  /** The size of an allocation group. Both file systems grow by groups, and leave out a last one that would be too small. */
   readonly groupBlocks: bigint;
 }
 
 export interface XfsSuperblock extends Common {
   readonly kind: 'xfs';
-  /** Of the log inside it, which statfs(2) does not count; 0 when it is elsewhere. */
+  /** The size of an internal log, which statfs(2) does not count; 0 if the log is external. */
   readonly logBlocks: bigint;
 }
 
 export interface Ext4Superblock extends Common {
   readonly kind: 'ext4';
   readonly firstBlock: bigint;
-  /** Of each group. */
+  /** In each group. */
   readonly inodeTableBlocks: bigint;
   readonly journalBytes: bigint;
   readonly descriptorBytes: bigint;
-  /** Kept free for the descriptors of groups to come. */
+  /** Reserved for the descriptors of future groups. */
   readonly reservedDescriptorBlocks: bigint;
-  /** Nobody was in the middle of changing it by other means than its journal. */
+  /** False: a program was interrupted while it changed the file system without the journal. */
   readonly clean: boolean;
 }
 
@@ -36,14 +36,14 @@ export const leastXfsGroup = 64n;
 /** mke2fs and resize2fs leave out a last group that has room for fewer blocks than this beyond its own tables. */
 export const leastExt4Room = 50n;
 
-/** Undefined: neither file system is in it. Nothing is followed, and nothing waited for: it may be no file at all. */
+/** Undefined: the file has neither file system. Does not follow links or block, since the path may not be a file. */
 export async function readSuperblock(path: string): Promise<Superblock | undefined> {
   await using file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   const { bytesRead, buffer } = await file.read(Buffer.alloc(2048), 0, 2048, 0);
   return bytesRead < 2048 ? undefined : parseSuperblock(buffer);
 }
 
-/** Of the first 2 KiB. */
+/** Parses the first 2 KiB. */
 export function parseSuperblock(head: Buffer): Superblock | undefined {
   const found = parseXfs(head) ?? parseExt4(head.subarray(1024));
   return found !== undefined && isBlockSize(found.blockBytes) ? found : undefined;
@@ -68,7 +68,7 @@ function parseXfs(sb: Buffer): XfsSuperblock | undefined {
 function parseExt4(sb: Buffer): Ext4Superblock | undefined {
   if (sb.readUInt16LE(0x38) !== 0xef53) return undefined;
   const u32 = (at: number): bigint => BigInt(sb.readUInt32LE(at));
-  // Larger shifts give no size of a block anyway, only larger numbers.
+  // Larger shifts are no valid block size; the limit only avoids huge numbers.
   const blockBytes = 1024n << BigInt(Math.min(sb.readUInt32LE(0x18), 8));
   const has64bit = (sb.readUInt32LE(0x60) & 0x80) !== 0;
   const inodeTableBytes = u32(0x28) * BigInt(sb.readUInt16LE(0x58));
@@ -83,7 +83,7 @@ function parseExt4(sb: Buffer): Ext4Superblock | undefined {
     journalBytes: u32(0x14c) + (u32(0x148) << 32n),
     descriptorBytes: has64bit ? BigInt(sb.readUInt16LE(0xfe)) : 32n,
     reservedDescriptorBlocks: BigInt(sb.readUInt16LE(0xce)),
-    // s_state: EXT4_VALID_FS set and EXT4_ERROR_FS not. resize2fs takes the first away while it works.
+    // s_state: EXT4_VALID_FS set and EXT4_ERROR_FS not. resize2fs clears the former while it works.
     clean: (sb.readUInt16LE(0x3a) & 0x3) === 1,
   };
 }

@@ -1,4 +1,4 @@
-/** Names and paths in a text can hold what rearranges a terminal: control characters, and those that change the direction. */
+/** Escapes control and bidirectional characters, with which names and paths could manipulate a terminal. */
 export function harmless(text: string): string {
   return text.replaceAll(
     /[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]/g,
@@ -8,5 +8,5 @@ export function harmless(text: string): string {
 
 const mostText = 4_096;
 
-/** Of a text that another machine sent: no more than somebody reads. */
+/** For text from another machine: also limits its length. */
 export const harmlessPart = (text: string): string => harmless(text.slice(0, mostText));

@@ -4,7 +4,7 @@ import { endsWithin, patiently, StillRunning } from './wait.ts';
 
 const never = new Promise<never>(() => undefined);
 
-test('work that ends in time is waited for, also when it hears the signal', async () => {
+test('waits for work that ends in time, also after an abort that the work respects', async () => {
   const clock = createFakeClock();
   using limit = clock.deadline(10, new AbortController().signal);
   const { promise, reject } = Promise.withResolvers<never>();
@@ -15,7 +15,7 @@ test('work that ends in time is waited for, also when it hears the signal', asyn
   expect(await patiently(Promise.resolve(1), limit.signal, clock)).toBe(1);
 });
 
-test('work that hears no signal is given up a moment after it', async () => {
+test('gives up on work that ignores the abort, after a grace period', async () => {
   const clock = createFakeClock();
   using limit = clock.deadline(10, new AbortController().signal);
   const waiting = patiently(never, limit.signal, clock);
@@ -27,7 +27,7 @@ test('work that hears no signal is given up a moment after it', async () => {
   await expect(late).rejects.toMatchObject({ cause: { name: 'DeadlineExceeded' } });
 });
 
-test('whether something ends within a time', async () => {
+test('endsWithin tells whether work ends within the time', async () => {
   const clock = createFakeClock();
   expect(await endsWithin(Promise.resolve(), 10, clock)).toBe(true);
   expect(await endsWithin(Promise.reject(new Error('failed')), 10, clock)).toBe(true);

@@ -1,17 +1,17 @@
 import { onAbort } from './aborted.ts';
 import type { Clock } from './clock.ts';
 
-/** Somebody stopped waiting; what they waited for goes on. */
+/** The caller stopped waiting; the work continues. */
 export class StillRunning extends Error {
   override readonly name = 'StillRunning';
 }
 
-/** What hears the signal ends within this. */
+/** Work that respects the signal ends within this. */
 const graceMs = 2_000;
 
 /**
- * Waits for the work, but not much longer than its signal. A system call on a disk or server that is gone hears no
- * signal: whoever waits is answered, and the work keeps its locks until it really ends.
+ * Waits for the work, but not much longer than its signal. A system call on a disk or server that is gone does not respond to signals: the
+ * caller gets an error, and the work keeps its locks until it really ends.
  */
 export async function patiently<T>(work: Promise<T>, signal: AbortSignal, clock: Clock): Promise<T> {
   const { promise: late, reject } = Promise.withResolvers<never>();
@@ -27,7 +27,7 @@ export async function patiently<T>(work: Promise<T>, signal: AbortSignal, clock:
   }
 }
 
-/** Whether it ended within that time, in whatever way. */
+/** Whether the work settled within that time, successfully or not. */
 export async function endsWithin(work: Promise<unknown>, ms: number, clock: Clock): Promise<boolean> {
   const { promise: late, resolve } = Promise.withResolvers<false>();
   using _ = clock.after(ms, () => resolve(false));

@@ -9,7 +9,7 @@ import { writeAll, writeAllSync } from './write-all.ts';
 
 type File = Parameters<typeof writeAll>[0];
 
-/** A file whose write(2) takes at most `most` bytes. */
+/** A file whose write(2) writes at most `most` bytes. */
 function taking(most: number, into: number[]): File {
   const write = async (data: Uint8Array, from: number, length: number) => {
     const part = data.subarray(from, from + Math.min(most, length));
@@ -19,13 +19,13 @@ function taking(most: number, into: number[]): File {
   return { write } as unknown as File;
 }
 
-test.each([1, 3, 4096])('writes everything though write(2) takes only %i bytes at a time', async (most) => {
+test.each([1, 3, 4096])('writes everything although write(2) takes only %i bytes at a time', async (most) => {
   const into: number[] = [];
   await writeAll(taking(most, into), 'größer als drei');
   expect(Buffer.from(into).toString()).toBe('größer als drei');
 });
 
-test('fails when write(2) takes nothing', async () => {
+test('fails if write(2) returns 0', async () => {
   await expect(writeAll(taking(0, []), 'x')).rejects.toMatchObject({ code: 'EIO' });
 });
 
@@ -59,7 +59,7 @@ describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
     }
   });
 
-  test('both write what fits, one behind the other', async () => {
+  test("both write text that fits, at the file's current position", async () => {
     const path = join(disk, 'a');
     await using file = await open(path, 'wx');
     await writeAll(file, 'one ');
@@ -68,7 +68,7 @@ describe.skipIf(needs('root', 'mount'))('on a disk with one free block', () => {
     expect(readFileSync(path, 'utf8')).toBe('one two three');
   });
 
-  test("so does Node's writeFile, which the rest of the tree relies on", async () => {
+  test("Node's writeFile fails too, which the rest of the tree relies on", async () => {
     const text = 'x'.repeat(4097);
     expect(() => writeFileSync(join(disk, 'a'), text)).toThrow('ENOSPC');
     rmSync(join(disk, 'a'));

@@ -1,4 +1,4 @@
-/** On containers that Stowage makes: a keeper's name, the network that an anchor holds, and which Stowage made it. */
+/** Labels of containers that Stowage creates: the keeper's name, the network that an anchor is attached to, and the Stowage instance. */
 export const containerLabels = {
   keeper: 'stowage.dev/keeper',
   anchor: 'stowage.dev/anchor',

@@ -11,7 +11,7 @@ import { type DoctorOptions, examine, type Finding } from './doctor.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };
 
-/** A good machine, as far as files can tell. */
+/** The files of a machine without problems. */
 const good = {
   'proc/filesystems': 'nodev\tfuse\nnodev\toverlay\n\txfs\n\text4\n',
   'proc/self/status': 'CapEff:\t000001ffffffffff\n',
@@ -71,7 +71,7 @@ const about = (findings: readonly Finding[], check: string): Finding | undefined
   findings.find((finding) => finding.check.startsWith(check));
 
 describe('doctor', () => {
-  test('a good machine has nothing to mend but the engine that was not looked for', async () => {
+  test('finds no problem on a good machine, except the missing engine', async () => {
     const findings = await on({});
     expect(findings.filter((finding) => finding.ok !== 'yes').map((finding) => finding.check)).toEqual([
       'container engines',
@@ -81,7 +81,7 @@ describe('doctor', () => {
     );
   });
 
-  test('whatever is not well comes with how to mend it', async () => {
+  test('reports a fix with every problem', async () => {
     const findings = await on(
       {
         'proc/filesystems': '',
@@ -110,7 +110,7 @@ describe('doctor', () => {
     expect(about(findings, 'state folder')?.detail).toContain('is lost with the container');
   });
 
-  test("busybox's programs are not those that are needed", async () => {
+  test("does not accept busybox's programs", async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
     await writeFile(join(folder.path, 'busybox'), '', { mode: 0o755 });
     for (const name of ['mount', 'mkfs.xfs']) await symlink('busybox', join(folder.path, name));
@@ -132,7 +132,7 @@ describe('doctor', () => {
     expect(about(await on({}, { release }), 'kernel')?.ok).toBe(ok);
   });
 
-  test('a state folder on a network file system is refused', async () => {
+  test('rejects a state folder on a network file system', async () => {
     const findings = await on({ 'proc/self/mountinfo': '20 1 0:9 / / rw shared:1 - nfs4 server:/x rw\n' });
     expect(about(findings, 'state folder')).toMatchObject({
       ok: 'no',
@@ -140,7 +140,7 @@ describe('doctor', () => {
     });
   });
 
-  test('an engine that answers, one that is silent and one that is gone', async () => {
+  test('distinguishes engines that answer, hang and are gone', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-doctor-'));
     const [answering, silent, gone] = ['a', 's', 'g'].map((name) => join(folder.path, name)) as [
       string,
@@ -179,14 +179,14 @@ describe('doctor', () => {
     expect(about(findings, 'xfs')).toBeUndefined();
   });
 
-  test('a cancelled examination ends', async () => {
+  test('ends when it is cancelled', async () => {
     const signal = AbortSignal.abort(new Error('enough'));
     await expect(examine({ clock: systemClock(), stateFolder: '/nowhere' }, { ...scope, signal })).rejects.toThrow(
       'enough',
     );
   });
 
-  test.skipIf(needs('linux'))('this machine is examined without fail', async () => {
+  test.skipIf(needs('linux'))('examines this machine without an error', async () => {
     const findings = await examine({ clock: systemClock(), stateFolder: tmpdir() }, scope);
     expect(about(findings, 'state folder')?.ok).not.toBe('no');
     expect(findings.filter((finding) => finding.detail.startsWith('could not be found out'))).toEqual([]);

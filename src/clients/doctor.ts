@@ -3,25 +3,25 @@ import { getuid } from 'node:process';
 import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
+import { type Check, type CheckContext, type Engine, type Finding, no, warn } from './doctor/check.ts';
 import { engines } from './doctor/engines.ts';
 import { programs, propagation, security, state } from './doctor/host.ts';
 import { kernel } from './doctor/kernel.ts';
-import { type Check, type Engine, type Finding, type Look, no, warn } from './doctor/look.ts';
 import { searchPath } from './mounter/tools.ts';
 
-export type { Finding } from './doctor/look.ts';
+export type { Finding } from './doctor/check.ts';
 
 export interface DoctorOptions {
   readonly clock: Clock;
   readonly stateFolder: string;
-  /** The sockets where engines usually listen, unless told. */
+  /** Default: the usual sockets of engines. */
   readonly engines?: readonly Engine[];
   readonly platform?: string;
   readonly release?: string;
-  /** Another place to look for proc, sys and dev. */
+  /** The folder that contains proc, sys and dev. */
   readonly root?: string;
   readonly path?: string;
-  /** For each group of checks; 5 s unless told. */
+  /** For each group of checks; default 5 s. */
   readonly deadline?: number;
 }
 
@@ -34,13 +34,13 @@ const checks: Readonly<Record<string, Check>> = {
   'state folder': state,
 };
 
-/** The others ask a Linux kernel. */
+/** Checks that don't need Linux. */
 const everywhere = ['container engines', 'state folder'];
 
-/** What this machine can do for Stowage, and how to get what it cannot. Changes nothing. */
+/** Reports what this machine can do for Stowage, and how to fix what it cannot. Changes nothing. */
 export async function examine(options: DoctorOptions, scope: Scope): Promise<readonly Finding[]> {
   const { clock, platform = process.platform, root = '/', path = searchPath(), deadline = 5_000 } = options;
-  const look: Look = {
+  const look: CheckContext = {
     clock,
     patience: deadline * 0.6,
     root,
@@ -65,7 +65,7 @@ export async function examine(options: DoctorOptions, scope: Scope): Promise<rea
   return [...(platform === 'linux' ? [] : [foreign]), ...groups.flat()];
 }
 
-/** A look at a disk or a server that does not answer cannot be called off; it is left behind. */
+/** A system call on a disk or server that does not answer cannot be cancelled, so it is abandoned. */
 async function inTime(
   name: string,
   work: Promise<readonly Finding[]>,

@@ -20,7 +20,7 @@ import { localAddresses, withPodNetworks } from './pod-network.ts';
 const { signal } = new AbortController();
 const ip = (...words: readonly string[]) => promisify(execFile)('ip', words, { timeout: 10_000 });
 
-test('reads the local addresses from the tables of the kernel', () => {
+test("reads the local addresses from the kernel's tables", () => {
   const tables = `Main:
   +-- 0.0.0.0/0 3 0 5
      |-- 0.0.0.0
@@ -42,17 +42,17 @@ fd00000000000000000000000000000a 02 40 00 80     eth0
   expect(localAddresses(tables)).toEqual(['10.244.1.5', '127.0.0.1', 'fd00:0000:0000:0000:0000:0000:0000:000a']);
 });
 
-test('a pod with the network of its node has the network of the agent', async () => {
+test('a pod in the network of its node has the network of the agent', async () => {
   expect(await withPodNetworks(asItIs, '/nonexistent')('pod-address:host', signal)).toBe('/proc/self/ns/net');
 });
 
-test('leaves other networks to what finds them', async () => {
+test('leaves other networks to the other finder', async () => {
   expect(await withPodNetworks(async (network) => `/${network}`, '/nonexistent')('docker:apps', signal)).toBe(
     '/docker:apps',
   );
 });
 
-test('refuses what is not an address', async () => {
+test('refuses an invalid address', async () => {
   await expect(withPodNetworks(asItIs)('pod-address:..', signal)).rejects.toMatchObject({
     reason: 'pod-address-invalid',
   });
@@ -66,7 +66,7 @@ test('names the chart value that gives agents access to the network namespaces',
   });
 });
 
-test('a check of a store says at its first step that agents do not see the network namespaces', async () => {
+test('a store check fails at its first step if agents cannot see the network namespaces', async () => {
   const clock = systemClock();
   const connect = () => createConnect(clock, withPodNetworks(asItIs, '/nonexistent'));
   const kind = createNfsStoreKind(clock, connect(), connect);
@@ -87,7 +87,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     withPodNetworks(asItIs, folder.path)(`pod-address:${address}`, until);
   /** Runs instead of nsenter; `REAL` in it is the real one. */
   let instead: (script: string) => Promise<void>;
-  /** What the script wrote. */
+  /** The output of the script. */
   let written: () => Promise<string>;
 
   beforeAll(async () => {
@@ -97,11 +97,11 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
       await ip('-n', name, 'link', 'set', 'lo', 'up');
       await ip('-n', name, 'address', 'add', `198.18.7.${at + 1}/24`, 'dev', 'lo');
       await ip('-n', name, 'address', 'add', `fd00:5::${at + 1}/64`, 'dev', 'lo', 'nodad');
-      // Two that have one in common.
+      // Two namespaces that have one address in common.
       if (at > 0) await ip('-n', name, 'address', 'add', '198.18.8.1/24', 'dev', 'lo');
       await symlink(namespaces[at] ?? '', join(folder.path, name));
     }
-    // As a namespace leaves it that is being removed.
+    // The file that remains while a namespace is being removed.
     await writeFile(join(folder.path, 'gone'), '');
     await mkdir(join(folder.path, 'folder'));
   }, 60_000);
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     ['198.18.7.2', 1],
     ['fd00:5::3', 2],
     ['fd00:5:0:0:0:0:0:1', 0],
-  ] as const)('finds the one with the address %s', async (address, at) => {
+  ] as const)('finds the namespace with the address %s', async (address, at) => {
     expect(await find(address)).toBe(join(folder.path, names[at] ?? ''));
   });
 
@@ -136,7 +136,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     await expect(find('198.18.7.99')).rejects.toMatchObject({ code: 'not-found', reason: 'pod-network-unknown' });
   });
 
-  test('refuses to choose among two that have the address, and says how that happens', async () => {
+  test('refuses to choose between two namespaces with the address, and says how that happens', async () => {
     await expect(find('198.18.8.1')).rejects.toMatchObject({
       code: 'conflict',
       reason: 'pod-network-ambiguous',
@@ -144,14 +144,14 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     });
   });
 
-  test('knows that two names lead to one namespace', async () => {
+  test('treats two names of one namespace as one', async () => {
     const second = join(folder.path, 'second-name');
     await symlink(namespaces[0] ?? '', second);
     onTestFinished(() => unlink(second));
     expect([second, join(folder.path, names[0] ?? '')]).toContain(await find('198.18.7.1'));
   });
 
-  test('searches once for a check, and looks again only where it found the address', async () => {
+  test('searches once for a check, and then looks only where it found the address', async () => {
     await instead('echo "$1" >>LOG; exec REAL "$@"');
     const one = withPodNetworks(asItIs, folder.path);
     for (const _ of [1, 2, 3]) expect(await one('pod-address:198.18.7.2', signal)).toContain(names[1]);
@@ -159,7 +159,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect((await written()).trim().split('\n')).toHaveLength(searched + 2);
   });
 
-  test('searches again when the address is elsewhere', async () => {
+  test('searches again if the address has moved', async () => {
     const [first = '', , third = ''] = names;
     const one = withPodNetworks(asItIs, folder.path);
     await ip('-n', first, 'address', 'add', '198.18.9.1/24', 'dev', 'lo');
@@ -169,7 +169,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
     expect(await one('pod-address:198.18.9.1', signal)).toContain(third);
   });
 
-  test('does not say that no pod has the address while a namespace cannot be read', async () => {
+  test('does not say that no pod has the address if a namespace cannot be read', async () => {
     await instead(`case "$1" in *-2) echo 'nsenter: not permitted' >&2; exit 1;; esac; exec REAL "$@"`);
     await expect(find('198.18.7.2')).rejects.toMatchObject({
       code: 'unavailable',
@@ -189,7 +189,7 @@ describe.skipIf(needs('root', 'netns', 'ipv6'))('among the network namespaces of
   test.each([
     ['its caller', new Error('no longer'), { message: 'no longer' }],
     ['its deadline', new DeadlineExceeded(8_000), { code: 'deadline', reason: 'pod-network-slow' }],
-  ])('ends with %s, and leaves no process', async (_, reason, thrown) => {
+  ])('ends on %s, and leaves no process', async (_, reason, thrown) => {
     await instead('echo $$ >>LOG; exec sleep 1000');
     const ending = new AbortController();
     const failed = expect(find('198.18.7.1', ending.signal)).rejects.toMatchObject(thrown);

@@ -13,7 +13,7 @@ import { searchPath } from './mounter/tools.ts';
 /** containerd and CRI-O mount the network namespaces of pods here. */
 const usualFolder = '/run/netns';
 const ownNetwork = '/proc/self/ns/net';
-/** NSFS_MAGIC: a network namespace is bind-mounted on the file. After its removal an ordinary file may remain. */
+/** NSFS_MAGIC: a network namespace is bind-mounted on the file. After its removal a regular file may remain. */
 const namespaceType = 0x6e736673;
 const readsAtOnce = 8;
 /** nsenter and cat take a few milliseconds. */
@@ -32,7 +32,7 @@ export function withPodNetworks(others: FindNamespace, folder = usualFolder): Fi
   return async (network, signal) => {
     if (!network.startsWith(podAddressPrefix)) return await others(network, signal);
     const given = network.slice(podAddressPrefix.length);
-    // The agent has the network of its node, too.
+    // The agent runs in the network of its node.
     if (given === nodeNetwork) return ownNetwork;
     const address = canonical(given);
     if (address === undefined) throw invalidAddress(given);
@@ -118,7 +118,7 @@ async function addressTables(path: string, signal: AbortSignal): Promise<string>
     [`--net=${path}`, '--', 'cat', '/proc/self/net/fib_trie', '/proc/self/net/if_inet6'],
     { signal, timeout: readMs, maxBuffer: mostBytes, env: { PATH: searchPath(), LC_ALL: 'C' } },
     (error, stdout) => {
-      // The kernel has no table for a disabled protocol: then cat fails for that one and prints the other.
+      // If a protocol is disabled, the kernel has no table for it: cat then fails for that file and prints the other.
       if (error === null || (typeof error.code === 'number' && stdout !== '')) resolve(stdout);
       else reject(isErrno(error, 'ENOENT') ? toolMissing(error) : error);
     },

@@ -2,7 +2,7 @@ import { mkdir, mkdtemp, realpath, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
-import { keepApart } from '#app/store-places.ts';
+import { refuseOverlaps } from '#app/store-overlaps.ts';
 import { systemClock } from '#base/clock.ts';
 import { createCounting } from '#front/csi/counting.ts';
 import { createUsed } from '#front/docker-plugin/used.ts';
@@ -87,7 +87,7 @@ describe('a store with the required members only', () => {
   });
 
   test('is not compared with the locations of other stores', async () => {
-    const apart = keepApart({ ...minimal, placement: 'anywhere' }, async ({ name }) => ({ on: [name], root }));
+    const apart = refuseOverlaps({ ...minimal, placement: 'anywhere' }, async ({ name }) => ({ on: [name], root }));
     const { policy, ...given } = view().config;
     const context = { instance: 'i', node: server.core.node };
     for (const name of ['one', 'two'].map(storeName)) {

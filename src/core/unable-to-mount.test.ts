@@ -8,10 +8,10 @@ import { createKeepers } from '#clients/data-path/keepers.ts';
 import { createDirectoryClient } from '#clients/kinds/directory.ts';
 import { createLoopClient } from '#clients/kinds/loop.ts';
 import { createNfsClient } from '#clients/kinds/nfs.ts';
-import { createLook } from '#clients/mounter/look.ts';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
-import { createRun } from '#clients/mounter/run.ts';
-import { createUnableMounter } from '#clients/mounter/unable.ts';
+import { createPathAccess } from '#clients/mounter/path-access.ts';
+import { createRun } from '#clients/mounter/run-program.ts';
+import { createUnableMounter } from '#clients/mounter/unable-mounter.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
@@ -41,7 +41,7 @@ function unprivileged(): { readonly core: Core; readonly folder: (name: string) 
         mounter,
         clock,
         run: createRun(clock, undefined, parent),
-        look: createLook(clock),
+        look: createPathAccess(clock),
         readTable: readMountTable,
         instance: 'here',
         keepers: createKeepers({

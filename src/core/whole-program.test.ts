@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { mkdir, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
-import { mountFuse } from '#clients/data-path/fuse.ts';
+import { mountFuse } from '#clients/data-path/fuse-mount.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { needs } from '#testbed/needs.ts';
 import { aCall, collectingLog, runMaintenance } from '#testing/calls.ts';

@@ -8,7 +8,7 @@ import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { unlessAborted } from '#base/aborted.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { createMemory } from '#base/linux/memory.ts';
+import { createMemory } from '#base/linux/shared-memory.ts';
 import { streamPair } from '#base/linux/socket-pair.ts';
 import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';

@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { connectKeeper } from './keeper-client.ts';
 import type { KeeperState } from './protocol.ts';
 import { peerCredentials } from './system-calls.ts';

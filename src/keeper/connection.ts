@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptors.ts';
+import { createReceiver, sendParcel, shutDown } from '#base/linux/descriptor-sockets.ts';
 import { duplicate } from '#base/linux/socket-pair.ts';
 import { decode, encode, type Kind, type Message, type MessageOf, ProtocolError } from './protocol.ts';
 import { shutDownAtExit } from './system-calls.ts';

@@ -1,6 +1,6 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import type { Log } from '#base/log.ts';
 import { type Connection, createConnection } from './connection.ts';
 import { type HeldDescriptors, sendHeldDescriptors } from './held-descriptors.ts';

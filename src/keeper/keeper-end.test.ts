@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { createMemory } from '#base/linux/memory.ts';
+import { createMemory } from '#base/linux/shared-memory.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';

@@ -14,7 +14,7 @@ import {
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptors.ts';
+import { connectTo, receivedParcel, sendParcel } from '#base/linux/descriptor-sockets.ts';
 import { needs } from '#testbed/needs.ts';
 import { createKeeperGround, eventually, type KeeperGround, testProgram } from '#testing/keeper/keeper-process.ts';
 import { suspend } from '#testing/suspend.ts';
@@ -505,7 +505,7 @@ describe.skipIf(needs('linux', 'root'))('keepers and data paths as processes', (
     const fd = connectTo(process.argv[2]);
     try { sendParcel(fd, { bytes: Buffer.from('{}'), descriptors: [] }); } catch {}
     process.stdout.write(String(await receivedParcel(fd)));`;
-    const module = new URL(import.meta.resolve('../base/linux/descriptors.ts')).pathname;
+    const module = new URL(import.meta.resolve('../base/linux/descriptor-sockets.ts')).pathname;
     const log = openSync(join(ground.folder, 'out'), 'w');
     const child = spawn(process.execPath, ['--input-type=module', '-e', script, module, ground.socket], {
       uid: 65_534,

@@ -1,7 +1,7 @@
 import { closeSync, lstatSync, mkdirSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { accepted, listenAt, shutDown } from '#base/linux/descriptors.ts';
+import { accepted, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
 import type { Log } from '#base/log.ts';
 import { type Connection, createConnection } from './connection.ts';
 import { isTrusted, peerCredentials, shutDownAtExit } from './system-calls.ts';

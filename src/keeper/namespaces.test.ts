@@ -15,7 +15,7 @@ import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { silentLog } from '#base/log.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';

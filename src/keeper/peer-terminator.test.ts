@@ -2,7 +2,7 @@ import { closeSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, onTestFinished, test, vi } from 'vitest';
-import { connectTo, listenAt } from '#base/linux/descriptors.ts';
+import { connectTo, listenAt } from '#base/linux/descriptor-sockets.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { settled } from '#testing/keeper/fake-children.ts';

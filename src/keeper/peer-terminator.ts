@@ -1,7 +1,7 @@
 import { closeSync } from 'node:fs';
 import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { processByPidfd } from './processes.ts';
 import { canKill, hasEnded, openPeerPidfd } from './system-calls.ts';
 

@@ -1,7 +1,7 @@
 import { closeSync, statSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import type { Clock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import { type Command, type KeeperEnd, type Launch, launchProcess } from './launch.ts';
 import { threadsOfKeeper } from './listening-socket.ts';
 import { keeperFlags, outOfReachStatus } from './node-flags.ts';

@@ -1,6 +1,6 @@
 import { openSync, readSync, writeSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { createMemory } from '#base/linux/memory.ts';
+import { createMemory } from '#base/linux/shared-memory.ts';
 import { silentLog } from '#base/log.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';

@@ -1,4 +1,4 @@
-import { shutDown } from '#base/linux/descriptors.ts';
+import { shutDown } from '#base/linux/descriptor-sockets.ts';
 import { checked, foreign, libc, SystemError } from '#base/linux/libc.ts';
 
 /** System calls for descriptors, sockets and processes that Node does not offer. */

@@ -1,6 +1,6 @@
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { createMemory } from '#base/linux/memory.ts';
+import { createMemory } from '#base/linux/shared-memory.ts';
 import { socketPair } from '#base/linux/socket-pair.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';

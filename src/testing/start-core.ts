@@ -2,11 +2,11 @@ import { randomUUID } from 'node:crypto';
 import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { readGiven } from '#app/config.ts';
+import { readConfigFile } from '#app/config.ts';
 import { takeProcessMarks } from '#app/process-marks.ts';
 import { instanceOf, prepareState, type StateFolder } from '#app/state-folder.ts';
 import { storeConfigs } from '#app/store-configs.ts';
-import { localDirectoryOf } from '#app/store-places.ts';
+import { localDirectoryOf } from '#app/store-overlaps.ts';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { type Log, type Scope, silentLog } from '#base/log.ts';
 import type { ContainerEngine } from '#core/containers.ts';
@@ -97,7 +97,7 @@ export async function startCore(options: CoreOptions = {}): Promise<TestCore> {
   kept.roots = () => core.stores.list().flatMap(({ config }) => localDirectoryOf(kinds, config)?.path ?? []);
   const configure = async (): Promise<void> => {
     const { config } = options;
-    const file = config === undefined ? undefined : await readGiven(config, true, kinds);
+    const file = config === undefined ? undefined : await readConfigFile(config, true, kinds);
     const sources = { records, state, kinds, log, nfs: undefined, bare: false, cluster: undefined };
     await core.stores.configure(await storeConfigs(file, sources), file?.defaultStore, scope);
   };

@@ -1,5 +1,5 @@
 import { beforeEach, onTestFinished } from 'vitest';
-import { createTakingOver } from '#app/take-over/taking-over.ts';
+import { createTakeOver } from '#app/take-over/take-over.ts';
 import { systemClock } from '#base/clock.ts';
 import type { Candidate, Deed } from '#cli/taking-over.ts';
 import { stowageError } from '#core/errors.ts';
@@ -137,7 +137,7 @@ export function takingOverGround() {
   }
 
   const taking = (servers: readonly string[] = [], store = 'silver') =>
-    createTakingOver({ client: client(), clock: systemClock(), signal, store, servers, patienceMs });
+    createTakeOver({ client: client(), clock: systemClock(), signal, store, servers, deadlineMs: patienceMs });
 
   /** One run of the command, while Kubernetes does its part. */
   async function run(deed: Deed, { name = 'data', id = 'sv1-id', identity }: Which = {}): Promise<string> {

@@ -8,7 +8,7 @@
  */
 import { randomBytes } from 'node:crypto';
 import { parseArgs } from 'node:util';
-import { kubeAccess } from '#app/kube.ts';
+import { kubeAccess } from '#app/kube-access.ts';
 import { systemClock } from '#base/clock.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { type AnyCluster, createAnyCluster, type Thing } from './cluster.ts';

@@ -1,66 +1,69 @@
 import { posix } from 'node:path';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
-/** Of a file server, as PersistentVolumes name it. */
+/** A directory of a file server that a PersistentVolume refers to. */
 export interface Directory {
   readonly server: string;
   readonly path: string;
   readonly isReadOnly: boolean;
 }
 
-/** The driver's name for its volumes; those of nfs-subdir-external-provisioner are Kubernetes' own kind. */
+/** The driver name of csi-driver-nfs; nfs-subdir-external-provisioner uses Kubernetes' own `nfs` volumes. */
 const csiDriverNfs = 'nfs.csi.k8s.io';
 
 type Csi = NonNullable<PersistentVolume['spec']['csi']>;
 
-/** What the driver puts into the names of directories, and under which key it finds that. */
-const inNames: Readonly<Record<string, string>> = {
+/** The variables in csi-driver-nfs's subdirectory names, and the attributes with their values. */
+const nameVariables: Readonly<Record<string, string>> = {
   '${pvc.metadata.name}': 'csi.storage.k8s.io/pvc/name',
   '${pvc.metadata.namespace}': 'csi.storage.k8s.io/pvc/namespace',
   '${pv.metadata.name}': 'csi.storage.k8s.io/pv/name',
 };
 
-/** That driver does not look at how they are written. */
+/** csi-driver-nfs ignores the case of attributes. */
 const attributesOf = ({ volumeAttributes = {} }: Csi): ReadonlyMap<string, string> =>
   new Map(Object.entries(volumeAttributes).map(([key, one]) => [key.toLowerCase(), one]));
 
-/** Undefined: it is no directory of a file server. */
+/** Undefined: the volume is not a directory of a file server. */
 export function directoryOf({ spec }: PersistentVolume): Directory | undefined {
   const { csi, nfs } = spec;
   if (nfs !== undefined)
-    return { server: serverName(nfs.server), path: plain(nfs.path), isReadOnly: nfs.readOnly === true };
+    return { server: serverName(nfs.server), path: normalized(nfs.path), isReadOnly: nfs.readOnly === true };
   if (csi?.driver !== csiDriverNfs) return undefined;
   const attributes = attributesOf(csi);
   const [server, share] = [attributes.get('server'), attributes.get('share')];
   if (!server || !share) return undefined;
-  let below = attributes.get('subdir') ?? '';
-  for (const [word, key] of Object.entries(inNames)) below = below.replaceAll(word, attributes.get(key) ?? word);
-  return { server: serverName(server), path: plain(`${share}/${below}`), isReadOnly: csi.readOnly === true };
+  let subdir = attributes.get('subdir') ?? '';
+  for (const [word, key] of Object.entries(nameVariables))
+    subdir = subdir.replaceAll(word, attributes.get(key) ?? word);
+  return { server: serverName(server), path: normalized(`${share}/${subdir}`), isReadOnly: csi.readOnly === true };
 }
 
-const plain = (path: string): string => posix.resolve('/', path);
-/** As far as names that are written differently are known to be the same. */
+const normalized = (path: string): string => posix.resolve('/', path);
+/** Normalizes spellings of a name that are known to be equivalent. */
 export const serverName = (server: string): string =>
   server
     .toLowerCase()
     .replace(/^\[(.*)\]$/, '$1')
     .replace(/\.$/, '');
 
-/** Where volumes of a store lie. */
+/** The exported directory in which a store's volumes are. */
 export interface Export {
   readonly server: string;
   readonly path: string;
 }
 
-/** Undefined: such a store has no export. */
+/** Undefined: the store has no export. */
 export function exportOf(uri: string): Export | undefined {
   if (!URL.canParse(uri)) return undefined;
   const { protocol, hostname, pathname } = new URL(uri);
-  return protocol === 'nfs:' ? { server: serverName(hostname), path: plain(decodeURIComponent(pathname)) } : undefined;
+  return protocol === 'nfs:'
+    ? { server: serverName(hostname), path: normalized(decodeURIComponent(pathname)) }
+    : undefined;
 }
 
-/** From the export on; empty: the export itself. Undefined: it is not on it. */
-export function below({ path }: Export, directory: Directory): string | undefined {
+/** The path relative to the export; empty: the export itself. Undefined: the directory is not on the export. */
+export function pathBelow({ path }: Export, directory: Directory): string | undefined {
   if (directory.path === path) return '';
   const within = path === '/' ? '/' : `${path}/`;
   return directory.path.startsWith(within) ? directory.path.slice(within.length) : undefined;

@@ -1,18 +1,18 @@
 import { systemClock } from '#base/clock.ts';
 import type { TakeOverWish, TakingOver } from '#cli/taking-over.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
-import { accessFor, type ClusterWish } from '../kubectl.ts';
+import { accessFor, type ClusterConnectionOptions } from '../kubectl-plugin.ts';
 import { version } from '../version.ts';
-import { createTakingOver } from './taking-over.ts';
+import { createTakeOver } from './take-over.ts';
 
-/** As whoever the kubeconfig says: neither the controller nor any account of Stowage's may do what is done here. */
-export async function startTakingOver(
-  wish: TakeOverWish & Pick<ClusterWish, 'env' | 'home' | 'signal'>,
+/** Uses the rights of the kubeconfig's user: neither the controller nor any service account of Stowage may make these changes. */
+export async function startTakeOver(
+  wish: TakeOverWish & Pick<ClusterConnectionOptions, 'env' | 'home' | 'signal'>,
 ): Promise<TakingOver> {
   const { store, servers, kubeconfig, context, env, home, signal } = wish;
   const clock = systemClock();
   const file = kubeconfig === undefined ? {} : { kubeconfig };
   const access = await accessFor({ ...file, ...(context === undefined ? {} : { context }), env, home }, clock);
   const client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 8 });
-  return createTakingOver({ client, clock, signal, store, servers });
+  return createTakeOver({ client, clock, signal, store, servers });
 }

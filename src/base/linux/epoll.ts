@@ -1,15 +1,15 @@
 import { checked, foreign } from './libc.ts';
 
-/** Waits for several descriptors at once: for those that have something to read, or an end or error to find by reading. */
+/** Waits for several descriptors to become readable; end of file and errors count, too. */
 export interface Epoll {
-  /** `key`: what it is told by. Not the descriptor, whose number may be another's by the time that it is told. */
+  /** `key` identifies the descriptor in `ready`. The descriptor number may have been reused by then. */
   add(fd: number, key: number): void;
   remove(fd: number): void;
-  /** How many are ready, after `ms` at the latest (-1: whenever that is). Fewer than none: a signal came. */
+  /** Returns the number of ready descriptors after at most `ms` (-1: no limit). Negative: a signal interrupted the wait. */
   wait(ms: number): number;
-  /** The same by another thread; one at a time. */
+  /** The same on another thread; one at a time. */
   waitApart(ms: number, done: (count: number) => void): void;
-  /** The keys of those, until the next wait. */
+  /** The key of a ready descriptor, valid until the next wait. */
   ready(index: number): number;
 }
 
@@ -23,10 +23,10 @@ const closeOnExec = 0o2000000;
 const adding = 1;
 const removing = 2;
 const readable = 1;
-/** The kernel gives each its turn: those that were given last come last. */
+/** If more are ready, the kernel rotates: the next wait returns the others first. */
 const mostEvents = 16;
 
-/** Of `struct epoll_event`: it is packed on x86 alone. */
+/** The layout of `struct epoll_event`, which is packed on x86 only. */
 export const eventLayout = (arch: string): { readonly size: number; readonly key: number } =>
   arch === 'x64' ? { size: 12, key: 4 } : { size: 16, key: 8 };
 

@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 import { getSystemErrorName } from 'node:util';
 import { isErrno } from '../errno.ts';
 
-/** What we use of koffi's native part; its JavaScript wrapper would bring an install script along. */
+/** The part of koffi's native API that we use; its JavaScript wrapper would bring an install script along. */
 interface Koffi {
   load(library: string | null): { func(prototype: string): ForeignFunction };
   struct(name: string, members: Record<string, string>): unknown;
@@ -14,7 +14,7 @@ interface Koffi {
 
 export interface ForeignFunction {
   (...args: readonly unknown[]): never;
-  /** On a thread of Node's pool; the last argument is called with the result. */
+  /** Runs on libuv's thread pool; the last argument is the callback. */
   async(...args: readonly unknown[]): void;
 }
 
@@ -25,13 +25,13 @@ interface Libc {
 
 let loaded: Libc | undefined;
 
-/** Loaded when first asked for: most commands never need it. */
+/** Loaded on first use: most commands never need it. */
 export function libc(): Libc {
   loaded ??= load();
   return loaded;
 }
 
-/** Functions by their prototypes, bound when they are first asked for. */
+/** Binds functions by their C prototypes on first use. */
 export function foreign<N extends string>(
   prototypes: Readonly<Record<N, string>>,
 ): () => Readonly<Record<N, ForeignFunction>> {
@@ -54,7 +54,7 @@ function load(): Libc {
   return { koffi, func: (prototype) => library.func(prototype) };
 }
 
-/** The bundle has it beside itself; the sources find the package. */
+/** The bundle ships the binary next to itself; the sources use the package. */
 function native(): Koffi {
   const require = createRequire(import.meta.url);
   const beside = join(dirname(fileURLToPath(import.meta.url)), `koffi-${process.arch}.node`);
@@ -66,7 +66,7 @@ function native(): Koffi {
   }
 }
 
-/** As Node's own calls throw it: `code` is the name of the error. */
+/** Like the errors of Node's own system calls: `code` is the errno's name. */
 export class SystemError extends Error {
   override readonly name = 'SystemError';
   readonly code: string;
@@ -79,7 +79,7 @@ export class SystemError extends Error {
   }
 }
 
-/** For a call that answers -1 when it fails. */
+/** For calls that return -1 on failure. */
 export function checked(syscall: string, result: number | bigint): number {
   const value = Number(result);
   if (value < 0) throw new SystemError(syscall, libc().koffi.errno());

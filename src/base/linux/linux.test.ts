@@ -4,14 +4,14 @@ import { closeSync, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSyn
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptors.ts';
-import { createMemory, growMemory, mapMemory } from './memory.ts';
+import { accepted, connectTo, listenAt, receivedParcel, sendParcel, shutDown } from './descriptor-sockets.ts';
+import { createMemory, growMemory, mapMemory } from './shared-memory.ts';
 import { socketPair } from './socket-pair.ts';
 
 const text = (words: string): Buffer => Buffer.from(words);
 
-describe('memory that outlives a process', () => {
-  test('what is written through one mapping is seen through another', () => {
+describe('shared memory (memfd)', () => {
+  test('a write through one mapping is visible through another', () => {
     const fd = createMemory('test', 8192);
     const [one, other] = [mapMemory(fd, 0, 8192), mapMemory(fd, 4096, 4096)];
     new Uint8Array(one.bytes)[5000] = 7;
@@ -21,10 +21,10 @@ describe('memory that outlives a process', () => {
     other[Symbol.dispose]();
   });
 
-  test('what a process wrote before it was killed is there', async () => {
+  test('keeps what a process wrote before it was killed', async () => {
     const fd = createMemory('test', 4096);
     const script = `
-      import { mapMemory } from ${JSON.stringify(import.meta.resolve('./memory.ts'))};
+      import { mapMemory } from ${JSON.stringify(import.meta.resolve('./shared-memory.ts'))};
       new Uint8Array(mapMemory(3, 0, 4096).bytes).set(Buffer.from('still here'), 100);
       process.kill(process.pid, 'SIGKILL');`;
     const child = spawn(process.execPath, ['--input-type=module', '-e', script], {
@@ -36,7 +36,7 @@ describe('memory that outlives a process', () => {
     closeSync(fd);
   });
 
-  test('it grows, can be made present, and be given back', () => {
+  test('can grow, be populated and be freed', () => {
     const fd = createMemory('test', 4096);
     growMemory(fd, 3 * 4096);
     using seen = mapMemory(fd, 0, 3 * 4096);
@@ -48,25 +48,25 @@ describe('memory that outlives a process', () => {
     closeSync(fd);
   });
 
-  test('it can be made present also where the system does not know how, and stays as it is', () => {
+  test('can be populated without MADV_POPULATE_WRITE, and keeps its content', () => {
     const fd = createMemory('test', 4 * 4096);
     using seen = mapMemory(fd, 0, 4 * 4096);
     const bytes = new Uint8Array(seen.bytes);
     bytes[9000] = 7;
-    // As kernels before 5.14 answer it; this one does so where it does not begin with a page (madvise(2)).
+    // Kernels before 5.14 return EINVAL; this one does so for an address that is not page-aligned (madvise(2)).
     seen.populate(8, 3 * 4096);
     expect(fstatSync(fd).blocks * 512).toBe(4 * 4096);
     expect(bytes.every((byte, at) => byte === (at === 9000 ? 7 : 0))).toBe(true);
     closeSync(fd);
   });
 
-  test('a descriptor that is none is told as Node tells it', () => {
+  test('an invalid descriptor gives an error like those of Node', () => {
     expect(() => mapMemory(-1, 0, 4096)).toThrow(expect.objectContaining({ code: 'EBADF', syscall: 'mmap' }));
   });
 });
 
-describe('descriptors in messages', () => {
-  test('a message arrives whole, with what it carries', async () => {
+describe('sockets that pass descriptors', () => {
+  test('a message arrives whole, with its descriptors', async () => {
     const [here, there] = socketPair();
     const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
     const file = openSync(join(folder, 'file'), 'w+');
@@ -88,7 +88,7 @@ describe('descriptors in messages', () => {
     rmSync(folder, { recursive: true });
   });
 
-  test('who listens at a path is reached there, and can stop waiting', async () => {
+  test('a listener at a path accepts connections, and can stop waiting', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-linux-'));
     const path = join(folder, 'socket');
     expect(() => connectTo(path)).toThrow(expect.objectContaining({ code: 'ENOENT' }));
@@ -108,20 +108,20 @@ describe('descriptors in messages', () => {
     rmSync(folder, { recursive: true });
   });
 
-  test('sending never waits', () => {
+  test('sending does not block when the buffer is full', () => {
     const [here, there] = socketPair();
     const send = (): void => {
       for (let i = 0; i < 10_000; i++) sendParcel(here, { bytes: Buffer.alloc(60_000), descriptors: [] });
     };
     expect(send).toThrow(expect.objectContaining({ code: 'EAGAIN' }));
     closeSync(there);
-    // With messages that nobody read; afterwards EPIPE.
+    // The buffer is full of unread messages; afterwards EPIPE.
     expect(send).toThrow(expect.objectContaining({ code: 'ECONNRESET' }));
     expect(send).toThrow(expect.objectContaining({ code: 'EPIPE' }));
     closeSync(here);
   });
 
-  test('a path that is too long for a socket is refused', () => {
+  test('refuses a path that is too long for a socket', () => {
     expect(() => listenAt(`/tmp/${'x'.repeat(120)}`)).toThrow(expect.objectContaining({ code: 'ENAMETOOLONG' }));
   });
 });

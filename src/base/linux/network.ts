@@ -3,25 +3,25 @@ import { stat } from 'node:fs/promises';
 const prefix = 'netns:';
 
 /**
- * Where the namespace of a network is by now, as `netns:NAME` or a path: a network of a container engine has one only where
- * something is attached to it. Throws what is wrong with it.
+ * Finds the current namespace of a network, as `netns:NAME` or a path. The network of a container engine has a namespace only while
+ * something is attached to it. Throws if the network cannot be used.
  */
 export type FindNamespace = (network: string, signal: AbortSignal) => Promise<string>;
 
-/** Of networks that are namespaces themselves. */
+/** For networks that are namespaces themselves. */
 export const asItIs: FindNamespace = async (network) => network;
 
-/** Whether this process is in the host's network namespace: the kernel shows some settings only in the one that it made first. */
+/** Whether this process is in the host's network namespace: the kernel shows some settings only in the initial one. */
 export const isInHostNetwork = async (): Promise<boolean> =>
   (await stat('/proc/sys/net/core/netdev_max_backlog').catch(() => undefined)) !== undefined;
 
-/** Of `netns:NAME`, as `ip netns` calls them, or of a path. */
+/** The path of `netns:NAME`, as named by `ip netns`; paths are returned unchanged. */
 export const namespacePath = (network: string): string =>
   network.startsWith(prefix) ? `/run/netns/${network.slice(prefix.length)}` : network;
 
 /**
- * The command that runs another one there, by exec(2). A namespace made by `ip netns` may have files of its own instead of
- * some in /etc, its DNS servers above all.
+ * The command prefix that runs another command in the network, by exec(2). A namespace of `ip netns` can replace files of /etc with its own
+ * (/etc/netns/NAME), above all resolv.conf.
  */
 export async function enterNetwork(network: string): Promise<readonly [string, ...string[]]> {
   const name = network.startsWith(prefix) ? network.slice(prefix.length) : undefined;

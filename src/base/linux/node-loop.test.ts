@@ -3,7 +3,7 @@ import { eventLayout } from './epoll.ts';
 import { checkLevels, openNodeLoop } from './node-loop.ts';
 
 describe("Node's own loop", () => {
-  test('is as it has to be', () => {
+  test('has the internals that we need', () => {
     const { fd, sleepMs } = openNodeLoop();
     expect(fd).toBeGreaterThan(2);
     const soon = setImmediate(() => undefined);
@@ -11,7 +11,7 @@ describe("Node's own loop", () => {
     clearImmediate(soon);
   });
 
-  test('one that is told only once of what is ready is not taken', () => {
+  test('is refused if it watches edge-triggered descriptors', () => {
     const usual =
       'pos:\t0\nflags:\t02000002\ntfd:       18 events:       19 data:               12  pos:0 ino:6a sdev:f\n';
     expect(() => checkLevels(usual)).not.toThrow();
@@ -21,7 +21,7 @@ describe("Node's own loop", () => {
   });
 });
 
-test('what the kernel tells of a descriptor is packed on one kind of processor, and not on others', () => {
+test('struct epoll_event is packed on x86 and not on other processors', () => {
   expect([eventLayout('x64'), eventLayout('arm64')]).toEqual([
     { size: 12, key: 4 },
     { size: 16, key: 8 },

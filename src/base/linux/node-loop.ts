@@ -2,27 +2,27 @@ import { readFileSync } from 'node:fs';
 import { isMainThread } from 'node:worker_threads';
 import { libc } from './libc.ts';
 
-/** Node's own event loop, for whoever waits beside it. */
+/** Node's own event loop, for code that waits for other descriptors at the same time. */
 export interface NodeLoop {
-  /** There is something to read while any descriptor of Node's is ready. */
+  /** Readable while any of Node's descriptors is ready. */
   readonly fd: number;
-  /** For how long Node would sleep now, in milliseconds: 0 when it has something to do, -1 without end. */
+  /** How long Node would sleep now, in milliseconds: 0 if it has something to do, -1 without limit. */
   sleepMs(): number;
-  /** Runs what promises and `process.nextTick` wait for, as Node does after each of its own callbacks. */
+  /** Runs pending promise callbacks and `process.nextTick` queues, as Node does after each of its own callbacks. */
   runTicks(): void;
 }
 
-/** Of a descriptor that is told once and then not again, though nobody has looked at it: EPOLLET and EPOLLONESHOT. */
+/** EPOLLET and EPOLLONESHOT: such a descriptor is reported only once, even if nobody has handled it. */
 const toldOnce = 0xc000_0000;
 
-/** Throws where Node is not as it has to be for that. */
+/** Throws if this Node does not have the internals that this needs. */
 export function openNodeLoop(): NodeLoop {
-  // It is the main thread's, and not to be touched by others.
+  // Only the main thread may use the default loop.
   if (!isMainThread) throw new Error('this is not the main thread');
   const { _tickCallback: runTicks } = process as unknown as { readonly _tickCallback?: () => void };
   if (typeof runTicks !== 'function') throw new Error('process._tickCallback is not there');
   const { func } = libc();
-  // Node exports them for programs that wait in a loop of their own.
+  // Node exports these functions for programs that embed it in a loop of their own.
   const loop: unknown = func('void *uv_default_loop()')();
   const fd: number = func('int uv_backend_fd(void *loop)')(loop);
   const [timeout, updateTime] = [func('int uv_backend_timeout(void *loop)'), func('void uv_update_time(void *loop)')];
@@ -35,13 +35,13 @@ export function openNodeLoop(): NodeLoop {
   return { fd, sleepMs, runTicks };
 }
 
-/** We wait in the middle of Node's own turn: what it was told and has not looked at yet must be told to us, too. */
+/** We wait in the middle of one of Node's turns, so events that Node was told of but has not handled must be reported to us again. */
 export function checkLevels(about: string): void {
   for (const [, events = ''] of about.matchAll(/^tfd:\s*\d+\s+events:\s*([0-9a-f]+)/gm))
     if ((Number.parseInt(events, 16) & toldOnce) !== 0) throw new Error("Node's loop is told of descriptors only once");
 }
 
-/** Node may run in a loop that somebody else made. */
+/** Node may run in another loop than the default one. */
 function checkLoop(sleepMs: () => number): void {
   const immediate = setImmediate(() => undefined);
   const isSeen = sleepMs() === 0;

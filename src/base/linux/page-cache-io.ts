@@ -9,7 +9,7 @@ const howSize = 24;
 /** RWF_NOWAIT */
 const noWait = 8;
 
-/** AT_EMPTY_PATH, and AT_STATX_DONT_SYNC: what is known of it, whatever the server would say. statx(2) */
+/** AT_EMPTY_PATH | AT_STATX_DONT_SYNC: cached attributes, without asking the server. statx(2) */
 const asKnown = 0x1000 | 0x4000;
 const statxSize = 256;
 const [inodeAt, majorAt, minorAt] = [32, 136, 140];
@@ -34,7 +34,7 @@ function make(): Calls {
   };
 }
 
-/** Elsewhere than on Linux, and with a C library that lacks one, there are none. */
+/** Undefined: this is not Linux, or the C library lacks one of the functions. */
 function calls(): Calls | undefined {
   try {
     made ??= process.platform === 'linux' ? make() : 'none';
@@ -45,10 +45,10 @@ function calls(): Calls | undefined {
 }
 
 /**
- * Opens what the kernel finds by heart, without a look at any disk, and therefore at once; never through a symbolic link. `within`
- * is a descriptor of a folder: then on its file system only. Undefined: it would have to look, or cannot tell so (before
- * Linux 5.12), or something is wrong, and the usual way says what. Opening itself must not ask anybody either: on a file system
- * of a server or of a program only with O_PATH.
+ * Opens a path only if the kernel can resolve it from its caches (RESOLVE_CACHED), so it never waits for a disk. Symbolic links are never
+ * followed. `within`: the descriptor of a folder, and then only on its file system. Undefined: the path is not cached, the kernel is older
+ * than 5.12, or an error occurred, which the ordinary open reports. The open itself must not wait either: on network and FUSE file systems
+ * use O_PATH.
  */
 export function openCached(path: string, flags: number, within?: number): number | undefined {
   const how = Buffer.alloc(howSize);
@@ -58,24 +58,24 @@ export function openCached(path: string, flags: number, within?: number): number
   return fd < 0 ? undefined : fd;
 }
 
-/** How much of a file's beginning lies in memory, at most what there is room for; that may be less than there is of it. */
+/** Reads the beginning of a file as far as it is in the page cache and fits. The file may be longer. */
 export function readCached(fd: number, into: Buffer): number | undefined {
   const count = Number(calls()?.read(fd, { base: into, length: into.length }, 1, 0, noWait) ?? -1);
   return count < 0 ? undefined : count;
 }
 
-/** Which file it is, as stat(2) says it. */
+/** Identifies a file, as in stat(2). */
 export interface FileIdentity {
   readonly dev: bigint;
   readonly ino: bigint;
 }
 
-/** Of an open descriptor, without asking a disk or a server. */
+/** The identity of an open file, without asking a disk or server. */
 export function cachedIdentity(fd: number): FileIdentity | undefined {
   const into = Buffer.alloc(statxSize);
   if (Number(calls()?.statx(fd, '', asKnown, inode, into) ?? -1) !== 0) return undefined;
   const [major, minor] = [BigInt(into.readUInt32LE(majorAt)), BigInt(into.readUInt32LE(minorAt))];
-  // As makedev(3) puts them together.
+  // Combined as in makedev(3).
   const dev =
     ((major & 0xffff_f000n) << 32n) | ((major & 0xfffn) << 8n) | ((minor & 0xffff_ff00n) << 12n) | (minor & 0xffn);
   return { dev, ino: into.readBigUInt64LE(inodeAt) };

@@ -12,10 +12,10 @@ const cloexec = 0o2000000;
 const nonblock = 0o4000;
 const duplicateTo = 1030;
 
-/** For parcels (`descriptors.ts`). */
+/** For messages with descriptors (`descriptor-sockets.ts`). */
 export const socketPair = (): readonly [number, number] => pairOf(seqpacket);
 
-/** For bytes, as Node's sockets want them: never waited for. */
+/** For byte streams: non-blocking, as Node's sockets require. */
 export const streamPair = (): readonly [number, number] => pairOf(stream | nonblock);
 
 function pairOf(type: number): readonly [number, number] {
@@ -24,5 +24,5 @@ function pairOf(type: number): readonly [number, number] {
   return both as unknown as readonly [number, number];
 }
 
-/** Another descriptor of the same thing; the programs that this process starts do not get it. */
+/** Duplicates the descriptor. The copy is close-on-exec. */
 export const duplicate = (fd: number): number => checked('fcntl', calls().control(fd, duplicateTo, 3));

@@ -9,13 +9,13 @@ function after(waits: number, ms: number, spin: Spin): Spin {
   return spin;
 }
 
-describe('how long to look before going to sleep', () => {
-  test('not at all at first, and not when what is waited for takes long', () => {
+describe('the polling time before going to sleep', () => {
+  test('is zero at first, and while waits are long', () => {
     expect(createSpin(2).ms).toBe(0);
     expect(after(1000, long, createSpin(2)).ms).toBe(0);
   });
 
-  test('for a moment while what is waited for comes soon, and no longer when it does not', () => {
+  test('is positive while waits are short, and zero again when they get longer', () => {
     const spin = after(100, short, createSpin(2));
     expect(spin.ms).toBeGreaterThan(short);
     expect(spin.ms).toBeLessThan(1);
@@ -23,11 +23,11 @@ describe('how long to look before going to sleep', () => {
     expect(after(100, short, spin).ms).toBeGreaterThan(0);
   });
 
-  test('one long wait among short ones changes nothing', () => {
+  test('does not change because of one long wait', () => {
     expect(after(1, long, after(100, short, createSpin(2))).ms).toBeGreaterThan(0);
   });
 
-  test('not for a while after somebody else wanted the processor', () => {
+  test('is zero for a while after another process needed the processor', () => {
     const spin = after(100, short, createSpin(2));
     spin.looked(0.001);
     expect(spin.ms).toBeGreaterThan(0);
@@ -36,7 +36,7 @@ describe('how long to look before going to sleep', () => {
     expect(after(100, short, spin).ms).toBeGreaterThan(0);
   });
 
-  test('never where there is only one processor', () => {
+  test('is always zero with a single processor', () => {
     expect(after(100, short, createSpin(1)).ms).toBe(0);
   });
 });

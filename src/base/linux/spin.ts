@@ -1,30 +1,29 @@
 import { availableParallelism } from 'node:os';
 
 /**
- * How long to look again and again for what comes next, before going to sleep. To be woken takes a process about as long as a
- * small request takes in all; but looking keeps a processor busy. So it is done only while it is mostly worth it, and not
- * where somebody else wants the processor.
+ * How long to poll before going to sleep. Waking a process takes about as long as a small request in all, but polling occupies a
+ * processor. So it polls only while most waits are short, and not when other processes need the processor.
  */
 export interface Spin {
-  /** For so long from now on, in milliseconds. */
+  /** The time to poll from now on, in milliseconds. */
   readonly ms: number;
-  /** What was waited for came after so long. */
+  /** Reports how long the last wait took. */
   waited(ms: number): void;
-  /** Between two looks so much time went by: more than the look took, when somebody else had the processor. */
+  /** Reports the time between two polls. It is long if another process had the processor. */
   looked(ms: number): void;
 }
 
-/** A server that is near answers within this; for one that is farther away it is better to sleep. */
+/** A server nearby answers within this; for one that is farther away it is better to sleep. */
 const longest = 0.15;
-/** No look takes so long by itself, and no interrupt of the system. */
+/** Neither a poll nor an interrupt takes this long by itself. */
 const interrupted = 0.5;
-/** So many waits without a look after somebody else wanted the processor. */
+/** The number of waits without polling after another process needed the processor. */
 const rest = 64;
-/** How much the last wait counts among those before. */
+/** The weight of the last wait in the moving average. */
 const weight = 1 / 32;
 
 export function createSpin(processors = availableParallelism()): Spin {
-  /** How many of the waits were short. */
+  /** The moving average of the share of short waits. */
   let share = 0;
   let resting = 0;
   return {

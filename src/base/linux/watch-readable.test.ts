@@ -35,10 +35,10 @@ const textFrom = (fd: number): string => {
 
 type Module = typeof import('./watch-readable.ts');
 
-/** Without this, nobody waits beside Node's loop. */
+/** Forces the fallback to a thread. */
 const spoiled = { _tickCallback: undefined };
 
-/** Its own one: how is decided when it is first used. */
+/** A module instance of its own, since the way to wait is chosen on first use. */
 async function loaded(how: How): Promise<Module> {
   vi.resetModules();
   const module = await import('./watch-readable.ts');
@@ -58,7 +58,7 @@ const ways = ['beside Node', 'by a thread'] as const;
 
 const path = (name: string): string => JSON.stringify(fileURLToPath(new URL(name, import.meta.url)));
 
-/** With `watchReadable`, `readNow` and `socketPair` at hand; gives what it printed. */
+/** Runs a script with `watchReadable`, `readNow` and `socketPair` in scope; returns its output. */
 async function program(how: How, script: string): Promise<readonly string[]> {
   const before = how === 'by a thread' ? ['--import', 'data:text/javascript,delete process._tickCallback'] : [];
   const whole = `
@@ -79,7 +79,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     ({ watchReadable } = await loaded(how));
   });
 
-  test('what comes is told at once, again and again, until it is no longer watched', async () => {
+  test('calls back at once each time data arrive, until the watch ends', async () => {
     using ends = pair();
     const got: string[] = [];
     let come = Promise.withResolvers<void>();
@@ -99,7 +99,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(got).toEqual(['one', 'two', 'three']);
   });
 
-  test('promises and ticks of one come before the next of the same descriptor', async () => {
+  test('runs promises and ticks of one callback before the next one for the same descriptor', async () => {
     using ends = pair();
     const order: string[] = [];
     const both = Promise.withResolvers<void>();
@@ -118,7 +118,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(order).toHaveLength(6);
   });
 
-  test("Node's own timers, files and immediates have their turn while there is always something to read", async () => {
+  test("lets Node's own timers, files and immediates run while there is always something to read", async () => {
     using ends = pair();
     ends.send('nobody reads this');
     let told = 0;
@@ -132,7 +132,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     await expect.poll(() => told).toBeGreaterThan(before);
   });
 
-  test('timers are kept while nothing comes, and nothing is done meanwhile', async () => {
+  test('keeps timers on time while nothing arrives, and uses no CPU time', async () => {
     using ends = pair();
     using _ = watchReadable(ends.watched, () => undefined);
     await delay(50);
@@ -144,7 +144,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect((user + system) / 1000).toBeLessThan(250);
   });
 
-  test('one may be let go, or another begun, by whoever is told', async () => {
+  test('a callback can end a watch, or start another', async () => {
     using first = pair();
     using second = pair();
     const got: string[] = [];
@@ -164,11 +164,11 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(got).toEqual(['first', 'second']);
   });
 
-  test('an error is told as a number', () => {
+  test('readNow returns the negated errno', () => {
     expect(readNow(1_000_000, Buffer.alloc(1))).toBe(-9);
   });
 
-  test('a program that watches nothing any more ends by itself', async () => {
+  test('a program without watches exits by itself', async () => {
     const script = `
       const watch = watchReadable(socketPair()[0], () => undefined);
       setTimeout(() => watch[Symbol.dispose](), 50);
@@ -176,7 +176,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(await program(how, script)).toEqual(['begun']);
   });
 
-  test('whoever throws does not keep others from being told', async () => {
+  test('a callback that throws does not prevent other callbacks', async () => {
     const script = `
       const [here, there] = socketPair();
       process.on('uncaughtException', ({ message }) => console.log('thrown', message));
@@ -192,12 +192,12 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(await program(how, script)).toEqual(['thrown bad', 'good']);
   });
 
-  test('whoever has the number of one that was closed is not told of what came for that one', async () => {
+  test('a watch on a reused descriptor number gets no events of the old descriptor', async () => {
     const done = Promise.withResolvers<void>();
     let [told, isReplaced] = [0, false];
     using first = pair();
     const [old, oldOther] = socketPair();
-    // Both are ready at once; the first has the second replaced by another with its number.
+    // Both are ready at once. The callback of the first closes the second and opens another one with the same number.
     using _first = watchReadable(first.watched, () => {
       textFrom(first.watched);
       if (isReplaced) return;
@@ -221,7 +221,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
     expect(told).toBe(0);
   });
 
-  test('of many that are always ready, each has its turn, and Node too', async () => {
+  test('many descriptors that are always ready take turns, with each other and with Node', async () => {
     using all = new DisposableStack();
     const many = Array.from({ length: 50 }, () => all.use(pair()));
     const told = new Set<number>();
@@ -235,7 +235,7 @@ describe.each(ways)('watching descriptors, %s', (how) => {
   });
 });
 
-test('in another thread than the main one', { timeout: 20_000 }, async () => {
+test('falls back to a thread if it does not run on the main thread', { timeout: 20_000 }, async () => {
   const script = `
     const { parentPort } = require('node:worker_threads');
     process.on('warning', ({ message }) => parentPort.postMessage(message));
@@ -281,10 +281,10 @@ describe.each(ways)('reading from a connection, %s', (how) => {
     };
   }
 
-  test('all bytes come, then the end; and the descriptor of it is gone', async () => {
+  test('receives all bytes, then the end, and closes the duplicated descriptor', async () => {
     const text = 'stowage '.repeat(100_000);
     let before = 0;
-    // The first time, what all share is made.
+    // The first time creates what all watches share.
     for (let round = 0; round < 3; round++) {
       if (round === 1) before = openNow();
       await using to = await connected((socket) => socket.end(text));
@@ -300,7 +300,7 @@ describe.each(ways)('reading from a connection, %s', (how) => {
     await expect.poll(openNow).toBeLessThanOrEqual(before);
   });
 
-  test('one that the other side breaks ends, and says why', async () => {
+  test('destroys the socket with an error if the other side resets the connection', async () => {
     await using to = await connected((socket) => socket.once('data', () => socket.resetAndDestroy()));
     readPromptly(to.socket, { buffer: () => Buffer.alloc(10), received: () => undefined });
     to.socket.write('now');
@@ -308,7 +308,7 @@ describe.each(ways)('reading from a connection, %s', (how) => {
     expect(to.socket.destroyed).toBe(true);
   });
 
-  test('one that is ended here is not read any more', async () => {
+  test('stops reading a socket that was destroyed here', async () => {
     await using to = await connected((socket) => void setInterval(() => socket.write('more'), 1).unref());
     let isEnded = false;
     const come = Promise.withResolvers<void>();

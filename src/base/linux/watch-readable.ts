@@ -1,6 +1,6 @@
 import { closeSync, writeSync } from 'node:fs';
 import { Socket } from 'node:net';
-// The global of that name is looked up anew each time, which takes longer than to ask for the time.
+// Imported, since looking up the global takes longer than reading the time.
 import { performance } from 'node:perf_hooks';
 import { descriptorOf } from '../socket-descriptor.ts';
 import { createEpoll, type Epoll } from './epoll.ts';
@@ -10,19 +10,18 @@ import { duplicate, streamPair } from './socket-pair.ts';
 import { createSpin } from './spin.ts';
 
 /*
- * Descriptors whose next bytes are wanted at once: /dev/fuse, and connections to servers. Node's own event loop takes as long
- * for one turn as a small request takes in all, and always sleeps before it looks. So they are waited for here, in one call
- * of Node's loop that returns to it whenever it has something to do: its own descriptor is waited for as well, and
- * its timers are asked for. It is Node's loop all the same that everything else runs in. Where Node is not as it has to be
- * for that, another thread waits, which is slower.
+ * Watches descriptors whose data must be read with low latency: /dev/fuse, and connections to servers. One turn of Node's own event loop takes
+ * as long as a small request in all, and always sleeps before it polls. So this waits in one callback of Node's loop, which returns as soon
+ * as Node has something to do: it also watches the descriptor of Node's loop, and respects Node's timers. Everything else still runs in
+ * Node's loop. If Node lacks the internals for that, another thread waits, which is slower.
  */
 
 const calls = foreign({ read: 'int64_t read(int fd, void *into, size_t most)' });
 
 const tryAgain = -11;
-/** Of Node's own loop, among those that are watched. */
+/** The key of Node's own loop. */
 const nodeKey = 0;
-/** After nothing is watched any more, a thread waits on for so long at most. */
+/** How long a thread keeps waiting after the last watch ended. */
 const waitApartMs = 100;
 
 interface Watching {
@@ -31,29 +30,29 @@ interface Watching {
 
 let watching: Watching | undefined;
 
-/** Calls whenever there is something to read, or an end or error to find by reading. It is not to be closed while watched. */
+/** Calls back whenever the descriptor is readable; end of file and errors count, too. Do not close the descriptor while it is watched. */
 export function watchReadable(fd: number, onReadable: () => void): Disposable {
   watching ??= createWatching();
   return watching.watch(fd, onReadable);
 }
 
-/** Gives how many bytes were read, 0 at the end, or the negative number of the error. Never waits on what does not block. */
+/** Returns the number of bytes read, 0 at the end, or the negated errno. Does not wait if the descriptor is non-blocking. */
 export function readNow(fd: number, into: Uint8Array): number {
   const length = Number(calls().read(fd, into, into.length));
   return length < 0 ? -libc().koffi.errno() : length;
 }
 
-/** Where bytes go as they come. */
+/** Receives the bytes as they arrive. */
 interface Into {
   buffer(): Buffer;
   received(bytes: number): void;
 }
 
-/** Reads from a connection that is paused. Its end is left to Node to find. */
+/** Reads from a paused socket. Leaves the end of the stream to Node. */
 export function readPromptly(socket: Socket, { buffer, received }: Into): void {
   const fd = descriptorOf(socket);
   if (fd === undefined) return void socket.resume();
-  // A number of our own: Node closes its own without asking, and it may then be somebody else's.
+  // A duplicate of our own: Node closes its descriptor without telling us, and the number may then be reused.
   const own = duplicate(fd);
   const watch = watchReadable(own, () => {
     const length = socket.destroyed ? 0 : readNow(own, buffer());
@@ -61,7 +60,7 @@ export function readPromptly(socket: Socket, { buffer, received }: Into): void {
     else if (length !== tryAgain) {
       watch[Symbol.dispose]();
       if (length === 0) socket.resume();
-      // The system tells it once; Node would take it for an end, or read on to where nobody expects it.
+      // The kernel reports the error only once. Node would take it for the end, or keep reading into a broken stream.
       else socket.destroy(new SystemError('read', -length));
     }
   });
@@ -93,10 +92,10 @@ function createWatching(): Watching {
   };
 }
 
-/** By what the system tells them by. */
+/** Handlers by their epoll keys. */
 type Handlers = ReadonlyMap<number, () => void>;
 
-/** What it gives is called whenever there is another handler, or one less. */
+/** Returns a function to call whenever a handler was added or removed. */
 function beginWaiting(epoll: Epoll, handlers: Handlers): () => void {
   try {
     return besideNode(openNodeLoop(), epoll, handlers);
@@ -129,7 +128,7 @@ function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => voi
   epoll.add(node.fd, nodeKey);
   const back = createWayBack(turn);
 
-  /** How many there are, after `ms` at the latest. */
+  /** The number of ready descriptors, after at most `ms`. */
   function waited(ms: number): number {
     const begun = performance.now();
     let now = begun;
@@ -148,7 +147,7 @@ function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => voi
     return count;
   }
 
-  /** Until Node has something to do. */
+  /** Runs until Node has something to do. */
   function turn(): void {
     for (let isNodes = false; !isNodes && handlers.size > 0; ) {
       const ms = node.sleepMs();
@@ -166,18 +165,18 @@ function besideNode(node: NodeLoop, epoll: Epoll, handlers: Handlers): () => voi
   return () => back.want(handlers.size > 0);
 }
 
-/** Has Node's loop call, again and again for as long as that is wanted, each time after it has done what else there was. */
+/** Makes Node's loop call `call` repeatedly while wanted, each time after it has handled its other events. */
 function createWayBack(call: () => void): { want(isWanted: boolean): void } {
   const [from, to] = streamPair();
   let isWanted = false;
-  /** It is called, or will be. */
+  /** A byte is in the pipe, or `call` is running. */
   let isOnItsWay = false;
   const socket = new Socket({
     fd: from,
     readable: true,
     writable: false,
     onread: {
-      // Larger than what comes: Node reads on at once while it is filled.
+      // Larger than the single byte: Node keeps reading while the buffer gets filled completely.
       buffer: Buffer.alloc(16),
       callback: () => {
         try {

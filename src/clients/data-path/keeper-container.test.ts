@@ -16,12 +16,12 @@ interface Created {
   readonly HostConfig: Readonly<Record<string, unknown>>;
 }
 
-/** An engine that makes containers, and refuses to start those that shall be protected unless it can. */
+/** An engine that creates containers. Unless `canProtect`, it refuses to start protected ones. */
 async function engineThat(how: {
   readonly protects: boolean;
   readonly containers?: readonly object[];
   readonly liveRestore?: boolean;
-  /** What it says when a container is to be removed. */
+  /** The answer to the removal of a container. */
   readonly removal?: { status: number };
 }) {
   const created: Created[] = [];
@@ -76,7 +76,7 @@ async function launched(own: OwnContainer, about: Partial<KeeperContainer> = {})
 }
 
 describe('a keeper in a container', () => {
-  test('has no rights, and one folder of the machine', async () => {
+  test('has no capabilities, and one folder of the host', async () => {
     const { own, created } = await engineThat({ protects: true });
     const [, told] = await launched(own);
     expect(created).toHaveLength(1);
@@ -102,18 +102,18 @@ describe('a keeper in a container', () => {
     expect(told).toEqual([]);
   });
 
-  test('is started without protection where the engine cannot give it, which is told', async () => {
+  test('starts without protection if the engine cannot grant it, and logs that', async () => {
     const { engine, own, created } = await engineThat({ protects: false });
     const [, told] = await launched(own);
     expect(created.map(({ HostConfig }) => HostConfig['OomScoreAdj'])).toEqual([-900, undefined]);
     expect(told).toEqual(['the data path is not protected when memory is short']);
-    // The first one is not left behind.
+    // The first container is removed.
     expect(engine.asked.filter((each) => each.startsWith('DELETE'))).toEqual([
       'DELETE /v1.41/containers/made1?force=1&v=1',
     ]);
   });
 
-  test('drops everything but a port below 1024 before it begins', async () => {
+  test('drops all capabilities except low ports before our code starts', async () => {
     const { own, created } = await engineThat({ protects: true });
     await launched(own, { privilegedPorts: true });
     expect(created[0]?.User).toBe('0:0');
@@ -122,7 +122,7 @@ describe('a keeper in a container', () => {
     expect(created[0]?.Entrypoint).toContain('--bounding-set=-all,+net_bind_service');
   });
 
-  test('enters a namespace that is no container’s', async () => {
+  test('enters a network namespace that belongs to no container', async () => {
     const { own, created } = await engineThat({ protects: true });
     const named = { network: 'netns:storage', namespace: 'netns:storage', instance: 'i' };
     const network = await networkFor(own, named, signal);
@@ -132,7 +132,7 @@ describe('a keeper in a container', () => {
     expect(created[0]?.Entrypoint.slice(0, 4)).toEqual(['nsenter', '--net=/run/netns/store', '--', 'setpriv']);
   });
 
-  test('shares the network of the anchor, which is this Stowage’s own', async () => {
+  test('shares the network of this Stowage’s own anchor', async () => {
     const anchor = (Id: string, instance: string) => ({
       Id,
       State: 'running',
@@ -144,7 +144,7 @@ describe('a keeper in a container', () => {
     expect(created[0]?.HostConfig).toMatchObject({ NetworkMode: 'container:b', CapAdd: [] });
   });
 
-  test('tells how it ended, and is removed when it did not become what it was started for', async () => {
+  test('reports how it ended, and is removed if the start fails', async () => {
     const { engine, own, end } = await engineThat({ protects: true });
     const [{ ended, kill, pid }] = await launched(own);
     expect(pid).toBeUndefined();
@@ -154,7 +154,7 @@ describe('a keeper in a container', () => {
     expect(engine.asked.at(-1)).toBe('DELETE /v1.41/containers/made1?force=1&v=1');
   });
 
-  test('outlives an engine under which containers go on, and is removed by us when it has ended', async () => {
+  test('outlives an engine with live-restore, and is removed by Stowage after its end', async () => {
     const ours = { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' };
     const containers = [
       { Id: 'left', State: 'exited', Labels: { ...ours, 'stowage.dev/keeper': 'another' } },
@@ -167,7 +167,7 @@ describe('a keeper in a container', () => {
     end(0);
     expect(await ended).toBe(0);
     containers.push({ Id: 'made1', State: 'exited', Labels: ours });
-    // One runs still.
+    // One is still running.
     expect(await removeEnded(own, 'i', signal)).toBe(1);
     expect(engine.asked.filter((each) => /DELETE|wait/.test(each))).toEqual([
       'DELETE /v1.41/containers/left?force=1&v=1',
@@ -177,7 +177,7 @@ describe('a keeper in a container', () => {
     ]);
   });
 
-  test('that has ended is there until its engine has removed it', async () => {
+  test('counts as present until its engine has removed it', async () => {
     const Labels = { 'stowage.dev/keeper': 'host', 'stowage.dev/instance': 'i' };
     const removal = { status: 409 };
     const { own } = await engineThat({ protects: true, containers: [{ Id: 'a', State: 'exited', Labels }], removal });
@@ -186,7 +186,7 @@ describe('a keeper in a container', () => {
     expect(left).toEqual([1, 1, 0, 0]);
   });
 
-  test('that hangs is told by its engine to end, and nobody else’s is', async () => {
+  test('is killed through its engine if it hangs, and no other container is', async () => {
     const keeper = (Id: string, name: string, instance: string) => ({
       Id,
       State: 'running',

@@ -6,38 +6,38 @@ import type { DockerClient } from '#wire/docker/client.ts';
 import type { ContainerSpec } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 import { containerLabels } from '../container-labels.ts';
+import { keeperOomScore } from './keeper-rights.ts';
 import type { OwnContainer } from './own-container.ts';
-import { keeperOomScore } from './rights.ts';
 
 export interface KeeperContainer {
   readonly own: OwnContainer;
-  /** Of this Stowage: another one's keepers are its own. */
+  /** This Stowage's instance. Keepers of other instances are left alone. */
   readonly instance: string;
-  /** The keeper's. */
+  /** The keeper's name. */
   readonly name: string;
-  /** The keeper's folder, the same here and there. */
+  /** The keeper's folder, at the same path here and in its container. */
   readonly folder: string;
   readonly user: number;
   readonly privilegedPorts: boolean;
-  /** Where its connections start. */
+  /** The network from which it connects to servers. */
   readonly network: KeeperNetwork;
   readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
 }
 
-/** The machine's, that of a container, or a namespace that has to be entered. */
+/** The host's network, that of a container, or a namespace that has to be entered. */
 export type KeeperNetwork =
   | { readonly kind: 'host' }
   | { readonly kind: 'container'; readonly id: string }
   | { readonly kind: 'namespace'; readonly hostPath: string };
 
-/** In a keeper's folder: its container was told to end. */
+/** A file in a keeper's folder: its container was told to stop. */
 export const endingMark = 'ending';
 
 /**
- * The first process of a keeper's container. It ends when all others have: a data path outlives its keeper, when that dies or
- * hands over to one in another container. The engine tells it to end when it shuts down, as it does all others at the same
- * moment: it leaves a mark, and waits for those that use the mounts. USR1 is for a keeper that hangs: nobody outside can
- * kill just that.
+ * Process 1 of a keeper's container. It exits after all other processes: a data path outlives its keeper when that dies or hands over to a
+ * keeper in another container. On shutdown the engine sends SIGTERM, as to all other containers at the same moment: process 1 then creates
+ * the mark and waits for the containers that use the mounts. USR1 is for a keeper that hangs: nothing outside the container can kill just
+ * the keeper.
  */
 const firstProcess = `
 rm -f "$0"
@@ -50,18 +50,18 @@ status=$?
 while set -- /proc/[0-9]*; [ "$#" -gt 1 ]; do sleep 1; done
 exit "$status"`;
 
-/** As long as Stowage itself has: until then it sees to it that it ends as soon as nobody uses it. */
+/** The same as for Stowage itself. Within this time Stowage ends the keeper as soon as nobody uses it. */
 const stopSeconds = 60;
 
-/** Where the namespace is found in its container. */
+/** Where the namespace is mounted in the container. */
 const namespaceAt = '/run/netns/store';
 
-/** Starts keepers as containers of the image that this program runs in, beside its own container, which they outlive. */
+/** Starts keepers as containers of this program's image. They outlive this program's own container. */
 export const launchContainer =
   (about: KeeperContainer): Launch =>
   async ({ words, env }, signal) => {
     const { engine } = about.own;
-    // Docker before 25 ends every container that removes itself when it is started anew, also those that are to go on.
+    // Docker before 25 ends every auto-remove container when it restarts, even with live-restore.
     const { liveRestore } = await engine.info(signal);
     const spec = specOf(about, words, env, !liveRestore);
     await removeEnded(about.own, about.instance, signal);
@@ -69,14 +69,14 @@ export const launchContainer =
       return await launched(engine, { ...spec, host: { ...spec.host, ...protection } }, signal);
     } catch (cause) {
       if (!isRefused(cause)) throw cause;
-      // One that has not all rights itself cannot give it, and does not say that this is why.
+      // An engine that lacks privileges itself cannot grant these, and its error does not say that this is the reason.
       const unprotected = await launched(engine, spec, signal);
       about.tell('the data path is not protected when memory is short', { why: String(cause) });
       return unprotected;
     }
   };
 
-/** Not to be chosen when memory is short, and to keep their code in it. No limit: one that is reached would end every mount. */
+/** Makes the keeper an unlikely victim of the OOM killer, and locks its code in memory. No memory limit: reaching it would end every mount. */
 const protection = { oomScore: keeperOomScore, limits: { memlock: -1 } } as const;
 
 const isRefused = (cause: unknown): boolean => cause instanceof DockerError && cause.failure === 'refused';
@@ -85,11 +85,11 @@ type KeeperSpec = ReturnType<typeof specOf>;
 
 async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSignal): Promise<Launched> {
   const { [containerLabels.keeper]: keeper } = spec.labels;
-  // Its predecessor has the same name but for the end.
+  // The name must differ from that of its predecessor, which may still exist.
   const name = `stowage-keeper-${keeper}-${randomBytes(3).toString('hex')}`;
   const id = await engine.createContainer(name, spec, signal);
   const kill = async (): Promise<void> => void (await removed(engine, id));
-  // What is not known any more when nobody waits is never told.
+  // Start the wait before the container: its end cannot be queried later.
   const condition = spec.host.autoRemove ? 'removed' : 'next-exit';
   const ended = engine.containerEnd(id, signal, condition).catch((cause: unknown) => {
     if (cause instanceof DockerError && cause.status === 404) return null;
@@ -104,7 +104,7 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   }
 }
 
-/** Those that ended, and are not removed by their engine. Gives how many are still there, also because they could not be. */
+/** Removes keeper containers that ended and that the engine does not remove itself. Returns how many are left, including those it failed to remove. */
 export async function removeEnded({ engine }: OwnContainer, instance: string, signal: AbortSignal): Promise<number> {
   const isKeeper = (its: Readonly<Record<string, string>>): boolean =>
     its[containerLabels.keeper] !== undefined && its[containerLabels.instance] === instance;
@@ -129,7 +129,7 @@ function specOf(
     entrypoint: [...enter, '/bin/sh', '-c', firstProcess, join(folder, endingMark)],
     command,
     env: Object.entries(env).map(([key, value]) => `${key}=${value}`),
-    // Whoever has to drop rights begins with some.
+    // A container that has to drop capabilities starts as root.
     user: enter.length > 0 ? '0:0' : `${user}:${user}`,
     labels: { [containerLabels.keeper]: name, [containerLabels.instance]: instance },
     healthcheck: false,
@@ -137,11 +137,11 @@ function specOf(
     host: {
       binds: [`${own.hostPath(folder) ?? folder}:${folder}`, ...entered],
       network: network.kind === 'container' ? `container:${network.id}` : 'host',
-      // Where SELinux is, the folder of its socket has no label that containers may use.
+      // On a host with SELinux the folder of its socket has no label that containers may access.
       capDrop: ['ALL'],
       capAdd: capabilities,
       securityOptions: ['no-new-privileges', 'label=disable'],
-      // In place of the volume that the image has there.
+      // Replaces the volume that the image declares there.
       readOnly: true,
       tmpfs: ['/var/lib/stowage'],
       restart: 'no',
@@ -151,9 +151,9 @@ function specOf(
 }
 
 /**
- * Engines give an ordinary user no capability that it could use, and know of no namespace but those of their containers. So where
- * one of these is needed, it begins as root, with what it takes to get there, and drops everything else before the first line
- * of ours is run.
+ * Engines give an ordinary user no effective capabilities, and join only the namespaces of their containers. So if the keeper needs a
+ * capability or another namespace, its container starts as root with the capabilities for that, and drops all others before the first
+ * line of our code runs.
  */
 function rightsIn({ user, privilegedPorts, network }: KeeperContainer): {
   readonly enter: readonly string[];
@@ -185,7 +185,7 @@ function rightsIn({ user, privilegedPorts, network }: KeeperContainer): {
   };
 }
 
-/** Where a keeper's connections start, for one in a container. `namespace` is where the network has its own by now. */
+/** Chooses the network of a keeper in a container. `namespace`: the current namespace of the network. */
 export async function networkFor(
   own: OwnContainer,
   { network, namespace, instance }: { network: string | undefined; namespace: string | undefined; instance: string },
@@ -197,14 +197,14 @@ export async function networkFor(
   );
   if (anchor !== undefined) return { kind: 'container', id: anchor.id };
   const path = namespacePath(namespace);
-  // Of what is not a folder given to this container, the machine's own is meant.
+  // A path that is not in a folder mounted into this container is a path of the host.
   return { kind: 'namespace', hostPath: own.hostPath(path) ?? path };
 }
 
-/** Each call to an engine has its own limit. */
+/** Each call to an engine has a deadline of its own. */
 const unending = new AbortController().signal;
 
-/** Kills a keeper that hangs, and leaves its data path alone. False: none of that name runs in a container. */
+/** Kills a hanging keeper but not its data path. False: no keeper of that name runs in a container. */
 export async function killKeeper(own: OwnContainer, name: string, instance: string): Promise<boolean> {
   const ours = (await own.engine.containers(unending)).filter(
     ({ labels: its, state }) =>
@@ -214,7 +214,7 @@ export async function killKeeper(own: OwnContainer, name: string, instance: stri
   return ours.length > 0;
 }
 
-/** False: it is there still, perhaps on its way out, or busy for a moment. */
+/** False: it still exists; its removal may be in progress, or it is busy for a moment. */
 async function removed(engine: DockerClient, id: string): Promise<boolean> {
   return await engine.removeContainer(id, unending).then(
     () => true,

@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { type Clock, systemClock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import type { Source } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
@@ -20,12 +20,12 @@ import { createGround } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createNfsClient } from '../kinds/nfs.ts';
-import { createLinuxMounter } from '../mounter/linux.ts';
-import { createLook } from '../mounter/look.ts';
+import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
-import { createRun } from '../mounter/run.ts';
+import { createPathAccess } from '../mounter/path-access.ts';
+import { createRun } from '../mounter/run-program.ts';
 import { createKeepers } from './keepers.ts';
-import type { GivenUp } from './slots.ts';
+import type { GivenUp } from './known-keepers.ts';
 
 const run = promisify(execFile);
 const clock = systemClock();
@@ -60,7 +60,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     },
   });
 
-  /** As `stowage up` puts them together. What is doubted is counted. */
+  /** As `stowage up` configures them. Counts the calls of `doubted`. */
   function agent(stuckMs: number, time: Clock = clock) {
     const ground = createGround();
     const folder = (name: string): string => join(ground.folder, name);
@@ -101,7 +101,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       clock,
       keepers,
       instance: 'test',
-      look: createLook(clock),
+      look: createPathAccess(clock),
       readTable: createTableReader(),
     });
     const places: string[] = [];
@@ -128,11 +128,11 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     try {
       process.kill(pid, 'SIGCONT');
     } catch {
-      // It has ended.
+      // The process has ended.
     }
   }
 
-  /** Whoever reads the file, until it says what came of it. */
+  /** A program that reads the file; resolves with its output. */
   function reader(at: string): { readonly isWaiting: () => boolean; readonly said: Promise<string> } {
     const child = spawn('cat', [join(at, 'file')], { stdio: ['ignore', 'pipe', 'pipe'] });
     const text: string[] = [];
@@ -148,7 +148,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
 
   const whole = (state: KeeperState | undefined): boolean => state?.active?.ready === true && state.standby !== null;
 
-  test('a mount that is there stays, whatever its store says by now', { timeout: 60_000 }, async () => {
+  test("a mount keeps its keeper although its store's options have changed", { timeout: 60_000 }, async () => {
     const { client, at, state, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
@@ -164,7 +164,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await state())?.mounts).toBe(1);
   });
 
-  test('a mount whose users are all one is checked by the data path alone, also when either is made anew', {
+  test('permissions of a mount with squash=all are checked by the data path only, also after a restart of either', {
     timeout: 60_000,
   }, async () => {
     const { client, at, place, state, scope } = agent(10_000);
@@ -193,18 +193,18 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     await isUsed();
   });
 
-  test('mounts that nobody serves are ended when the time is up, all of them', { timeout: 60_000 }, async () => {
+  test('ends all mounts that have no serving data path when the time is up', { timeout: 60_000 }, async () => {
     const time = createSkippingClock();
     const { client, at, place, state, doubted, givenUp, stop, scope } = agent(10_000, time);
     writeFileSync(it.on('file'), 'data');
-    // Nobody here knows of this one any more; the keeper does.
+    // Only the keeper still knows this mount.
     const other = place();
     for (const each of [at, other]) await client.stage(source(), targetAt(each), scope);
     const file = await open(join(other, 'file'), 'r');
     onTestFinished(() => file.close().catch(() => undefined));
     await run('umount', ['--lazy', other]);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
-    // The next one stands still before it has begun to serve. The keeper takes five seconds to find that out.
+    // The next data path is stopped before it serves. The keeper needs five seconds to notice.
     stop(standby?.pid ?? 0);
     process.kill(active?.pid ?? 0, 'SIGKILL');
     await eventually(state, (found) => found?.active?.pid === standby?.pid);
@@ -220,7 +220,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
       ([first]) => first?.mounts?.length === 2,
     );
     expect(givenUp).toEqual([expect.objectContaining(told)]);
-    // It has answered, and ends in a moment.
+    // It has answered, and is about to end.
     await eventually(
       () => client.dead?.([{ source: source(), target: targetAt(at) }], scope).catch(() => []),
       (dead) => dead?.[0] === at,
@@ -232,7 +232,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(await client.dead?.([{ source: source(), target: targetAt(at) }], scope)).toEqual([]);
   });
 
-  test('a data path whose keeper was killed serves on, and gets another', { timeout: 60_000 }, async () => {
+  test('a data path whose keeper was killed keeps serving, and gets another keeper', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, keeperPid, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
@@ -252,7 +252,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await state())?.active?.pid).toBe(active?.pid);
   });
 
-  test('a keeper that does not answer is killed, and its data path gets another', { timeout: 60_000 }, async () => {
+  test('kills a keeper that does not answer, and its data path gets another one', { timeout: 60_000 }, async () => {
     const { client, at, state, givenUp, keeperPid, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
@@ -266,7 +266,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect(givenUp).toEqual([{ keeper: 'host', why: 'the keeper does not answer any more', mounts: undefined }]);
   });
 
-  test('a keeper that does not answer and a data path that is gone: nobody waits for ever', {
+  test('nobody waits for ever if the keeper hangs and its data path is gone', {
     timeout: 60_000,
   }, async () => {
     const { client, at, state, doubted, keeperPid, stop, scope } = agent(10_000);
@@ -292,14 +292,14 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
-  test('a keeper that cannot be reached says nothing about mounts that are not for it', {
+  test('an unreachable keeper does not affect the mounts of other keepers', {
     timeout: 60_000,
   }, async () => {
     const { client, at, state, keeperPid, folder, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);
     const { active, standby } = (await eventually(state, whole)) ?? expect.fail();
-    // Its data path lives, and its network is gone: it cannot be started again.
+    // Its data path lives, but its network is gone, so the keeper cannot be restarted.
     mkdirSync(join(folder, 'net-deadbeef'), { mode: 0o700 });
     writeFileSync(join(folder, 'net-deadbeef.json'), JSON.stringify({ network: 'gone', privilegedPorts: false }));
     const presence = holdServingLock(join(folder, 'net-deadbeef', 'sock'), clock);
@@ -313,7 +313,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('keepers and their mo
     expect((await run('cat', [join(at, 'file')], { timeout: 20_000 })).stdout).toBe('data');
   });
 
-  test('mounts of a data path that begins to serve in time are left alone', { timeout: 60_000 }, async () => {
+  test('keeps mounts whose data path serves in time', { timeout: 60_000 }, async () => {
     const { client, at, state, doubted, stop, scope } = agent(10_000);
     writeFileSync(it.on('file'), 'data');
     await client.stage(source(), targetAt(at), scope);

@@ -6,32 +6,32 @@ import type { FindNamespace } from '#base/linux/network.ts';
 import type { Log } from '#base/log.ts';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { KeeperError, type KeeperState } from '#keeper/protocol.ts';
-import { answerMs } from './answers.ts';
-import { keeperFailure } from './errors.ts';
 import { endingMark } from './keeper-container.ts';
-import type { PlacingOptions } from './placing.ts';
-import { upgradedByKubernetes } from './pod.ts';
-import { createSlots, type GivenUp, type Slot } from './slots.ts';
-import { createStarting, type KeeperKind, program, usualKeeper } from './starting.ts';
+import { keeperFailure } from './keeper-errors.ts';
+import { answerMs } from './keeper-liveness.ts';
+import type { KeeperPlacementOptions } from './keeper-placement.ts';
+import { upgradedByKubernetes } from './keeper-pod.ts';
+import { createKeeperStarter, type KeeperKind, program, usualKeeper } from './keeper-starter.ts';
+import { createKnownKeepers, type GivenUp, type KnownKeeper } from './known-keepers.ts';
 
 export interface UsedKeeper extends KeeperClient {
-  /** It has had no data path that serves for so long that nobody should wait for one any more. */
+  /** It has had no serving data path for so long that callers should stop waiting for one. */
   readonly isStuck: boolean;
 }
 
 export interface KeeperStatus {
   readonly name: string;
-  /** Undefined: it does not answer, or has gone. */
+  /** Undefined: the keeper does not answer, or has ended. */
   readonly state: KeeperState | undefined;
 }
 
 /** The keepers of this node, each with its data path. They outlive this process. */
 export interface Keepers extends AsyncDisposable {
-  /** With the keeper for such mounts, which is started where there is none. */
+  /** Calls `work` with the keeper for mounts of that kind, and starts it if there is none. */
   use<T>(kind: KeeperKind, signal: AbortSignal, work: (keeper: UsedKeeper) => Promise<T>): Promise<T>;
   /**
-   * With the keeper that has a mount: the one for such mounts, or another where its store says something else by now.
-   * Undefined: none has it. Throws where the one for such mounts cannot be asked, whatever is wrong with the others.
+   * Calls `work` with the keeper that has the mount: the keeper of that kind, or another one if the store's options have changed since.
+   * Undefined: no keeper has it. Throws if the keeper of that kind cannot be asked; failures of the others are ignored.
    */
   holding<T>(
     mount: string,
@@ -39,65 +39,65 @@ export interface Keepers extends AsyncDisposable {
     signal: AbortSignal,
     work: (keeper: UsedKeeper) => Promise<T>,
   ): Promise<T | undefined>;
-  /** The mounts that begin so and have a keeper, also those that nobody sees here any more. */
+  /** The mounts with this prefix that a keeper has, even if they are no longer in the mount table. */
   serving(beginning: string, signal: AbortSignal): Promise<readonly string[]>;
-  /** What is wrong with the one for such mounts, where it runs. */
+  /** What is wrong with the keeper of that kind. Undefined: nothing, or it does not run. */
   trouble(kind: KeeperKind, signal: AbortSignal): Promise<string | undefined>;
-  /** Every keeper there is: those in use, and those that an earlier process left. */
+  /** All keepers: those in use, and those that an earlier process started. */
   status(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
-  /** Replaces keepers and data paths by those that belong to this program, under mounts that are in use. */
+  /** Replaces keepers and data paths with those of this program's version, while mounts are in use. */
   upgrade(signal: AbortSignal): Promise<readonly KeeperStatus[]>;
-  /** Ends those that have had nothing to do since the last call, and replaces those that run where they should not. */
+  /** Ends keepers that have been idle since the last call, and replaces those that run in the wrong place. */
   tidy(signal: AbortSignal): Promise<void>;
-  /** Containers of keepers were told to end, which only their engine does, when it ends all. */
+  /** Keeper containers were told to stop. Only the engine does that, when it stops all containers. */
   areEnding(): boolean;
-  /** Ends those that have nothing to do. */
+  /** Ends idle keepers. */
   endIdle(signal: AbortSignal): Promise<void>;
 }
 
 export interface KeepersOptions {
   readonly clock: Clock;
   readonly log: Log;
-  /** Each keeper has its own in it. */
+  /** Each keeper has a folder of its own in it. */
   readonly folder: string;
   readonly version: string;
-  /** A keeper has gone, or lost a mount: somebody should see what is still served. */
+  /** Called when a keeper has ended or lost a mount: the caller should check which mounts are still served. */
   readonly doubted: () => void;
-  /** A keeper was ended, and why. */
+  /** Called when a keeper was ended, with the reason. */
   readonly gaveUp: (what: GivenUp) => void;
-  /** Nobody waits for longer than this for a data path that serves. Left out: a minute. */
+  /** The longest time that callers wait for a serving data path. Default: a minute. */
   readonly stuckMs?: number;
-  /** So long mounts whose keeper was killed wait for the next one, where that is started by somebody else. Left out: six minutes. */
+  /** If somebody else starts keepers: how long the mounts of a killed keeper wait for the next one. Default: six minutes. */
   readonly aloneMs?: number;
-  /** Left out: networks are namespaces themselves. */
+  /** Default: networks are namespaces themselves. */
   readonly find?: FindNamespace;
-  /** Left out: they are processes beside this one. */
-  readonly placing?: PlacingOptions;
+  /** Default: keepers are processes beside this one. */
+  readonly placing?: KeeperPlacementOptions;
 }
 
 const idleRounds = 2;
 const clearEveryMs = 250;
 const clearLooks = 80;
-/** A successor takes a fraction of a second, and is tried again for as long as this. */
+/** A successor takes a fraction of a second to start, and is retried for this long. */
 const usualStuckMs = 60_000;
-/** Longer than a kubelet lets a container wait that has ended again and again. */
+/** Longer than the longest back-off of a kubelet for a container that keeps ending. */
 const usualAloneMs = 360_000;
 
 export function createKeepers(options: KeepersOptions): Keepers {
   const { clock, log, folder, version, doubted, gaveUp, stuckMs = usualStuckMs } = options;
   const { aloneMs = usualAloneMs } = options;
   const { find, placing } = options;
-  const starting = createStarting({ clock, log, folder, version, find, placing });
+  const starting = createKeeperStarter({ clock, log, folder, version, find, placing });
   const { socketOf } = starting;
-  /** Of an end that was before this start: a keeper that came again takes its mark away, one that did not leaves it. */
+  /** Marks that are older than this process: a keeper that started again removes its mark, one that did not leaves it. */
   const before = marksIn(folder);
-  const slots = createSlots({ clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp });
+  const slots = createKnownKeepers({ clock, log, folder, version, stuckMs, aloneMs, starting, doubted, gaveUp });
   void starting
     .prepare()
     .catch((cause: unknown) => log.error('keepers have no place to start in', { folder, why: String(cause) }));
   const { opening, connect, running, mountsOf, isStuck } = slots;
 
-  async function reach(slot: Slot, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
+  async function reach(slot: KnownKeeper, kind: KeeperKind, signal: AbortSignal): Promise<KeeperClient> {
     using _ = await opening.hold([slot.name], signal);
     const there = slot.client ?? (await connect(slot));
     if (there !== undefined) return there;
@@ -107,7 +107,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return started;
   }
 
-  async function asked(slot: Slot, signal: AbortSignal): Promise<KeeperState | undefined> {
+  async function asked(slot: KnownKeeper, signal: AbortSignal): Promise<KeeperState | undefined> {
     const { client, answers } = slot;
     if (client === undefined || answers?.isSilent === true) return undefined;
     using limit = clock.deadline(answerMs, signal);
@@ -120,24 +120,24 @@ export function createKeepers(options: KeepersOptions): Keepers {
     }
   }
 
-  const statusOf = async (slot: Slot, signal: AbortSignal): Promise<KeeperStatus> => ({
+  const statusOf = async (slot: KnownKeeper, signal: AbortSignal): Promise<KeeperStatus> => ({
     name: slot.name,
     state: await asked(slot, signal),
   });
 
-  /** The one that has a mount. Undefined: none has it. */
-  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<Slot | undefined> {
-    const has = async (slot: Slot): Promise<boolean> => (await mountsOf(slot, signal)).includes(mount);
-    const look = async (): Promise<readonly [Slot | undefined, boolean]> => {
+  /** The keeper that has the mount. Undefined: none has it. */
+  async function holder(mount: string, kind: KeeperKind, signal: AbortSignal): Promise<KnownKeeper | undefined> {
+    const has = async (slot: KnownKeeper): Promise<boolean> => (await mountsOf(slot, signal)).includes(mount);
+    const look = async (): Promise<readonly [KnownKeeper | undefined, boolean]> => {
       const slot = await slots.runningOf(nameOf(kind), signal);
       return [slot, slot !== undefined && (await has(slot))];
     };
-    // What one that is just ending leaves, a data path or nothing, is seen at the second look.
+    // A keeper that was just ending has left a data path or nothing; the second look sees which.
     const [own, isIt] = await look().catch((cause: unknown) => {
       if (isGone(cause)) return look();
       throw cause;
     });
-    // Usually that is all: the others, and what may be wrong with them, are nobody's business then.
+    // This is the usual case. The other keepers, and what may be wrong with them, don't matter then.
     if (isIt) return own;
     const others = (await running(signal)).filter((slot) => slot !== own);
     const found = await Promise.all(others.map((slot) => has(slot).catch(() => false)));
@@ -145,8 +145,8 @@ export function createKeepers(options: KeepersOptions): Keepers {
     return others.find((_, at) => found[at]);
   }
 
-  async function endIf(slot: Slot, isDue: () => boolean, signal: AbortSignal): Promise<void> {
-    // Kubernetes would start it again at once.
+  async function endIf(slot: KnownKeeper, isDue: () => boolean, signal: AbortSignal): Promise<void> {
+    // Kubernetes would restart it at once.
     if (starting.areFound) return;
     using _ = await opening.hold([slot.name], signal);
     const { client } = slot;
@@ -158,9 +158,9 @@ export function createKeepers(options: KeepersOptions): Keepers {
     client[Symbol.dispose]();
   }
 
-  /** Nobody ends it meanwhile. */
+  /** Keeps the keeper from being ended while it is in use. */
   async function used<T>(
-    slot: Slot,
+    slot: KnownKeeper,
     signal: AbortSignal,
     client: () => Promise<KeeperClient>,
     work: (keeper: UsedKeeper) => Promise<T>,
@@ -182,7 +182,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     use: (kind, signal, work) => {
       const slot = slots.of(nameOf(kind));
       const client = async (): Promise<KeeperClient> => {
-        // An engine's restart makes its networks anew: who mounts something does not wait for the next upkeep.
+        // When an engine restarts it creates its networks again; don't make this mount wait for the next maintenance pass.
         if (kind.network !== undefined && slot.client !== undefined) await move(slot, signal);
         return await reach(slot, kind, signal);
       };
@@ -201,7 +201,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
       return await used(slot, signal, client, work);
     },
     serving: async (beginning, signal) => {
-      // Of one that does not answer nothing is known; what it serves is made anew elsewhere, or hangs.
+      // A keeper that does not answer is left out: its mounts are made again elsewhere, or hang.
       const each = (await running(signal)).map((slot) => mountsOf(slot, signal).catch((): readonly string[] => []));
       return (await Promise.all(each)).flat().filter((mount) => mount.startsWith(beginning));
     },
@@ -215,7 +215,7 @@ export function createKeepers(options: KeepersOptions): Keepers {
     upgrade: async (signal) => {
       const all = await running(signal);
       const failures: unknown[] = [];
-      // One that cannot be replaced keeps no other from it.
+      // One that cannot be replaced must not keep the others from being replaced.
       for (const slot of all) await replace(slot, signal).catch((cause: unknown) => failures.push(cause));
       if (failures.length > 0) throw failures[0];
       return Promise.all(all.map((slot) => statusOf(slot, signal)));
@@ -231,15 +231,15 @@ export function createKeepers(options: KeepersOptions): Keepers {
     endIdle: async (signal) => {
       for (const slot of await running(signal)) await endIf(slot, () => true, signal);
       const staying = (await running(signal)).length;
-      // A container ends a moment after what ran in it.
+      // A container ends a moment after the processes in it.
       for (let look = 0; look < clearLooks && (await starting.clear(signal)) > staying; look++)
         await clock.sleep(clearEveryMs, signal);
     },
     [Symbol.asyncDispose]: async () => slots[Symbol.dispose](),
   };
 
-  /** By one where its network is, or in a container of its own. */
-  async function move(slot: Slot, signal: AbortSignal): Promise<void> {
+  /** Replaces a misplaced keeper with one in its network's current namespace, or in a container of its own. */
+  async function move(slot: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
       if (!(await starting.isMisplaced(slot.name, signal))) return;
       log.info('a data path is replaced, by one where it shall run now', { keeper: slot.name });
@@ -253,20 +253,20 @@ export function createKeepers(options: KeepersOptions): Keepers {
     }
   }
 
-  /** First the keeper, which takes everything over from the one before; then what it serves with. */
-  async function replace(slot: Slot, signal: AbortSignal): Promise<void> {
+  /** Replaces first the keeper, whose successor takes everything over, then its data path. */
+  async function replace(slot: KnownKeeper, signal: AbortSignal): Promise<void> {
     try {
       using _ = await opening.hold([slot.name], signal);
       slots.checkReach(slot);
       if (starting.areFound) throw upgradedByKubernetes();
       const before = slot.client;
       await starting.again(slot.name, signal);
-      // The one before closes its end; until then it would be asked.
+      // The predecessor closes its end only later; until then calls would still go to it.
       slots.forget(slot);
       before?.[Symbol.dispose]();
       const client = await connect(slot);
       if (client === undefined) throw new KeeperError('gone', 'the keeper has gone');
-      // One that has nothing to serve is replaced, too: in a container of its own it would keep that.
+      // An idle data path is replaced, too: otherwise it would stay in the old container.
       const { mounts, active } = await client.status(signal);
       if (mounts > 0 || active !== null) await client.upgrade(program, signal);
     } catch (cause) {
@@ -278,14 +278,14 @@ export function createKeepers(options: KeepersOptions): Keepers {
 
 const isGone = (cause: unknown): boolean => cause instanceof KeeperError && cause.reason === 'gone';
 
-/** Short: a socket's path has little room. */
+/** The name must be short: the length of a socket path is limited. */
 export function nameOf({ network, privilegedPorts }: KeeperKind): string {
   const where =
     network === undefined ? usualKeeper : `net-${createHash('sha256').update(network).digest('hex').slice(0, 8)}`;
   return privilegedPorts ? `${where}-low` : where;
 }
 
-/** The marks of containers that were told to end, each with the time of its making. */
+/** The marks of containers that were told to stop, each with its modification time. */
 function marksIn(folder: string): ReadonlyMap<string, number> {
   const marks = globSync(join('*', endingMark), { cwd: folder });
   const stats = marks.map((mark) => [mark, statSync(join(folder, mark), { throwIfNoEntry: false })?.mtimeMs] as const);

@@ -10,7 +10,7 @@ const unending = new AbortController().signal;
 const kind = { network: 'docker:far', privilegedPorts: false };
 
 describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () => {
-  test('follows it to another namespace, once', { timeout: 60_000 }, async () => {
+  test('follows the network to another namespace, once', { timeout: 60_000 }, async () => {
     await using far = await makeFarNetwork();
     const ground = createGround();
     const keepers = createKeepers({
@@ -28,7 +28,7 @@ describe.skipIf(needs('root', 'netns'))('a keeper of an engine’s network', () 
       ground[Symbol.dispose]();
     });
     await keepers.use(kind, unending, async () => undefined);
-    // And a data path that waits.
+    // And a data path that waits for it.
     const before = await far.hasPids(2);
     await keepers.tidy(unending);
     expect(await far.hasPids(2)).toEqual(before);

@@ -9,12 +9,12 @@ import { connectKeeper } from '#keeper/keeper-client.ts';
 import { listenForPeers } from '#keeper/listening-socket.ts';
 import type { KeeperState, Kind } from '#keeper/protocol.ts';
 import { needs } from '#testbed/needs.ts';
-import { holdToo } from './second-holder.ts';
+import { shareDescriptors } from './descriptor-sharing.ts';
 
 const clock = systemClock();
 const { signal } = new AbortController();
 
-/** As it was before anybody could hold what it has. */
+/** The state of a keeper from before descriptor copies existed. */
 const said = {
   doing: 'idle',
   active: null,
@@ -57,9 +57,9 @@ test.skipIf(needs('linux'))('a keeper of an older version is used without a seco
   copies.take({ kind: 'everything', mounts: 1, sockets: 0 }, [fds[0] ?? -1]);
   copies.take({ kind: 'add', mounts: [{ mount: 'm', spec: {} }] }, [fds[1] ?? -1]);
   expect(copies.mounts).toEqual(['m']);
-  await holdToo(client, copies, { keeper: 'host', log: silentLog() }, signal);
+  await shareDescriptors(client, copies, { keeper: 'host', log: silentLog() }, signal);
   expect(copies.mounts).toEqual([]);
-  // Its line is still open: it was asked nothing that it does not know.
+  // The connection is still open: the keeper got no request that it does not know.
   expect(await client.list(signal)).toEqual([]);
   expect(heard).toEqual(['hello', 'status', 'list']);
 });

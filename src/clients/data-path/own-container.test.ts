@@ -9,7 +9,7 @@ const other = 'cd34'.repeat(16);
 const nowhere = { mountinfo: '', cgroup: '', hostname: 'machine' };
 const { signal } = new AbortController();
 
-describe('what may be the own container', () => {
+describe('candidates for the id of the own container', () => {
   test.each([
     ['Docker', `612 590 8:1 /var/lib/docker/containers/${id}/hostname /etc/hostname rw,relatime - ext4 /dev/sda1 rw`],
     [
@@ -20,7 +20,7 @@ describe('what may be the own container', () => {
       'an engine in a container',
       `9 1 8:1 /docker/volumes/${other}/_data/containers/${id}/hosts /etc/hosts rw - ext4 a rw`,
     ],
-  ])('%s, by its mounts', (_, mountinfo) => {
+  ])('come from the mounts: %s', (_, mountinfo) => {
     expect(possibleIds({ ...nowhere, mountinfo })).toEqual([id]);
   });
 
@@ -28,15 +28,15 @@ describe('what may be the own container', () => {
     `12:memory:/docker/${id}`,
     `0::/system.slice/docker-${id}.scope`,
     `0::/machine.slice/libpod-${id}.scope/container`,
-  ])('by its groups: %s', (cgroup) => {
+  ])('come from the cgroups: %s', (cgroup) => {
     expect(possibleIds({ ...nowhere, cgroup })).toEqual([id]);
   });
 
-  test('by the name of the host, where that is an id', () => {
+  test('come from the host name if it looks like an id', () => {
     expect(possibleIds({ ...nowhere, hostname: 'ab12ab12ab12' })).toEqual(['ab12ab12ab12']);
   });
 
-  test('none on a machine that has containers', () => {
+  test('do not include other containers of the machine', () => {
     const mountinfo = `40 22 0:30 / /var/lib/docker/containers/${id}/mounts/shm rw - tmpfs shm rw`;
     expect(possibleIds({ ...nowhere, mountinfo, cgroup: '0::/system.slice/stowage.service' })).toEqual([]);
   });
@@ -60,7 +60,7 @@ describe('the own container', () => {
   }
   const around = { cgroup: `0::/docker/${id}` };
 
-  test('is where the engine says that it is', async () => {
+  test('is found as its engine describes it', async () => {
     const mounts = [
       { Type: 'bind', Source: '/srv', Destination: '/run' },
       { Type: 'bind', Source: '/host/run/stowage', Destination: '/run/stowage' },
@@ -74,15 +74,15 @@ describe('the own container', () => {
     expect(own?.hostPath('/var/lib')).toBeUndefined();
   });
 
-  test('is none that the engine does not know, as a managed plugin', async () => {
+  test('is not found if the engine does not know it, as for a managed plugin', async () => {
     expect(await asked({ message: 'No such container' }, around, 404)).toBeUndefined();
   });
 
-  test('is none that only has this name', async () => {
+  test('is not found if a container only has this name', async () => {
     expect(await asked({ ...found, Id: other }, { hostname: 'ab12ab12ab12' })).toBeUndefined();
   });
 
-  test('is not known while the engine fails', async () => {
+  test('is unknown while the engine fails', async () => {
     await expect(asked({ message: 'no' }, around, 500)).rejects.toThrow('no');
   });
 });

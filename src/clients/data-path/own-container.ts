@@ -5,18 +5,18 @@ import type { DockerClient } from '#wire/docker/client.ts';
 import type { Container } from '#wire/docker/containers.ts';
 import { DockerError } from '#wire/docker/errors.ts';
 
-/** The container that this process runs in, as the engine that made it knows it. */
+/** The container that this process runs in, as described by the engine that created it. */
 export interface OwnContainer {
   readonly engine: DockerClient;
   readonly id: string;
   /** The id of its image. */
   readonly image: string;
   readonly onHostNetwork: boolean;
-  /** Where a path of this container is on the machine. Undefined: in the container alone. */
+  /** The host path of a path in this container. Undefined: the path exists in the container only. */
   hostPath(path: string): string | undefined;
 }
 
-/** What a process can read about where it runs. */
+/** What a process can read about its environment. */
 export interface Surroundings {
   readonly mountinfo: string;
   readonly cgroup: string;
@@ -29,9 +29,9 @@ export async function surroundings(): Promise<Surroundings> {
 }
 
 /**
- * What may be the id of this process's own container, the likeliest first. Engines mount a few files of their own into each
- * (`/etc/hosts`), from a folder that has its name. Groups are hidden where they have a namespace; the host's name is the
- * machine's where the network is.
+ * Candidates for the id of this process's own container, the likeliest first. Engines mount some files of their own (`/etc/hosts`) into
+ * each container, from a folder that is named after it. In a cgroup namespace the id is not visible; in the host's network the host name is
+ * the machine's.
  */
 export function possibleIds({ mountinfo, cgroup, hostname: name }: Surroundings): readonly string[] {
   const mounted = mountinfo
@@ -43,7 +43,7 @@ export function possibleIds({ mountinfo, cgroup, hostname: name }: Surroundings)
   return [...new Set([...mounted, ...grouped, ...(/^[0-9a-f]{12}$/.test(name) ? [name] : [])])];
 }
 
-/** Undefined: none of these engines made it, or it is no container at all. Throws where one that may have does not answer. */
+/** Undefined: none of these engines created it, or this is no container. Throws if an engine that may have created it does not answer. */
 export async function findOwnContainer(
   around: Surroundings,
   engines: Iterable<DockerClient>,
@@ -53,7 +53,7 @@ export async function findOwnContainer(
   for (const engine of ids.length === 0 ? [] : engines) {
     for (const id of ids) {
       const found = await asked(engine, id, signal);
-      // Names are looked up as well as ids.
+      // The engine also looks up names, so check the id.
       if (found?.state.running === true && found.id.startsWith(id)) return ownContainer(engine, found);
     }
   }

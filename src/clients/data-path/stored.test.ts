@@ -5,9 +5,9 @@ import { silentLog } from '#base/log.ts';
 import type { NfsConnection } from '#core/model.ts';
 import { readSpec } from '#datapath/mount-spec.ts';
 import { keeperSocket } from '#keeper/processes.ts';
+import { createKeeperStarter, usualKeeper } from './keeper-starter.ts';
 import { nameOf } from './keepers.ts';
-import { specOf } from './spec.ts';
-import { createStarting, usualKeeper } from './starting.ts';
+import { specOf } from './nfs-mount-spec.ts';
 
 /**
  * How 0.1 describes mounts to data paths. A keeper holds these lines across upgrades for as long as the mount exists, so they never change.
@@ -54,14 +54,14 @@ const ways: readonly NfsConnection[] = [
   { ...way, squash: 'none', sync: true, tls: { folder: undefined } },
 ];
 
-test('mount descriptions are byte for byte those of 0.1', async () => {
+test('mount specs are byte for byte those of 0.1', async () => {
   const specs = await Promise.all(
     ways.map((one) => specOf({ kind: 'nfs', hosts: ['nas'], path: '/export/a', way: one }, 'host-1')),
   );
   expect(specs.map((spec) => JSON.stringify(spec))).toEqual(lines);
 });
 
-test('a data path reads mount descriptions that 0.1 wrote', () => {
+test('a data path reads mount specs that 0.1 wrote', () => {
   const common = {
     addresses: ['10.0.0.5'],
     port: 2049,
@@ -97,7 +97,7 @@ test('a data path reads mount descriptions that 0.1 wrote', () => {
 
 test('keepers that 0.1 started are found at the same sockets', () => {
   const about = { clock: systemClock(), log: silentLog(), version: '0.1.0' };
-  expect(createStarting({ ...about, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
+  expect(createKeeperStarter({ ...about, folder: '/run/stowage/keepers' }).socketOf('host')).toBe(
     '/run/stowage/keepers/host/sock',
   );
   const kinds = [undefined, '/run/netns/storage'].flatMap((network) =>

@@ -1,6 +1,6 @@
 import { errnoOf } from '#base/errno.ts';
 import { readText, send, socketTarget } from '#base/http.ts';
-import { type Check, type Engine, type Finding, isThere, type Look, warn, yes } from './look.ts';
+import { type Check, type CheckContext, type Engine, type Finding, isThere, warn, yes } from './check.ts';
 
 const answerLimit = 64 * 1024;
 
@@ -20,7 +20,7 @@ export const engines: Check = async (look, signal) => {
   return await Promise.all(present.map((engine) => ask(engine, look, signal)));
 };
 
-async function ask(engine: Engine, look: Look, signal: AbortSignal): Promise<Finding> {
+async function ask(engine: Engine, look: CheckContext, signal: AbortSignal): Promise<Finding> {
   using limit = look.clock.deadline(look.patience, signal);
   try {
     const answer: unknown = JSON.parse(await get(engine.socket, '/version', limit.signal));

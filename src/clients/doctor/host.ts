@@ -3,7 +3,7 @@ import { realpath } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { type MountEntry, readMountTable } from '../mounter/mountinfo.ts';
 import { installation, type Tool, tools } from '../mounter/tools.ts';
-import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './look.ts';
+import { below, type Check, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
 
 const wanted = Object.entries(tools).filter(([, about]) => about.for !== undefined) as [Tool, (typeof tools)[Tool]][];
 
@@ -16,7 +16,7 @@ export const programs: Check = async (look) => {
       for (const folder of folders) {
         const file = join(folder, tool);
         if (!(await isThere(file, constants.X_OK))) continue;
-        // It lacks what Stowage asks of them.
+        // Busybox lacks options that Stowage uses.
         const isBusybox = basename(await realpath(file).catch(() => file)) === 'busybox';
         return isBusybox ? lacking(`${file} is the one of busybox`) : yes(tool, file);
       }
@@ -50,7 +50,7 @@ const networked = /^(nfs4?|cifs|smb3|ceph|glusterfs|9p|virtiofs|afs|lustre|ocfs2
 
 export const state: Check = async (look) => {
   const check = 'state folder';
-  // Before the first start it does not exist: what counts is where it will be made.
+  // Before the first start the folder does not exist: check the nearest existing parent.
   let folder = look.stateFolder;
   while (folder !== '/' && !(await isThere(folder))) folder = join(folder, '..');
   if (!(await isThere(folder, constants.W_OK)))

@@ -1,7 +1,7 @@
 import { open } from 'node:fs/promises';
 import { errnoOf } from '#base/errno.ts';
 import { hasCapability } from '../mounter/capabilities.ts';
-import { below, type Check, type Finding, isThere, type Look, no, textOf, warn, yes } from './look.ts';
+import { below, type Check, type CheckContext, type Finding, isThere, no, textOf, warn, yes } from './check.ts';
 
 const fileSystems = {
   xfs: 'image volumes of 300 MiB and more',
@@ -37,7 +37,7 @@ function version(release: string): readonly Finding[] {
   ];
 }
 
-async function capability(look: Look): Promise<Finding> {
+async function capability(look: CheckContext): Promise<Finding> {
   if (await hasCapability('CAP_SYS_ADMIN', below(look, 'proc/self/status')))
     return yes('permission to mount', 'CAP_SYS_ADMIN is there');
   return no(
@@ -47,13 +47,13 @@ async function capability(look: Look): Promise<Finding> {
   );
 }
 
-/** A file system that is a module appears in the list only once it is loaded; mounting loads it. */
+/** /proc/filesystems lists a file system that is a module only once it is loaded; mounting loads it. */
 function fileSystem(name: string, use: string, known: boolean): Finding {
   if (known) return yes(name, `the kernel has ${name} (${use})`);
   return warn(name, `the kernel does not list ${name} (${use})`, `Load it: modprobe ${name}`);
 }
 
-async function loop(look: Look): Promise<Finding> {
+async function loop(look: CheckContext): Promise<Finding> {
   if (await isThere(below(look, 'dev/loop-control'))) return yes('loop', 'loop devices can be made (image volumes)');
   return warn(
     'loop',
@@ -62,7 +62,7 @@ async function loop(look: Look): Promise<Finding> {
   );
 }
 
-async function fuse(look: Look, known: boolean): Promise<Finding> {
+async function fuse(look: CheckContext, known: boolean): Promise<Finding> {
   if (!known) return warn('fuse', 'the kernel does not list fuse', 'Load it: modprobe fuse');
   try {
     await (await open(below(look, 'dev/fuse'), 'r+')).close();
@@ -74,7 +74,7 @@ async function fuse(look: Look, known: boolean): Promise<Finding> {
   }
 }
 
-async function cgroup(look: Look): Promise<Finding> {
+async function cgroup(look: CheckContext): Promise<Finding> {
   if (await isThere(below(look, 'sys/fs/cgroup/cgroup.controllers'))) return yes('cgroup', 'version 2');
   if (!(await isThere(below(look, 'sys/fs/cgroup'))))
     return warn(
@@ -90,7 +90,7 @@ async function cgroup(look: Look): Promise<Finding> {
   );
 }
 
-async function userNamespaces(look: Look): Promise<Finding> {
+async function userNamespaces(look: CheckContext): Promise<Finding> {
   const check = 'user namespaces';
   if (
     !(await isThere(below(look, 'proc/self/ns/user'))) ||

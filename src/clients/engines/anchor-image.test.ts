@@ -27,14 +27,14 @@ describe('the image of an anchor', () => {
     expect(stdout).toMatch(/^-rwxr-xr-x 0\/0 +129 .* anchor\n$/);
   });
 
-  test('is the same each time, and other for another processor', () => {
+  test('is reproducible, and differs between processors', () => {
     expect(anchorImageTar('x64')).toEqual(anchorImageTar('x64'));
     expect(anchorImageTar('arm64')).not.toEqual(anchorImageTar('x64'));
     expect(() => anchorImageTar('mips')).toThrow('no anchor');
   });
 
   test.runIf(process.arch === 'x64' || process.arch === 'arm64')(
-    'has a program that sleeps until it is killed',
+    'contains a program that sleeps until it is killed',
     async () => {
       const program = join(folder, 'anchor');
       writeFileSync(program, anchorProgram(process.arch as 'x64'), { mode: 0o755 });

@@ -1,15 +1,15 @@
 import { createHash } from 'node:crypto';
 
-/** Another one when its content is. */
+/** Change the tag when the content changes. */
 export const anchorImage = 'stowage.dev/anchor:1';
 
-/** What engines call the processors that Node knows. */
+/** Docker's names of Node's architectures. */
 const architectures = { x64: 'amd64', arm64: 'arm64' } as const;
 type Processor = keyof typeof architectures;
 
 /**
- * What a container needs that does nothing but be attached to a network: one program of a few instructions that sleeps. Made
- * here, so that nothing is pulled, and nothing that could be attacked is in it. As `docker load` takes it.
+ * The image of an anchor: a container whose only purpose is to be attached to a network. It contains one program of a few instructions that
+ * sleeps. It is built here, so that nothing is pulled and there is nothing to attack. In the format of `docker load`.
  */
 export function anchorImageTar(processor: string = process.arch): Buffer {
   if (!isKnown(processor)) throw new Error(`no anchor for a processor ${processor}`);
@@ -19,7 +19,7 @@ export function anchorImageTar(processor: string = process.arch): Buffer {
     architecture: architectures[processor],
     os: 'linux',
     created: '1970-01-01T00:00:00Z',
-    // A first process does not hear of a polite request to end unless it listens for it.
+    // Process 1 ignores SIGTERM unless it has a handler.
     config: { Entrypoint: ['/anchor'], StopSignal: 'SIGKILL' },
     rootfs: { type: 'layers', diff_ids: [`sha256:${digest}`] },
   });
@@ -35,7 +35,7 @@ export function anchorImageTar(processor: string = process.arch): Buffer {
 const isKnown = (processor: string): processor is Processor => processor in architectures;
 const json = (value: unknown): Buffer => Buffer.from(JSON.stringify(value));
 
-/** Sleeps until a signal comes, again and again. */
+/** Sleeps until a signal arrives, in a loop. */
 const instructions: Readonly<Record<Processor, Buffer>> = {
   // again: mov eax, 34 (pause); syscall; jmp again
   x64: Buffer.from('b8220000000f05ebf7', 'hex'),
@@ -53,7 +53,7 @@ const headerBytes = 64;
 const segmentBytes = 56;
 const loadedAt = 0x40_0000n;
 
-/** A static ELF program of one segment, which is the whole file. */
+/** A static ELF executable with one segment, which is the whole file. */
 export function anchorProgram(processor: Processor): Buffer {
   const code = instructions[processor];
   const start = headerBytes + segmentBytes;
@@ -61,7 +61,7 @@ export function anchorProgram(processor: Processor): Buffer {
   const file = Buffer.alloc(start + code.length);
   // 64 bits, little-endian, version 1, System V.
   Buffer.from('7f454c46020101', 'hex').copy(file);
-  file.writeUInt16LE(2, 16); // an executable
+  file.writeUInt16LE(2, 16); // ET_EXEC
   file.writeUInt16LE(processor === 'x64' ? 62 : 183, 18);
   file.writeUInt32LE(1, 20);
   file.writeBigUInt64LE(loadedAt + BigInt(start), 24);
@@ -69,8 +69,8 @@ export function anchorProgram(processor: Processor): Buffer {
   file.writeUInt16LE(headerBytes, 52);
   file.writeUInt16LE(segmentBytes, 54);
   file.writeUInt16LE(1, 56);
-  file.writeUInt32LE(1, headerBytes); // to be loaded,
-  file.writeUInt32LE(5, headerBytes + 4); // read and executed
+  file.writeUInt32LE(1, headerBytes); // PT_LOAD
+  file.writeUInt32LE(5, headerBytes + 4); // readable and executable
   file.writeBigUInt64LE(loadedAt, headerBytes + 16);
   file.writeBigUInt64LE(loadedAt, headerBytes + 24);
   file.writeBigUInt64LE(size, headerBytes + 32);
@@ -88,7 +88,7 @@ interface Entry {
 
 const blockBytes = 512;
 
-/** Of files with short names that belong to root: the old format is enough. */
+/** The old tar format: the names are short and all files belong to root. */
 function tar(entries: readonly Entry[]): Buffer {
   const blocks = entries.flatMap(({ name, mode, content }) => {
     const rest = (blockBytes - (content.length % blockBytes)) % blockBytes;
@@ -109,7 +109,7 @@ function tarHeader(name: string, mode: number, bytes: number): Buffer {
   octal(0, 11, 136);
   header.write('0', 156);
   header.write('ustar\u000000', 257);
-  // The sum is taken with blanks in its own place.
+  // The checksum is computed with spaces in its own field.
   header.fill(' ', 148, 156);
   octal(
     header.reduce((sum, byte) => sum + byte, 0),

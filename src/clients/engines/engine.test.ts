@@ -20,7 +20,7 @@ const kinds = [
   { kind: 'podman', start: startPodman },
 ] as const;
 
-/** Lines of info and above. */
+/** Keeps lines of level info and above. */
 function keptLog(): Log & { readonly lines: string[] } {
   const lines: string[] = [];
   const keep = (message: string, facts?: Facts): void => void lines.push(`${message}: ${String(facts?.['engine'])}`);
@@ -54,7 +54,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
     const create = (name: string, volume: string): Promise<string> =>
       real.run('create', ...sleeping, '--name', name, '--volume', `${volume}:/data`, image, 'sleep', '1000');
 
-    test('are seen from their creation to their removal', async () => {
+    test('are listed from their creation to their removal', async () => {
       const id = await create('one', 'photos');
       expect(await engine.containers(scope)).toEqual([
         { id, name: 'one', running: true, live: false, volumes: [{ plugin: 'stowage', name: 'photos' }] },
@@ -70,7 +70,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(await seen()).toEqual([]);
     });
 
-    test('are seen with every volume of ours, once, and with no other', async () => {
+    test('are listed with each volume of ours once, and no other volumes', async () => {
       await using _ = { [Symbol.asyncDispose]: async () => void (await real.run('rm', 'some', 'none')) };
       await real.run('volume', 'create', 'plain');
       const volumes = ['photos:/a', 'photos:/b', 'films:/c', 'plain:/d', '/etc:/e'].flatMap((one) => ['--volume', one]);
@@ -87,7 +87,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(found[0]?.volumes).toHaveLength(2);
     });
 
-    test('tell of their changes, but not of what is done in them', async () => {
+    test('cause events when they change, but not for what happens inside them', async () => {
       let count = 0;
       await using _ = engine.follow(() => {
         count++;
@@ -100,7 +100,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       await becomes(3);
       await real.run('exec', 'two', 'true');
       await real.run('rename', 'two', 'three');
-      // They come in order: what would have been told of before was not.
+      // Events arrive in order, so an event for the exec would have arrived before.
       await becomes(4);
       await real.run('stop', 'three');
       await expect.poll(() => count).toBeGreaterThan(4);
@@ -108,7 +108,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       await expect.poll(() => count).toBeGreaterThan(5);
     });
 
-    test.each(['stop', 'kill'] as const)('are looked at again after the engine’s %s and start', async (how) => {
+    test.each(['stop', 'kill'] as const)('are listed again after the engine’s %s and start', async (how) => {
       let count = 0;
       log.lines.length = 0;
       const following = engine.follow(() => {
@@ -134,7 +134,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       expect(count).toBe(3);
     });
 
-    test('mount under ids by which the engine is known', async () => {
+    test('mount with ids that belong to the engine', async () => {
       const started = plugin.calls.length;
       for (const name of ['first', 'second'])
         await real.run(
@@ -153,7 +153,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
       await real.run('rm', '--force', 'second');
       const called = plugin.calls.slice(started).filter(({ method }) => method === 'Mount' || method === 'Unmount');
       expect(new Set(called.map(engineKindOf))).toEqual(new Set([kind]));
-      // Podman counts for itself: the first container mounts, the last one unmounts.
+      // Podman counts itself: the first container mounts, the last one unmounts.
       expect(called.map(({ method }) => method)).toEqual(
         kind === 'podman' ? ['Mount', 'Unmount'] : ['Mount', 'Mount', 'Unmount', 'Unmount'],
       );
@@ -167,7 +167,7 @@ describe.each(kinds)('a real engine: $kind', ({ kind, start }) => {
 });
 
 describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps users', () => {
-  test('says so', async () => {
+  test('is detected', async () => {
     await using real = await startDockerd(end.signal, { args: ['--userns-remap', 'default'] });
     using engine = createContainerEngine({
       name: 'docker',
@@ -180,7 +180,7 @@ describe.skipIf(needs('root', 'mount', 'docker'))('a real engine that remaps use
   });
 });
 
-describe('what engines say', () => {
+describe('the answers of engines', () => {
   let scripted: ScriptedEngine;
   let engine: ContainerEngine & Disposable;
   let answer: unknown;
@@ -216,12 +216,12 @@ describe('what engines say', () => {
     ['something new', true, true],
     ['exited', false, false],
     ['stopped', false, false],
-  ])('%s: it may be running is %s, it has its volumes is %s', async (state, running, live) => {
+  ])('in state %s a container may be running: %s, has its volumes mounted: %s', async (state, running, live) => {
     answer = [container(state)];
     expect(await engine.containers(scope)).toMatchObject([{ name: state, running, live }]);
   });
 
-  test('what is being removed is not there', async () => {
+  test('a container that is being removed is not listed', async () => {
     answer = [container('removing'), container('dead'), container('running')];
     expect(await engine.containers(scope)).toMatchObject([{ name: 'running' }]);
   });
@@ -236,13 +236,16 @@ describe('what engines say', () => {
     ['stowage/other:1', undefined],
     ['nfsvol', undefined],
     ['', undefined],
-  ])('a volume of the driver “%s” is of our plugin %s, or may be of ours by another name', async (driver, plugin) => {
-    answer = [container('running', driver)];
-    const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
-    expect(found).toEqual([{ plugin, name: 'photos' }]);
-  });
+  ])(
+    'a volume of the driver “%s” belongs to our plugin %s, or may be ours under another name',
+    async (driver, plugin) => {
+      answer = [container('running', driver)];
+      const found = (await engine.containers(scope)).flatMap(({ volumes }) => volumes);
+      expect(found).toEqual([{ plugin, name: 'photos' }]);
+    },
+  );
 
-  test('a volume of the engine’s own driver is none of ours', async () => {
+  test('a volume of the engine’s own driver is not ours', async () => {
     answer = [container('running', 'local')];
     expect(await engine.containers(scope)).toEqual([]);
   });
@@ -253,7 +256,7 @@ describe('what engines say', () => {
     [['name=rootless'], true],
     [['name=usernsish'], false],
     [null, false],
-  ])('%j: it remaps users is %s', async (SecurityOptions, remaps) => {
+  ])('security options %j mean that users are remapped: %s', async (SecurityOptions, remaps) => {
     answer = { SecurityOptions };
     expect(await engine.remapsUsers(scope)).toBe(remaps);
   });
@@ -277,7 +280,7 @@ describe('what engines say', () => {
       ...([200, {}, 'unavailable', 'engine-answer'] as const),
       'container engine it gave an answer that is not understood (GET /containers/json: the answer is not a list)',
     ],
-  ] as const)('%s %j is %s', async (said, body, code, reason, message) => {
+  ] as const)('an error %s %j becomes %s', async (said, body, code, reason, message) => {
     answer = body;
     status = said;
     await using _ = {
@@ -288,7 +291,7 @@ describe('what engines say', () => {
     await expect(engine.containers(scope)).rejects.toMatchObject({ code, reason, message });
   });
 
-  test('how it has its users is known while it answers nothing else, and learned anew when it was started again', async () => {
+  test('user remapping is known while the engine answers nothing else, and is asked for again after its restart', async () => {
     let options: readonly string[] = ['name=userns'];
     let isBusy = false;
     await using own = await startScriptedEngine((path, _request, response) => {
@@ -318,7 +321,7 @@ describe('what engines say', () => {
     await expect.poll(() => other.remapsUsers(scope)).toBe(false);
   });
 
-  test('whoever gives up is told just that', async () => {
+  test('a cancelled caller gets the reason of its signal', async () => {
     const caller = new AbortController();
     caller.abort();
     await expect(engine.containers({ ...scope, signal: caller.signal })).rejects.toMatchObject({ code: 'canceled' });

@@ -9,14 +9,14 @@ import {
 } from '#core/containers.ts';
 import { createDockerClient } from '#wire/docker/client.ts';
 import type { ListedContainer } from '#wire/docker/containers.ts';
-import { engineFailure } from './errors.ts';
-import { followContainers } from './following.ts';
+import { followContainers } from './container-events.ts';
+import { engineFailure } from './engine-errors.ts';
 
 export interface ContainerEngineParts {
-  /** What people call it, the same at each start. */
+  /** The engine's name for people. It must not change between starts. */
   readonly name: string;
   readonly kind: EngineKind;
-  /** Where it serves the Docker API. */
+  /** The socket of its Docker API. */
   readonly socket: string;
   readonly clock: Clock;
   readonly log: Log;
@@ -35,8 +35,8 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   let remaps: boolean | undefined;
   const learnRemaps = async (signal: AbortSignal): Promise<boolean> =>
     (await asked(client.info(signal))).securityOptions.some(isRemapping);
-  // It is wanted when a volume is mounted, and while Podman waits for that it answers nothing: so it is asked for before. It
-  // cannot change without the engine being started again.
+  // Needed when a volume is mounted, but Podman answers nothing while it waits for a mount, so query it in advance. It cannot
+  // change unless the engine restarts.
   const learn = async (signal: AbortSignal): Promise<void> => {
     remaps = await learnRemaps(signal).catch(() => remaps);
   };
@@ -61,12 +61,12 @@ export function createContainerEngine(parts: ContainerEngineParts): ContainerEng
   };
 }
 
-/** `docker rm -v` removes the volume after it; and one that could not be removed whole is never started again. */
+/** `docker rm -v` removes the volume after it; a container whose removal failed (`dead`) is never started again. */
 const leaving: readonly string[] = ['removing', 'dead'];
-/** Podman's word for one that ended and was not cleaned up after yet is `stopped`. What is not known may well run. */
+/** Podman's `stopped` means that a container ended but is not cleaned up yet. Containers in an unknown state count as running. */
 const ended: readonly string[] = ['exited', 'stopped'];
 
-/** Podman's words, too, for one that was made, and has nothing mounted or is about to. */
+/** Docker's and Podman's states of a container that was created but not started: it has nothing mounted, or is about to mount. */
 const unstarted: readonly string[] = ['created', 'configured', 'initialized'];
 
 function seen({ id, names: [name = id], state, mounts }: ListedContainer): readonly SeenContainer[] {
@@ -80,21 +80,21 @@ function seen({ id, names: [name = id], state, mounts }: ListedContainer): reado
   );
   const running = !ended.includes(state);
   const live = running && !unstarted.includes(state);
-  // Once each, however often it is mounted.
+  // Each volume once, however often the container mounts it.
   return named.size === 0 ? [] : [{ id, name, running, live, volumes: [...named.values()] }];
 }
 
-/** The driver of volumes that are certainly not ours. */
+/** The engine's built-in driver, whose volumes are never ours. */
 const enginesOwn = 'local';
 
 /**
- * A managed plugin is called as its image is: `registry.example/team/stowage:1.2`. Undefined: as somebody chose to, by
- * `docker plugin install --alias`, a `.spec` file or Podman's configuration; or it is another one.
+ * A managed plugin has the name of its image: `registry.example/team/stowage:1.2`. Undefined: the plugin has another name, given by
+ * `docker plugin install --alias`, a `.spec` file or Podman's configuration; or it is another plugin.
  */
 function pluginOf(driver: string): PluginName | undefined {
   const base = driver.slice(driver.lastIndexOf('/') + 1).replace(/[:@].*$/, '');
   return pluginNames.find((one) => one === base);
 }
 
-/** `userns-remap` in Docker; an engine of an ordinary user, with Docker and Podman, lives in a user namespace altogether. */
+/** `userns-remap` in Docker. A rootless Docker or Podman runs in a user namespace altogether. */
 const isRemapping = (option: string): boolean => /^name=(?:userns|rootless)(?:,|$)/.test(option);

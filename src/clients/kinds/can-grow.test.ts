@@ -18,14 +18,14 @@ const ext4: Ext4Superblock = {
 };
 
 describe('a file system', () => {
-  test('can grow when a whole block is free behind it', () => {
+  test('can grow if a whole block is free after it', () => {
     expect(canGrow({ ...xfs, blocks: 999n }, 999 * 4096)).toBe(false);
     expect(canGrow({ ...xfs, blocks: 999n }, 1000 * 4096 - 1)).toBe(false);
     expect(canGrow({ ...xfs, blocks: 999n }, 1000 * 4096)).toBe(true);
     expect(canGrow({ ...xfs, blocks: 999n }, 500 * 4096)).toBe(false);
   });
 
-  test('whose groups are full cannot grow by less than a group must have', () => {
+  test('cannot grow by less than the minimum of a group if its groups are full', () => {
     expect(canGrow(xfs, 1063 * 4096)).toBe(false);
     expect(canGrow(xfs, 1064 * 4096)).toBe(true);
     expect(canGrow({ ...ext4, blocks: 1001n }, 1064 * 4096)).toBe(false);

@@ -1,6 +1,6 @@
 import { leastExt4Room, leastXfsGroup, type Superblock } from '#base/superblock.ts';
 
-/** Whether a file of that size holds room that a file system of `blocks` blocks does not use yet, and could. */
+/** Whether a file of `bytes` bytes has room that its file system, of `blocks` blocks, could grow into. */
 export function canGrow(superblock: Superblock, bytes: number, blocks = superblock.blocks): boolean {
   const { blockBytes, groupBlocks } = superblock;
   const rest = BigInt(bytes) / blockBytes - blocks;
@@ -11,6 +11,6 @@ export function canGrow(superblock: Superblock, bytes: number, blocks = superblo
 
 const firstBlock = (superblock: Superblock): bigint => (superblock.kind === 'ext4' ? superblock.firstBlock : 0n);
 
-/** A group of ext4 also has two bitmaps. */
+/** An ext4 group also needs two bitmap blocks. */
 const leastGroup = (superblock: Superblock): bigint =>
   superblock.kind === 'ext4' ? 2n + superblock.inodeTableBlocks + leastExt4Room : leastXfsGroup;

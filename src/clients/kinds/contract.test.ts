@@ -5,7 +5,7 @@ import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { connectTo } from '#base/linux/descriptors.ts';
+import { connectTo } from '#base/linux/descriptor-sockets.ts';
 import type { NodeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import { peerCredentials } from '#keeper/system-calls.ts';
@@ -18,10 +18,10 @@ import { createGround, type Ground } from '#testing/ground.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createKeepers } from '../data-path/keepers.ts';
-import { createLinuxMounter } from '../mounter/linux.ts';
-import { createLook } from '../mounter/look.ts';
+import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { createTableReader } from '../mounter/mountinfo.ts';
-import { createRun } from '../mounter/run.ts';
+import { createPathAccess } from '../mounter/path-access.ts';
+import { createRun } from '../mounter/run-program.ts';
 import { createDirectoryClient } from './directory.ts';
 import { createLoopClient } from './loop.ts';
 import { createNfsClient } from './nfs.ts';
@@ -99,7 +99,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         doubted: () => undefined,
         gaveUp: () => undefined,
       });
-      const look = createLook(clock);
+      const look = createPathAccess(clock);
       const client = createNfsClient({
         mounter,
         run,
@@ -171,7 +171,7 @@ describe.skipIf(needs('root', 'fuse', 'mount', 'ganesha'))('NFS', () => {
         copy: async (at) => {
           const other = join(ground.folder, 'other');
           mkdirSync(other);
-          // A bind at another path: the unmount of the first one does not reach it.
+          // A bind at another path, which the first unmount does not reach.
           const words = ['sh', '-ec', 'mount --bind "$1" "$2"; echo ready; read -r line', 'sh', at, other];
           const they = spawn('unshare', [...slaveMounts, ...words], { stdio: ['pipe', 'pipe', 'inherit'] });
           await once(they.stdout, 'data');

@@ -17,10 +17,10 @@ import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { createLinuxMounter } from '../mounter/linux.ts';
+import { createLinuxMounter } from '../mounter/linux-mounter.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
-import { createRun } from '../mounter/run.ts';
-import { createUnableMounter } from '../mounter/unable.ts';
+import { createRun } from '../mounter/run-program.ts';
+import { createUnableMounter } from '../mounter/unable-mounter.ts';
 import { createDirectoryClient } from './directory.ts';
 
 const clock = systemClock();
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     expect(readdirSync(at('volume'))).toEqual(['file']);
   });
 
-  test('goes on where a crash left off, both ways', async () => {
+  test('continues after a crash, in both directions', async () => {
     mkdirSync(at('stage'));
     await client.stage(source, targetAt(at('stage')), ground.scope);
     await mounter.unmount(at('stage'), ground.scope);
@@ -61,10 +61,10 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     expect(existsSync(at('stage'))).toBe(false);
   });
 
-  test("what a container's root left in it has no power on the host, neither in the stage nor where it is shown", async () => {
+  test("denies set-uid programs and devices that a container's root left, at the stage and at its binds", async () => {
     execFileSync('mknod', [join(at('volume'), 'device'), 'c', '1', '3']);
     mkdirSync(at('target'));
-    // A crash can strike between the bind and its flags.
+    // A crash can happen between the bind and its flags.
     mkdirSync(at('stage'));
     await run('mount', ['-o', 'bind', '--', at('volume'), at('stage')], ground.scope);
     expect(readFileSync(join(at('stage'), 'device'), 'utf8')).toBe('');
@@ -76,7 +76,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     }
   });
 
-  test('a symbolic link in place of the data leads nowhere', async () => {
+  test('does not follow a symbolic link in place of the data', async () => {
     renameSync(at('volume'), at('elsewhere'));
     symlinkSync('elsewhere', at('volume'));
     await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
@@ -92,13 +92,13 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('another volume at the stage is a conflict', async () => {
+  test('refuses a stage with another volume', async () => {
     mkdirSync(at('other'));
     await client.stage({ ...source, path: at('other') }, targetAt(at('stage')), ground.scope);
     await expect(client.stage(source, targetAt(at('stage')), ground.scope)).rejects.toMatchObject({ code: 'conflict' });
   });
 
-  test('data on a read-only file system are staged read-only', async () => {
+  test('stages data on a read-only file system read-only', async () => {
     mkdirSync(at('ro'));
     await mounter.bind(ground.folder, at('ro'), { readOnly: true }, ground.scope);
     const frozen = { ...source, path: join(at('ro'), 'volume') };
@@ -106,7 +106,7 @@ describe.skipIf(needs('root', 'mount'))('the directory client', () => {
     expect(() => writeFileSync(join(at('stage'), 'x'), '')).toThrow('EROFS');
   });
 
-  test('where mounting is impossible it says so', async () => {
+  test('says so where mounting is impossible', async () => {
     const unable = createUnableMounter({ why: 'no', action: 'Do.' }, async () => []);
     await expect(
       createDirectoryClient({ mounter: unable }).stage(source, targetAt(at('stage')), ground.scope),

@@ -3,26 +3,26 @@ import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter } from '#core/ports.ts';
 import { confined, hasAll } from '../mounter/bind.ts';
+import type { HoldLocal } from '../mounter/hold-local.ts';
 import { createTableReader, type MountTable, same } from '../mounter/mountinfo.ts';
-import type { Near } from '../mounter/near.ts';
 import { locatedOwn } from '../mounter/paths.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
 export interface DirectoryClientParts {
   readonly mounter: Mounter;
   readonly readTable?: () => Promise<MountTable>;
-  readonly near?: Near;
+  readonly near?: HoldLocal;
   /** Waits for programs that a killed Stowage left running. */
   readonly settled?: (scope: Scope) => Promise<void>;
 }
 
-/** By names without a symbolic link in them; of others it cannot be told like this. */
+/** Compares paths by name, so it is reliable only for paths without symbolic links. */
 function isStaged(table: MountTable, path: string, at: string): boolean {
   const there = table.at(at);
   return there !== undefined && same(there, table.shown(path)) && hasAll(there, confined);
 }
 
-/** Where the directory, or a part of it, is mounted, by whomever; also where another mount hides it. */
+/** All paths where the directory, or a part of it, is mounted, by anybody, including hidden mounts. */
 function mountsOf({ path }: SourceOf<'directory'>, table: MountTable): readonly string[] {
   const shown = table.shown(path);
   if (shown === undefined) return [];
@@ -31,7 +31,7 @@ function mountsOf({ path }: SourceOf<'directory'>, table: MountTable): readonly 
   return same.filter(({ root }) => root === shown.root || root.startsWith(below)).map(({ at }) => at);
 }
 
-/** A directory of this node: a bind mount. */
+/** Mounts a directory of this node with a bind mount. */
 export function createDirectoryClient({
   mounter,
   readTable = createTableReader(),
@@ -50,13 +50,13 @@ export function createDirectoryClient({
     sourceFixedWhileStaged: true,
     stage: async (source, { path: at }, scope) => {
       requireMounting(mounter);
-      // As for every target but the first: then there is nothing to make.
+      // For every target but the first the stage exists already.
       if (isStaged(await readTable(), source.path, at)) return;
       const path = (await isFolderNear(source.path)) ? source.path : (await sourceAt(source.path, 'folder')).path;
       const place = await makeStage(at, 'filesystem');
       const table = await readTable();
       const there = table.at(place);
-      // A store on a read-only file system can only be shown read-only, and each of its mounts must ask for that.
+      // A directory on a read-only file system can be mounted read-only only, and each bind must ask for that.
       const readOnly = there?.mountReadOnly ?? table.holding(path)?.readOnly === true;
       await mounter.bind(path, place, { readOnly }, scope);
     },

@@ -3,7 +3,7 @@ import { open } from 'node:fs/promises';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 
 /**
- * Growing a mounted file system to `bytes`, by one call to the kernel. xfs_growfs and resize2fs do the same, but first look at every mount or
+ * Grow a mounted file system to `bytes` with one system call. xfs_growfs and resize2fs make the same call, but first look at every mount or
  * mounted loop device of the machine: one that stopped answering would block them.
  */
 export interface GrowCalls {
@@ -11,11 +11,11 @@ export interface GrowCalls {
   ext4(place: string, bytes: number, blockBytes: number): Promise<void>;
 }
 
-/** The numbers are those of x86 and arm64: linux/fs/xfs/libxfs/xfs_fs.h, fs/ext4/ext4.h. */
+/** ioctl numbers for x86 and arm64, from linux/fs/xfs/libxfs/xfs_fs.h and fs/ext4/ext4.h. */
 const request = { xfsGeometry: 0x8070_5864, xfsGrow: 0x4010_586e, ext4Resize: 0x4008_6610 } as const;
 /** struct xfs_fsop_geom_v1. */
 const [geometryBytes, blockSizeAt, inodePercentAt, dataBlocksAt] = [112, 0, 28, 32];
-/** As resize2fs rounds it. */
+/** resize2fs rounds to this, too. */
 const pageBytes = 4096;
 
 const calls = foreign({ ioctl: 'int ioctl(int fd, unsigned long request, void *argument)' });

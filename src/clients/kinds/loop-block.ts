@@ -1,7 +1,7 @@
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
+import { isNodeOf, isSameAttachment, type Loop } from '../mounter/attached-loops.ts';
 import { findHolders } from '../mounter/holders.ts';
-import { isNodeOf, isSameAttachment, type Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { occupied, stillOpen } from './loop-errors.ts';
 import { enlargeLoop } from './loop-growth.ts';
@@ -17,7 +17,7 @@ import {
 } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
-/** The device's node is bound onto a file. A bind opens nothing, so the kernel would detach a device that is set to autoclear. */
+/** Binds the device's node onto a file. A bind does not open the device, so the kernel would detach a device with autoclear. */
 export async function stageBlock(
   parts: LoopParts,
   path: string,
@@ -35,7 +35,7 @@ export async function stageBlock(
   await parts.mounter.bind(loop.node, place, { readOnly: false }, scope);
 }
 
-/** Until it is bound the kernel detaches the device if this process ends: a kill leaves no device that nothing shows. */
+/** Until it is bound, the device keeps autoclear, so that the kernel detaches it if this process is killed. */
 async function stageFresh(
   parts: LoopParts,
   image: string,
@@ -73,7 +73,7 @@ async function boundAt(parts: LoopParts, image: string, place: string, scope: Sc
   const loop = (await loopsOn(parts, image)).find((one) => isNodeOf(one, there));
   if (loop !== undefined) return loop;
   if (!/^\/loop\d+$/.test(there.root)) throw occupied(place, `${there.source} (${there.type})`);
-  // Somebody detached the device; by now it may have another file behind it, which must not be seen here.
+  // Somebody detached the device. By now it may have another file, which must not be visible here.
   await parts.mounter.unmount(place, scope);
   return undefined;
 }
@@ -85,18 +85,18 @@ async function leftAttached(
   readOnly: boolean,
   scope: Scope,
 ): Promise<Loop | undefined> {
-  // If it has the other mode and nothing shows it, detach it.
+  // A device with the other mode is detached if it is idle.
   if ((await loopsOn(parts, image)).some((loop) => loop.readOnly !== readOnly)) await detachIdle(parts, image, scope);
   const [present] = await loopsOn(parts, image);
   if (present?.autoclear === true) throw lettingGo(image, present);
   return present;
 }
 
-/** Detaching an open device is put off until its last close; until then the volume is still in use. */
+/** If the device is open elsewhere, the kernel detaches it with the last close; until then the volume is still in use. */
 async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   for (let attempt = 0; attempt < 10; attempt++) {
     if (!(await parts.loops()).some((one) => isSameAttachment(one, loop))) return;
-    // Programs that look at new devices, such as udev, have it open for a moment.
+    // udev and other programs open new devices for a moment.
     await parts.clock.sleep(100, scope.signal);
   }
   const holders = await findHolders(loop.node, parts.clock, scope, { exactly: true });
@@ -104,7 +104,7 @@ async function untilGone(parts: LoopParts, loop: Loop, scope: Scope): Promise<vo
   throw stillOpen(loop.file, by === '' ? 'a process that could not be found' : `process ${by}`);
 }
 
-/** One device for all of its mounts on this node: two would each have a cache of their own. */
+/** All mounts on this node share one device: two would have separate caches. */
 function otherMode(image: string, loop: Pick<Loop, 'readOnly'>): StowageError {
   const [is, not] = loop.readOnly ? ['read-only', 'for writing'] : ['for writing', 'read-only'];
   return new StowageError(`${image} is mounted as a block device ${is} on this node, so it cannot be mounted ${not}`, {

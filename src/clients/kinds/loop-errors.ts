@@ -1,8 +1,8 @@
 import type { Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
-import { mountFailure } from '../mounter/errors.ts';
-import type { Loop } from '../mounter/loops.ts';
-import { CommandFailed } from '../mounter/run.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
+import { mountFailure } from '../mounter/mount-failure.ts';
+import { CommandFailed } from '../mounter/run-program.ts';
 
 export function damaged(image: string, kind: Superblock['kind'], cause?: unknown): StowageError {
   const repair = kind === 'xfs' ? `xfs_repair ${image}` : `e2fsck -f ${image}`;
@@ -14,7 +14,7 @@ export function damaged(image: string, kind: Superblock['kind'], cause?: unknown
   });
 }
 
-/** What a failed `mount` of the image's loop device means. */
+/** Interprets a failed `mount` of the image's loop device. */
 export function loopMountFailure(image: string, at: string, kind: Superblock['kind'], cause: unknown): unknown {
   if (!(cause instanceof CommandFailed)) return cause;
   const said = cause.stderr.toLowerCase();
@@ -26,7 +26,7 @@ export function loopMountFailure(image: string, at: string, kind: Superblock['ki
       cause,
     });
   }
-  // Also what the kernel says when an image with the same UUID is mounted: such a copy will need `nouuid`.
+  // The kernel reports the same for an image whose UUID is mounted already: such a copy would need `nouuid`.
   if (
     said.includes('structure needs cleaning') ||
     said.includes('bad superblock') ||

@@ -1,16 +1,16 @@
 import type { Scope } from '#base/log.ts';
 import { readSuperblock, type Superblock } from '#base/superblock.ts';
 import { StowageError } from '#core/errors.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
 import type { HeldLoop } from '../mounter/loop-devices.ts';
 import { cannotAsk } from '../mounter/loop-files.ts';
-import type { Loop } from '../mounter/loops.ts';
 import { located } from '../mounter/paths.ts';
 import { attachedReadOnly, damaged, loopMountFailure, occupied } from './loop-errors.ts';
 import { growMounted, growUnmountedExt4 } from './loop-growth.ts';
 import { attachLoop, detachUnused, type LoopParts, loopsOn, refuseOtherMounts, useDirectIo } from './loop-parts.ts';
 import { makeStage, removeStage, sourceAt } from './staging.ts';
 
-/** How often a device can be detached between finding and opening it. */
+/** How often a device may be detached between finding and opening it. */
 const mostHolds = 5;
 
 export async function stageFileSystem(
@@ -28,7 +28,7 @@ export async function stageFileSystem(
   await useDirectIo(parts, loop, scope);
   await growMounted(parts, { image, kind, loop, place }, scope).catch((cause: unknown) => {
     if (!(cause instanceof StowageError) || !cause.reason.startsWith('grow-')) throw cause;
-    // The data are there, only not all of the room: better than no mount.
+    // A mount with less room than the image has is better than none.
     scope.log.warn('the file system is smaller than its image', { image, why: cause.message, action: cause.action });
   });
 }
@@ -37,7 +37,7 @@ export async function unstageFileSystem(parts: LoopParts, path: string, at: stri
   const place = await located(at);
   const table = await parts.readTable();
   const there = place === undefined ? undefined : table.at(place);
-  // Its file system is mounted there, so the number is this device's also if no path leads to it.
+  // Found by device number: the file system is mounted, so the number still belongs to this device, even if no path leads to the image.
   const shown = there && (await parts.loops()).find((one) => one.device === there.device);
   if (there !== undefined && shown !== undefined) refuseOtherMounts(shown, there, table);
   if (place !== undefined) await parts.mounter.unmount(place, scope);
@@ -53,7 +53,7 @@ export async function growFileSystem(
   scope: Scope,
 ): Promise<void> {
   const place = await located(at);
-  // Not staged: it grows when it is.
+  // Not staged: the file system grows at the next stage.
   if (place === undefined) return;
   const { path: image } = await sourceAt(path, 'file');
   const loop = await mountedAt(parts, image, place);
@@ -61,7 +61,7 @@ export async function growFileSystem(
   await growMounted(parts, { image, kind, loop, place }, scope);
 }
 
-/** Undefined: nothing is mounted there. Something else: 'conflict'. */
+/** Undefined: nothing is mounted there. Throws 'conflict' if something else is. */
 async function mountedAt(parts: LoopParts, image: string, place: string): Promise<Loop | undefined> {
   const there = (await parts.readTable()).at(place);
   if (there === undefined) return undefined;
@@ -79,12 +79,12 @@ async function mountImage(
 ): Promise<void> {
   const superblock = await readSuperblock(image);
   if (superblock?.kind !== kind) throw damaged(image, kind);
-  // Attached already: some other mount namespace may still have it mounted, so nobody else may write to the file.
+  // If the image is attached, it may be mounted in another mount namespace, so nothing else may write to the file.
   if (superblock.kind === 'ext4' && (await loopsOn(parts, image)).length === 0) {
     await growUnmountedExt4(parts, image, superblock, scope);
   }
-  // This process has the device open until it is mounted, and so has the program that mounts it: the number can't become
-  // another program's device in between. Wherever a kill strikes, and whoever unmounts it later, the kernel detaches the device.
+  // This process and the mount program keep the device open until it is mounted, so no other program can take the device in between.
+  // Its autoclear flag makes the kernel detach it after a kill at any point, and after an unmount by anybody.
   await using device = (await presentLoop(parts, image, scope)) ?? (await attachLoop(parts, image, false, scope));
   try {
     const words = ['-t', kind, '-o', 'nosuid,nodev', '--', device.path, place];
@@ -94,7 +94,7 @@ async function mountImage(
   }
 }
 
-/** A device that the image is attached to already, perhaps mounted in another mount namespace: two would each have a cache of their own. */
+/** A device that has the image attached already, perhaps mounted in another mount namespace: two devices would have separate caches. */
 async function presentLoop(parts: LoopParts, image: string, scope: Scope): Promise<HeldLoop | undefined> {
   for (let attempt = 1; ; attempt++) {
     const [present] = await loopsOn(parts, image);
@@ -102,7 +102,7 @@ async function presentLoop(parts: LoopParts, image: string, scope: Scope): Promi
     if (present.readOnly) throw attachedReadOnly(image, present);
     const device = await parts.loopDevices.hold(present, scope);
     if (device !== undefined) return device;
-    // It was detached meanwhile, and then it is not listed any more. To attach the image a second time would destroy it.
+    // It was detached meanwhile, and should no longer be listed. Attaching the image a second time would destroy it.
     if (attempt === mostHolds) throw cannotAsk(present, image);
   }
 }

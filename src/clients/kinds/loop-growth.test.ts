@@ -23,7 +23,7 @@ afterEach(() => {
   programs.length = 0;
 });
 
-/** Needs a check. */
+/** Not clean, so it needs a check. */
 const superblock = { kind: 'ext4', clean: false } as Ext4Superblock;
 
 function partsWith(searchMs?: number): Parameters<typeof growUnmountedExt4>[0] {
@@ -43,12 +43,12 @@ test('checks an image that no process has open', async () => {
   expect(programs).toEqual(['e2fsck']);
 });
 
-test('checks an image although the search was cut short, if the kernel says that nobody has it open for writing', async () => {
+test('checks an image after an incomplete search if the kernel says that nobody has it open for writing', async () => {
   await growUnmountedExt4(partsWith(0), image, superblock, scope);
   expect(programs).toEqual(['e2fsck']);
 });
 
-test('starts no program on an image that a process writes to which the search did not reach', async () => {
+test('does not touch an image that a process writes to but the search did not reach', async () => {
   await using _writer = await open(image, 'r+');
   const thrown = await refusal(growUnmountedExt4(partsWith(0), image, superblock, scope));
   expect(thrown).toMatchObject({ code: 'busy', reason: 'image-busy' });

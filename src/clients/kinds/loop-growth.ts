@@ -6,10 +6,10 @@ import type { Scope } from '#base/log.ts';
 import { type Ext4Superblock, readSuperblock, type Superblock } from '#base/superblock.ts';
 import { endsWithin, patiently } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
 import { searchHolders } from '../mounter/holders.ts';
-import { isWrittenByNobody } from '../mounter/image-file.ts';
-import type { Loop } from '../mounter/loops.ts';
-import { CommandFailed, type Run } from '../mounter/run.ts';
+import { isWrittenByNobody } from '../mounter/image-lock.ts';
+import { CommandFailed, type Run } from '../mounter/run-program.ts';
 import { canGrow } from './can-grow.ts';
 import type { GrowCalls } from './grow-calls.ts';
 import { damaged, growFailed, growNeedsUnmount } from './loop-errors.ts';
@@ -23,16 +23,16 @@ export interface GrowthParts {
   readonly growCalls: GrowCalls;
 }
 
-/** Large images take long, and a check cut short has to begin again. */
+/** A check of a large image takes long, and has to start over if it is stopped. */
 const checkDeadline = 600_000;
 const growDeadline = 30_000;
-/** For looking through all processes of a busy machine. */
+/** For searching all processes of a busy machine. */
 const searchDeadline = 30_000;
 const leaseDeadline = 5_000;
 
 /**
- * ext4 grows while nothing has it mounted. Neither program may be stopped half-way, so they outlive a cancelled call
- * and a killed Stowage; the repeat waits until nobody has the image open.
+ * Grows an ext4 file system that is not mounted. Neither e2fsck nor resize2fs may be stopped half-way, so they outlive a cancelled call
+ * and a killed Stowage; a repeated call waits until no process has the image open.
  */
 export async function growUnmountedExt4(
   parts: GrowthParts,
@@ -47,7 +47,7 @@ export async function growUnmountedExt4(
   try {
     await parts.run('e2fsck', ['-f', '-p', image], scope, unstoppable);
   } catch (cause) {
-    // 1: errors were corrected; 2 more with `unmountedImage`. Anything else and it is not fit to be mounted.
+    // Exit status 1: errors were corrected, plus 2 with `unmountedImage`. With any other the image must not be mounted.
     if (!(cause instanceof CommandFailed)) throw cause;
     if (cause.exit !== 1 && cause.exit !== 3) throw damaged(image, 'ext4', cause);
   }
@@ -84,7 +84,7 @@ async function untilNobodyHas(
   });
 }
 
-/** The kernel says that nobody has the image open for writing. Both programs would. */
+/** Asks the kernel whether nobody has the image open for writing; both programs would. */
 async function isUnwritten(image: string, clock: Clock): Promise<boolean> {
   const looking = isWrittenByNobody(image);
   return (await endsWithin(looking, leaseDeadline, clock)) && (await looking);
@@ -97,7 +97,7 @@ const holdersUnknown = (image: string): StowageError =>
     action: `Repeat when the machine is less busy. Who has it open: fuser -v ${image}`,
   });
 
-/** While it is mounted at `place`. Does nothing when there is nothing to gain. */
+/** Grows the file system while it is mounted at `place`. Does nothing if there is no room to grow into. */
 export async function growMounted(
   parts: GrowthParts & Pick<LoopParts, 'loopDevices'>,
   mounted: { readonly image: string; readonly kind: Superblock['kind']; readonly loop: Loop; readonly place: string },
@@ -121,7 +121,7 @@ export async function growMounted(
   }
 }
 
-/** The device keeps the size that the file had when it was attached until the driver is told to look again. */
+/** A loop device keeps the file's size at the attach until LOOP_SET_CAPACITY. */
 export async function enlargeLoop(
   { loopDevices }: Pick<LoopParts, 'loopDevices'>,
   loop: Loop,
@@ -131,7 +131,7 @@ export async function enlargeLoop(
   if (bytes >= loop.bytes + 512) await loopDevices.updateCapacity(loop, scope);
 }
 
-/** The superblock in the image can lag behind a mounted xfs; statfs does not, and counts all blocks but the log's. */
+/** The superblock in the image can lag behind a mounted xfs. statfs does not, but it excludes the blocks of the log. */
 async function worthwhile(superblock: Superblock, place: string, bytes: number): Promise<boolean> {
   if (superblock.kind === 'ext4') return canGrow(superblock, bytes);
   return canGrow(superblock, bytes, BigInt((await statfs(place)).blocks) + superblock.logBlocks);

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { type Scope, silentLog } from '#base/log.ts';
+import type { Loop } from '../mounter/attached-loops.ts';
 import type { LoopDevices } from '../mounter/loop-devices.ts';
-import type { Loop } from '../mounter/loops.ts';
 import { mountTable } from '../mounter/mountinfo.ts';
 import { detachIdle, detachUnused, type LoopParts } from './loop-parts.ts';
 
@@ -20,8 +20,8 @@ const plain: Loop = {
 };
 const stacked: Loop = { ...plain, stacked: true };
 
-// Not every machine has a device mapper to stack something on a real one.
-test('a device that another one is stacked on is in use, and stays attached', async () => {
+// Not every machine has a device mapper to stack a device on a real one.
+test('a device with another one stacked on it is in use, and stays attached', async () => {
   const detached: string[] = [];
   const loopDevices = { detach: async ({ name }: Loop) => detached.push(name) > 0 } as Partial<LoopDevices>;
   const parts = {
@@ -39,8 +39,8 @@ test('a device that another one is stacked on is in use, and stays attached', as
   expect(detached).toEqual([]);
 });
 
-// Real files cannot be renamed at just that moment.
-test('a device is detached though its file is renamed between the look at the device and the detach', async () => {
+// Real files cannot be renamed at exactly that moment.
+test('detaches a device although its file is renamed between the read and the detach', async () => {
   const looks = [plain, { ...plain, file: '/srv/moved.img' }];
   const asked: string[] = [];
   const detach = async ({ file }: Loop): Promise<boolean> => asked.push(file) > 1;

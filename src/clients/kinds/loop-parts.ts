@@ -2,13 +2,13 @@ import { lstat, readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { Mounter } from '#core/ports.ts';
+import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/attached-loops.ts';
 import { keptName } from '../mounter/loop-calls.ts';
 import type { HeldLoop, LoopDevices } from '../mounter/loop-devices.ts';
 import type { LoopFiles } from '../mounter/loop-files.ts';
-import { type attachedLoops, isNodeOf, isSameAttachment, type Loop, mountsOf } from '../mounter/loops.ts';
 import { type MountEntry, type MountTable, same } from '../mounter/mountinfo.ts';
 import { located, unlessMissing } from '../mounter/paths.ts';
-import type { Run } from '../mounter/run.ts';
+import type { Run } from '../mounter/run-program.ts';
 import type { GrowCalls } from './grow-calls.ts';
 import { keepsBeingRenamed, noLoopDevice, stillMounted, stillStacked } from './loop-errors.ts';
 
@@ -22,15 +22,15 @@ export interface LoopParts extends LoopFiles {
   readonly loops: typeof attachedLoops;
   readonly loopDevices: LoopDevices;
   readonly growCalls: GrowCalls;
-  /** The descriptor of the image that this call has locked it by. */
+  /** The descriptor through which this call holds the lock of the image. */
   readonly lockedBy?: number | undefined;
 }
 
-/** The devices that have this very file behind them. */
+/** The devices whose backing file is the image. */
 export const loopsOn = async (parts: LoopParts, image: string): Promise<readonly Loop[]> =>
   await parts.loopsWith(image, await parts.loops());
 
-/** A device of its own for the image. */
+/** Attaches the image to a new device. */
 export async function attachLoop(
   { loopDevices }: LoopParts,
   image: string,
@@ -46,8 +46,8 @@ export async function attachLoop(
 }
 
 /**
- * Without it the data are cached twice, and a loop device on a file of a user-space file system can deadlock when
- * memory runs short. Where the file system below cannot do it, it stays as it is.
+ * Without direct I/O the data are cached twice, and a loop device on a file of a FUSE file system can deadlock when memory runs
+ * short. If the file system below does not support it, nothing changes.
  */
 export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): Promise<void> {
   if ((await readFile(`/sys/block/${loop.name}/loop/dio`, 'utf8').catch(() => '')).trim() === '1') return;
@@ -55,30 +55,30 @@ export async function useDirectIo(parts: LoopParts, loop: Loop, scope: Scope): P
     scope.log.debug('no direct I/O on this loop device', { loop: loop.node, file: loop.file });
 }
 
-/** Taking the stage away under a mount made of it would leave the device attached, with its users unseen. */
+/** Unmounting the stage while copies of it stay mounted would leave the device attached and hide its users. */
 export function refuseOtherMounts(loop: Loop, there: MountEntry, table: MountTable): void {
   if (loop.stacked) throw stillStacked(loop);
   const stage = table.place(there);
   const others = mountsOf(loop, table).filter((entry) => {
     const on = table.place(entry);
-    // A copy that follows the stage goes away with it. One that does not is refused by `detachUnused`, when the stage is gone.
+    // Propagation usually unmounts such a copy together with the stage. If not, `detachUnused` refuses it, after the stage is unmounted.
     return on === undefined || !same(on, stage);
   });
   if (others.length > 0) throw stillMounted(loop.file, places(others));
 }
 
 interface VolumeLoops {
-  /** On any file. */
+  /** Devices of any file. */
   readonly all: readonly Loop[];
-  /** On the image. */
+  /** Devices of the image. */
   readonly present: readonly Loop[];
-  /** On an image that was deleted, and had its path. */
+  /** Devices of deleted images that had its path. */
   readonly deleted: readonly Loop[];
 }
 
 async function loopsEverOn(parts: LoopParts, path: string): Promise<VolumeLoops> {
   const all = await parts.loops();
-  // Then nobody has to ask the image's disk, which may have stopped answering.
+  // Without devices there is no need to access the image's disk, which may have stopped answering.
   if (all.length === 0) return { all, present: [], deleted: [] };
   const image = (await located(path)) ?? path;
   const deleted = all.filter((loop) => loop.deleted && loop.file === image);
@@ -95,7 +95,7 @@ export async function loopShown(parts: LoopParts, path: string, there: MountEntr
   const loop = known ?? all.find((one) => isNodeOf(one, there));
   if (loop === undefined || known !== undefined) return known;
   const image = keptName((await located(path)) ?? path);
-  // The kernel keeps no longer paths, so the image of another volume of the store can begin like ours.
+  // The kernel truncates longer paths, so the path of another volume of the store can begin like ours.
   if (keptName(loop.file) === image) return undefined;
   return (await parts.fileOf(loop))?.attachedAs === image ? loop : undefined;
 }
@@ -149,7 +149,7 @@ async function detachIdleOf(
   return { idle, used };
 }
 
-/** `detach` compares the path of the file, so a rename after the look makes it return false. Then look and try again. */
+/** `detach` compares the path of the file, so it returns false after a rename. Then read the path again and retry. */
 async function detachRenamed(parts: LoopParts, seen: Loop, scope: Scope): Promise<void> {
   let loop: Loop | undefined = seen;
   for (let attempt = 0; loop !== undefined && attempt < mostRenames; attempt++) {

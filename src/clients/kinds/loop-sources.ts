@@ -1,8 +1,8 @@
 import type { Client } from '#core/ports.ts';
 
-/** What core asks about sources of images. Pure functions. */
+/** Answers core's questions about loop sources. Pure functions. */
 export const loopSources: Required<Pick<Client<'loop'>, 'withMountOptions' | 'filesystemOf'>> = {
-  // The device itself must refuse writing: a read-only mount of its node would not.
+  // The device itself must be read-only: a read-only mount of its node would not prevent writes.
   withMountOptions: (source, { readOnly }) => (source.filesystem === undefined ? { ...source, readOnly } : source),
   filesystemOf: ({ filesystem }) => filesystem,
 };

@@ -22,8 +22,8 @@ import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
 import { targetAt } from '#testing/staging-target.ts';
-import { createLinuxMounter } from '../mounter/linux.ts';
-import { createRun, type Run } from '../mounter/run.ts';
+import { createLinuxMounter } from '../mounter/linux-mounter.ts';
+import { createRun, type Run } from '../mounter/run-program.ts';
 import type { Tool } from '../mounter/tools.ts';
 import { type GrowCalls, growCalls } from './grow-calls.ts';
 import { createLoopClient, type LoopClient } from './loop.ts';
@@ -68,7 +68,7 @@ const zero = (path: string, from: number, length: number): void => {
   writeSync(file, Buffer.alloc(length), 0, length, from);
   closeSync(file);
 };
-/** A process that has it open, until it is disposed of. */
+/** A process that has the file open, until it is disposed of. */
 const held = (path: string): Disposable => {
   const file = openSync(path, 'r');
   return { [Symbol.dispose]: () => closeSync(file) };
@@ -83,7 +83,7 @@ beforeEach(() => {
 afterEach(() => ground[Symbol.dispose]());
 
 describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client, file systems', () => {
-  test.each(['xfs', 'ext4'] as const)('%s: stages and unstages, each twice; the data stay', async (kind) => {
+  test.each(['xfs', 'ext4'] as const)('%s: stages and unstages, each twice, and keeps the data', async (kind) => {
     const volume = source(ground.image('v.img', 300, kind), kind);
     for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(at('stage')), ground.scope);
     writeFileSync(join(at('stage'), 'file'), 'kept');
@@ -101,13 +101,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ran).not.toContain('resize2fs');
   });
 
-  test('data go past the page cache of the file below', async () => {
+  test('bypasses the page cache of the file below', async () => {
     await client.stage(source(ground.image('v.img', 300, 'xfs'), 'xfs'), targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
     expect(readFileSync(`/sys/block/${basename(loop)}/loop/dio`, 'utf8').trim()).toBe('1');
   });
 
-  test('whoever unmounts it, no loop device is left', async () => {
+  test('leaves no loop device, whoever unmounts', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     execFileSync('umount', [at('stage')]);
@@ -116,7 +116,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(existsSync(at('stage'))).toBe(false);
   });
 
-  test('ten volumes at once each get a device of their own', async () => {
+  test('attaches ten volumes at once to devices of their own', async () => {
     const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 20, 'ext4'), 'ext4'));
     await Promise.all(volumes.map((volume, n) => client.stage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect(ground.mounts()).toHaveLength(10);
@@ -126,13 +126,13 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect([ground.mounts(), ground.loops()]).toEqual([[], []]);
   });
 
-  test.each(['ext4', undefined] as const)('one volume (%s) staged ten times at once is staged once', async (kind) => {
+  test.each(['ext4', undefined] as const)('stages one volume (%s) once for ten concurrent calls', async (kind) => {
     const volume = source(ground.image('v.img', 20, kind), kind);
     await Promise.all(Array.from({ length: 10 }, () => client.stage(volume, targetAt(at('stage')), ground.scope)));
     expect([ground.mounts().length, ground.loops().length]).toEqual([1, 1]);
   });
 
-  test('xfs grows while it is mounted, and once is enough', async () => {
+  test('grows a mounted xfs, once', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     const before = mib(at('stage'));
@@ -144,7 +144,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(grown).toEqual([at('stage')]);
   });
 
-  test('xfs that grew while it was not mounted uses its room after the next stage', async () => {
+  test('an xfs image that grew while unmounted uses its room after the next stage', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.grow(volume, targetAt(at('stage')), ground.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
@@ -152,7 +152,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(mib(at('stage'))).toBeGreaterThan(500);
   });
 
-  test('a growth that a crash cut off is completed by the repeated stage', async () => {
+  test('the next stage completes a growth that a crash interrupted', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     truncateSync(volume.path, 600 * 2 ** 20);
@@ -160,12 +160,12 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(mib(at('stage'))).toBeGreaterThan(500);
   });
 
-  test('ext4 grows at the latest with the next stage, and keeps its data', async () => {
+  test('grows ext4 at the latest with the next stage, and keeps its data', async () => {
     const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     writeFileSync(join(at('stage'), 'file'), 'kept');
     truncateSync(volume.path, 150 * 2 ** 20);
-    // Needs CAP_SYS_RESOURCE in the kernel: where that is missing the error says what to do.
+    // The kernel requires CAP_SYS_RESOURCE; without it the error says what to do.
     const grown = await client.grow(volume, targetAt(at('stage')), ground.scope).catch((cause: unknown) => cause);
     if (grown !== undefined) {
       expect(grown).toMatchObject({
@@ -186,7 +186,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ran.filter((tool) => tool === 'e2fsck' || tool === 'resize2fs')).toEqual([]);
   });
 
-  test('an ext4 image that another program works on is waited for before it is changed', async () => {
+  test('waits for another program that works on an ext4 image before it changes the image', async () => {
     const volume = source(ground.image('v.img', 50, 'ext4'), 'ext4');
     truncateSync(volume.path, 150 * 2 ** 20);
     const worker = held(volume.path);
@@ -205,7 +205,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     ['xfs', 'xfs_repair', 512],
     ['ext4', 'e2fsck -f', 0],
     ['ext4', 'e2fsck -f', 2048],
-  ] as const)('a damaged %s is told with its repair (%s, from byte %i)', async (kind, repair, from) => {
+  ] as const)('reports a damaged %s with the repair command (%s, from byte %i)', async (kind, repair, from) => {
     const image = ground.image('v.img', 300, kind);
     zero(image, from, 128 * 1024);
     await expect(client.stage(source(image, kind), targetAt(at('stage')), ground.scope)).rejects.toMatchObject({
@@ -219,7 +219,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(existsSync(at('stage'))).toBe(false);
   });
 
-  test('in use it stays staged, and says by whom', async () => {
+  test('stays staged while it is in use, and names the users', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     using _open = held(at('stage'));
@@ -230,7 +230,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ground.loops()).toHaveLength(1);
   });
 
-  test('a mount made of it keeps it staged, and is named', async () => {
+  test('stays staged while a bind of it exists, and names the bind', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(at('target'));
     await client.stage(volume, targetAt(at('stage')), ground.scope);
@@ -244,7 +244,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ground.loops()).toEqual([]);
   });
 
-  test('a copy of the folder of stages that does not follow it is in use, and is named', async () => {
+  test("is in use by a copy of the stages' folder that does not receive the unmount, and names it", async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     for (const name of ['stages', 'copy']) mkdirSync(at(name));
     execFileSync('mount', ['--bind', at('stages'), at('stages')]);
@@ -262,7 +262,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect(ground.loops()).toEqual([]);
   });
 
-  test('an image that was moved underneath is in use while its device is mounted elsewhere', async () => {
+  test('an image that was moved is in use while its device is mounted elsewhere', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     mkdirSync(at('target'));
     await client.stage(volume, targetAt(at('stage')), ground.scope);
@@ -274,7 +274,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
   });
 
-  test('an image that was deleted underneath can still be unstaged', async () => {
+  test('an image that was deleted can still be unstaged', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     rmSync(volume.path);
@@ -282,7 +282,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
     expect([ground.mounts(), ground.loops(), existsSync(at('stage'))]).toEqual([[], [], false]);
   });
 
-  test('a new image under the name of a deleted one is not taken for it', async () => {
+  test('does not take a new image for a deleted one of the same name', async () => {
     const volume = source(ground.image('v.img', 300, 'xfs'), 'xfs');
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     rmSync(volume.path);
@@ -296,14 +296,14 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
   test('two processes that stage one image at once use one device', async () => {
     for (const kind of ['ext4', 'xfs'] as const) {
       const volume = source(ground.image(`${kind}.img`, 300, kind), kind);
-      // Each has locks of its own, as two processes have.
+      // Each client has locks of its own, as two processes do.
       const clients = [0, 1, 2, 3].map(() => createLoopClient({ mounter, run: createRun(clock), clock }));
       await Promise.all(clients.map((one, n) => one.stage(volume, targetAt(at(`${kind}${n}`)), ground.scope)));
       expect(ground.loops(volume.path)).toHaveLength(1);
     }
   });
 
-  test('a symbolic link in place of the image leads nowhere', async () => {
+  test('does not follow a symbolic link in place of the image', async () => {
     const image = ground.image('v.img', 300, 'xfs');
     renameSync(image, at('elsewhere.img'));
     symlinkSync('elsewhere.img', image);
@@ -314,7 +314,7 @@ describe.skipIf(needs('root', 'mount', 'loop', 'xfs', 'ext4'))('the loop client,
 });
 
 describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices', () => {
-  test('stages and unstages, each twice; what is written is in the image', async () => {
+  test('stages and unstages, each twice, and writes to the image', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     for (let n = 0; n < 2; n++) await client.stage(volume, targetAt(at('stage')), ground.scope);
     expect(statSync(at('stage')).isBlockDevice()).toBe(true);
@@ -328,7 +328,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(readFileSync(volume.path).toString('latin1', 0, 8)).toBe('wordword');
   });
 
-  test('read-only: its device refuses writing, and is not the one for writing at the same time', async () => {
+  test('a read-only device refuses writes, and cannot be used for writing at the same time', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     const readOnly = { ...volume, readOnly: true };
     // A crash left the device attached for writing.
@@ -351,7 +351,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(readFileSync(volume.path).toString('latin1', 0, 4)).toBe('word');
   });
 
-  test('goes on where a crash left off', async () => {
+  test('continues after a crash', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     attachImage(volume.path);
     await client.stage(volume, targetAt(at('stage')), ground.scope);
@@ -361,7 +361,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
-  test('a device that was detached and taken for another file is not shown', async () => {
+  test('does not expose a device that was detached and reused for another file', async () => {
     const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 8)];
     await client.stage(mine, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
@@ -373,7 +373,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(statSync(at('stage')).rdev).toBe(statSync(node).rdev);
   });
 
-  test('is unstaged though another program has mounted a device with the number of its own', async () => {
+  test('is unstaged although another program has mounted a device with the same number', async () => {
     const [mine, other] = [source(ground.image('v.img', 4), undefined), ground.image('other.img', 50, 'ext4')];
     await client.stage(mine, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
@@ -395,7 +395,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect(readFileSync(`/sys/block/${basename(loop)}/size`, 'utf8').trim()).toBe(String((8 * 2 ** 20) / 512));
   });
 
-  test('an open device is in use, and the error names who has it open', async () => {
+  test('reports an open device as in use, and names who has it open', async () => {
     const volume = source(ground.image('v.img', 4), undefined);
     await client.stage(volume, targetAt(at('stage')), ground.scope);
     const [loop = ''] = ground.loops();
@@ -413,7 +413,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     expect([ground.loops(), existsSync(at('stage'))]).toEqual([[], false]);
   });
 
-  describe('whose device is used beside its stage', () => {
+  describe('whose device is used in addition to its stage', () => {
     let volume: LoopSource;
     let device: string;
 
@@ -443,7 +443,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
       await released();
     });
 
-    test('is in use by a copy of the folder of stages that does not follow it', async () => {
+    test("is in use by a copy of the stages' folder that does not receive the unmount", async () => {
       for (const name of ['stages', 'copy']) mkdirSync(at(name));
       execFileSync('mount', ['--bind', at('stages'), at('stages')]);
       const own = source(ground.image('w.img', 4), undefined);
@@ -510,7 +510,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('the loop client, block devices'
     });
   });
 
-  test('ten at once each get a device of their own', async () => {
+  test('attaches ten at once to devices of their own', async () => {
     const volumes = Array.from({ length: 10 }, (_, n) => source(ground.image(`v${n}.img`, 4), undefined));
     await Promise.all(volumes.map((volume, n) => client.stage(volume, targetAt(at(`stage${n}`)), ground.scope)));
     expect(new Set(ground.loops()).size).toBe(10);

@@ -3,10 +3,10 @@ import type { Scope } from '#base/log.ts';
 import type { SourceOf } from '#core/model.ts';
 import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, StagingTarget } from '#core/ports.ts';
-import { lockImage } from '../mounter/image-file.ts';
+import { attachedLoops, mountsOf } from '../mounter/attached-loops.ts';
+import { lockImage } from '../mounter/image-lock.ts';
 import { createLoopDevices } from '../mounter/loop-devices.ts';
 import { createLoopFiles } from '../mounter/loop-files.ts';
-import { attachedLoops, mountsOf } from '../mounter/loops.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';
 import { growCalls } from './grow-calls.ts';
 import { growBlock, stageBlock, unstageBlock } from './loop-block.ts';
@@ -23,7 +23,7 @@ export type LoopClientOptions = Pick<LoopParts, 'mounter' | 'run' | 'clock'> &
     readonly settled?: (scope: Scope) => Promise<void>;
   };
 
-/** An image file of this node: a loop device, and the file system in it or the device itself. */
+/** Mounts an image file of this node through a loop device: the file system in it, or the device itself. */
 export function createLoopClient(options: LoopClientOptions): LoopClient {
   const { clock } = options;
   const parts: LoopParts = {
@@ -36,7 +36,7 @@ export function createLoopClient(options: LoopClientOptions): LoopClient {
   };
   const images = createKeyedLock();
 
-  /** One call at a time for an image: two would attach it twice. `lockImage` keeps other processes from that. */
+  /** Runs one call at a time for an image, since two would attach it twice. `lockImage` excludes other processes. */
   const alone =
     (work: (source: LoopSource, at: string, scope: Scope) => Promise<void>) =>
     async (source: LoopSource, { path: at }: StagingTarget, scope: Scope): Promise<void> => {
@@ -67,7 +67,7 @@ export function createLoopClient(options: LoopClientOptions): LoopClient {
       const loops = await loopsOn(parts, source.path);
       return loops.flatMap((loop) => {
         const places = mountsOf(loop, table).map(({ at }) => at);
-        // A device that somebody attached by hand and has not mounted is in use all the same.
+        // A device that somebody attached by hand but did not mount is in use, too.
         return places.length === 0 ? [loop.node] : places;
       });
     },

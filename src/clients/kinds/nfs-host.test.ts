@@ -4,7 +4,7 @@ import type { NfsConnection, Source } from '#core/model.ts';
 import { mountTable, parseMountinfo } from '../mounter/mountinfo.ts';
 import { mountByHost } from './nfs-host.ts';
 
-// The kernels that run these tests have no NFS client: what is asked of it is all that can be shown.
+// The kernels of the test machines have no NFS client, so only the command can be checked.
 
 const way: NfsConnection = {
   client: 'host',
@@ -55,15 +55,15 @@ test.each([
     'vers=3,proto=tcp,port=2049,nosuid,nodev,soft,retrans=3,timeo=50,rsize=1048576,wsize=1048576,noresvport,sync',
   ],
   [{ retries: 3 }, 'vers=3,proto=tcp,port=2049,nosuid,nodev,hard,timeo=600,rsize=1048576,wsize=1048576,noresvport'],
-] as const)('the store %j: %s', async (more, options) => {
+] as const)('a store with %j mounts with %s', async (more, options) => {
   expect(await asked(sourceBy(more))).toEqual([`mount.nfs filer:/export/photos /s/mounts/v -o ${options}`]);
 });
 
-test('an address with colons is put in brackets', async () => {
+test('puts an IPv6 address in brackets', async () => {
   expect((await asked(sourceBy({}, 'fd00::4')))[0]).toContain('mount.nfs [fd00::4]:/export/photos ');
 });
 
-test('what is mounted already is left as it is', async () => {
+test('leaves an existing mount unchanged', async () => {
   const root = '20 1 0:9 / / rw - ext4 /dev/sda rw\n';
   const there = '30 20 0:40 / /s/mounts/v rw - nfs filer:/export/photos rw\n';
   expect(await asked(sourceBy({}), `${root}${there}`)).toEqual([]);

@@ -1,8 +1,8 @@
 import type { Scope } from '#base/log.ts';
 import type { Source } from '#core/model.ts';
-import { mountFailure } from '../mounter/errors.ts';
+import { mountFailure } from '../mounter/mount-failure.ts';
 import type { MountTable } from '../mounter/mountinfo.ts';
-import type { Run } from '../mounter/run.ts';
+import type { Run } from '../mounter/run-program.ts';
 
 type NfsSource = Extract<Source, { kind: 'nfs' }>;
 
@@ -11,7 +11,7 @@ interface HostParts {
   readonly readTable: () => Promise<MountTable>;
 }
 
-/** By the system's own NFS client, where the administrator says so. What it cannot do was refused with the store's options. */
+/** Mounts with the system's NFS client (client=host). Options that it does not support were refused when the store was configured. */
 export async function mountByHost(
   { run, readTable }: HostParts,
   source: NfsSource,
@@ -22,7 +22,7 @@ export async function mountByHost(
   const there = (await readTable()).at(place);
   if (there?.source === from) return;
   try {
-    // By the helper, which the kernel's own mount call needs for the server's address.
+    // Uses mount.nfs, since the kernel's mount call needs the server's address resolved.
     await run('mount.nfs', [from, place, '-o', hostOptions(source).join(',')], scope, { deadline: 45_000 });
   } catch (cause) {
     throw mountFailure(`the volume could not be mounted at ${place} by the system's NFS client`, cause);
@@ -46,7 +46,7 @@ function hostOptions({ way }: NfsSource): readonly string[] {
     `wsize=${way.maxWrite}`,
     ...(way.connections > 1 ? [`nconnect=${way.connections}`] : []),
     way.sourcePorts === 'privileged' ? 'resvport' : 'noresvport',
-    // Without locks on the server: they then hold on this node, which the administrator allowed.
+    // Without server-side locks: they then hold on this node only, which the administrator allowed.
     ...(way.locks === 'node' ? ['nolock'] : []),
     ...(way.sync === true ? ['sync'] : []),
     ...(way.readOnly ? ['ro'] : []),

@@ -3,12 +3,12 @@ import type { MountTable } from '../mounter/mountinfo.ts';
 
 /** Finds every path where the volume, or a part of it, is mounted, by us or by others, including hidden paths. */
 export function nfsMountsOf(source: SourceOf<'nfs'>, stage: string, table: MountTable): readonly string[] {
-  // As the kernel shows it, `server:/path`, whoever mounted it; what is below the volume counts too.
+  // Mounts by anybody: the kernel shows the source as `server:/path`. A mount of a folder in the volume counts, too.
   const tops = source.hosts.map((host) => `${host.includes(':') ? `[${host}]` : host}:${source.path}`);
   const ours = table.entries.filter(({ type, source: from }) => {
     return type.startsWith('nfs') && tops.some((top) => from === top || from.startsWith(`${top}/`));
   });
-  // Each of our own mounts is a device of its own.
+  // Each of our own mounts has a device number of its own.
   const staged = table.at(stage);
   const same = table.entries.filter(({ device }) => device === staged?.device);
   return [...ours, ...same].map(({ at }) => at);

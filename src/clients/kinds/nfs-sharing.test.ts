@@ -34,7 +34,7 @@ const by = (more: Partial<NfsConnection>): Source => ({
   path: '/export/a',
   way: { ...way, ...more },
 });
-/** As it comes back from the records. */
+/** As read back from the database. */
 const kept = (source: Source): Source => JSON.parse(JSON.stringify(source));
 
 function further(wanted: Source, staged: Source): { readonly source: Source; readonly warned: readonly Facts[] } {
@@ -43,7 +43,7 @@ function further(wanted: Source, staged: Source): { readonly source: Source; rea
   return { source: sharing.join(volume, wanted, kept(staged), log), warned };
 }
 
-test('a volume that is to be held to its size is not mounted once more where it is not', () => {
+test('refuses another mount of a volume with an enforced size where the size is not enforced', () => {
   expect(() => further(by({ quota }), by({}))).toThrow(
     expect.objectContaining({
       code: 'conflict',
@@ -55,26 +55,26 @@ test('a volume that is to be held to its size is not mounted once more where it 
   expect(further(by({ quota: larger }), by({ quota }))).toEqual({ source: kept(by({ quota })), warned: [] });
 });
 
-test('one more mount has the options of the first, and it is said which are others by now', () => {
+test('another mount has the options of the first one, and the log names those that differ', () => {
   const first = by({ softMs: 1000, tls: { folder: undefined } });
   const { source, warned } = further(by({ squash: 'all' }), first);
   expect(source).toEqual(kept(first));
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['tls', 'squash', 'softMs'] }]);
 });
 
-test('another group of the next pod is said, and whoever has it keeps theirs', () => {
+test('logs another group of the next pod, and keeps the first one', () => {
   const first = by({ squash: 'all', group: 2000 });
   const { source, warned } = further(by({ squash: 'all', group: 3000 }), first);
   expect(source).toEqual(kept(first));
   expect(warned).toEqual([{ volume: 'silver/photos', differing: ['group'] }]);
 });
 
-test('that the server is reached elsewhere is no matter', () => {
+test('ignores a changed address of the server', () => {
   const moved = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==' });
   expect(further(moved, by({}))).toEqual({ source: kept(by({})), warned: [] });
 });
 
-test('a dead mount keeps its options, and is replaced at the address that the store knows now', () => {
+test("replaces a dead mount with the same options at the server's current address", () => {
   const dead = kept(by({ softMs: 1000, squash: 'all', group: 2000 }));
   const now = by({ addresses: ['10.0.0.2'], port: 20490, root: 'BB==', quota });
   const moved = { ...now, hosts: ['filer'], path: '/export/b' } as const;
@@ -84,7 +84,7 @@ test('a dead mount keeps its options, and is replaced at the address that the st
   });
 });
 
-test('options of a mount are added once, and nothing is added without a group', () => {
+test('adds the options of a mount once, and nothing without a group', () => {
   const source = by({ squash: 'all' });
   const use = { readOnly: true, group: 2000 };
   const once = nfsSources.withMountOptions(source, use);

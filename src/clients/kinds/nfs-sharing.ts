@@ -6,14 +6,14 @@ import type { Client } from '#core/ports.ts';
 type NfsSource = SourceOf<'nfs'>;
 type Named = Pick<Volume, 'store' | 'name'>;
 
-/** What a store's options decide. Where the server is reached may change by itself, and says nothing about a mount. */
+/** The options that a store decides. The server's address is not among them: it may change by itself, and a mount does not depend on it. */
 const options = [
   ...(['client', 'network', 'sourcePorts', 'tls', 'connections', 'squash', 'uid', 'gid', 'group'] as const),
   ...(['softMs', 'retries', 'sync', 'maxRead', 'maxWrite', 'locks', 'readOnly'] as const),
 ] satisfies readonly (keyof NfsConnection)[];
 
 /**
- * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws where that would
+ * All mounts of a volume on a node share the stage and its options, whatever the store's options are now. Throws if that would
  * break a promise.
  */
 function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): NfsSource {
@@ -27,17 +27,17 @@ function join(volume: Named, wanted: NfsSource, staged: NfsSource, log: Log): Nf
   return staged;
 }
 
-/** A dead mount is replaced with its own options, since its users rely on them, at the address of the server that is known now. */
+/** A dead mount is replaced with the same options, since its users rely on them, at the server's current address. */
 function replace(known: NfsSource, now: NfsSource): NfsSource {
   const { addresses, port, mountPort, root, quota } = now.way;
   return { ...known, hosts: now.hosts, path: now.path, way: { ...known.way, addresses, port, mountPort, root, quota } };
 }
 
-/** What core asks about NFS sources. Pure functions. */
+/** Answers core's questions about NFS sources. Pure functions. */
 export const nfsSources: Required<Pick<Client<'nfs'>, 'sharing' | 'withMountOptions' | 'isSingleUser'>> = {
   sharing: { join, replace, groupOf: ({ way }) => way.group },
   /**
-   * Where all users are one on the server, a mount shows the files as the group's, so the group is an option of the mount. Elsewhere
+   * If all users are a single user on the server, the mount shows its files as the group's, so the group is an option of the mount. Otherwise
    * the files must belong to the group on the store.
    */
   withMountOptions: (source, { group }) =>

@@ -8,14 +8,14 @@ import { requireMounting } from '#core/mount-errors.ts';
 import type { Client, Mounter, StageOptions, StagingTarget } from '#core/ports.ts';
 import { ownSource } from '#core/volume-staging.ts';
 import { KeeperError } from '#keeper/protocol.ts';
-import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse.ts';
+import { fuseType, mountFuse, setReadAhead } from '../data-path/fuse-mount.ts';
+import type { KeeperKind } from '../data-path/keeper-starter.ts';
 import type { Keepers } from '../data-path/keepers.ts';
-import { specOf } from '../data-path/spec.ts';
-import type { KeeperKind } from '../data-path/starting.ts';
-import type { Look } from '../mounter/look.ts';
+import { specOf } from '../data-path/nfs-mount-spec.ts';
 import type { MountEntry, MountTable } from '../mounter/mountinfo.ts';
+import type { PathAccess } from '../mounter/path-access.ts';
 import { locatedOwn } from '../mounter/paths.ts';
-import type { Run } from '../mounter/run.ts';
+import type { Run } from '../mounter/run-program.ts';
 import { mountByHost } from './nfs-host.ts';
 import { nfsMountsOf } from './nfs-mounts.ts';
 import { nfsSources } from './nfs-sharing.ts';
@@ -25,12 +25,12 @@ export interface NfsClientParts {
   readonly mounter: Mounter;
   readonly run: Run;
   readonly clock: Clock;
-  readonly look: Look;
+  readonly look: PathAccess;
   readonly keepers: Keepers;
   readonly readTable: () => Promise<MountTable>;
   /** Waits for programs that a killed Stowage left running. */
   readonly settled?: (scope: Scope) => Promise<void>;
-  /** Of this Stowage. */
+  /** This Stowage's instance. */
   readonly instance: string;
 }
 
@@ -41,33 +41,33 @@ interface OurMount {
   readonly kind: KeeperKind;
 }
 
-/** For the kernel to end what was unmounted; what it has not ended by then somebody else still uses. */
+/** How long the kernel gets to end an unmounted file system; after that it is still in use elsewhere. */
 const endingMs = 2_000;
-/** Mostly it takes a millisecond. */
+/** Usually it takes a millisecond. */
 const [firstLookMs, longestLookMs] = [1, 20];
 const undoMs = 10_000;
 const initMs = 300;
-/** For what lies in memory to get to the server; less than what an unmount may take. */
+/** For flushing dirty data to the server; shorter than the deadline of an unmount. */
 const flushMs = 4_000;
-/** For a keeper to say what came of it. */
+/** For the keeper's answer after that. */
 const answerMs = 1_500;
 const unending = new AbortController().signal;
 
-/** A directory of an NFS server, by our own data path: nothing of the host but /dev/fuse. */
+/** Mounts a directory of an NFS server with our own data path, which needs only /dev/fuse of the host. */
 export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
   const { mounter, clock, keepers, readTable } = parts;
 
   const isServed = async ({ id, kind }: OurMount, scope: Scope): Promise<boolean> =>
     (await keepers.holding(id, kind, scope.signal, async ({ isStuck }) => !isStuck)) ?? false;
 
-  /** A mount that the kernel shows, and nobody serves any more, is in the way of a new one. */
+  /** A mount that is in the mount table but that nobody serves is removed to make room for a new one. */
   async function stagedAlready(source: NfsSource, volumeId: VolumeId, place: string, scope: Scope): Promise<boolean> {
     const there = (await readTable()).at(place);
     if (there === undefined) return false;
     const ours = ourMount(there, place, volumeId, source);
     if (await isServed(ours, scope)) return true;
     scope.log.warn('a mount that nobody serves is replaced', { at: place });
-    // Whoever still waits for it gets an error, now that nobody will answer.
+    // Aborts pending requests, since nobody will answer them.
     await mounter.detach(place, scope, { abort: true });
     const { id, kind } = ours;
     await keepers.holding(id, kind, scope.signal, (keeper) => keeper.drop(id, scope.signal));
@@ -83,25 +83,25 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     const place = await makeStage(path, 'filesystem');
     if (await stagedAlready(source, volumeId, place, scope)) return;
     const spec = await specOf(source, parts.instance);
-    // Another one each time: containers may still have an earlier mount of the volume, which goes on being served.
+    // A new id each time: containers may still use an earlier mount of the volume, which stays served.
     const id = ownSource(volumeId, randomBytes(4).toString('hex'));
     await keepers.use(kindOf(source), scope.signal, async (keeper) => {
       await using mounted = await mountFuse(id, place, spec);
       try {
         await keeper.adopt(id, spec, mounted.fd, scope.signal);
-        // Without it, INIT is given a moment: the kernel then takes back what was set before.
+        // If the mount may not be accessed, wait for INIT, after which the kernel resets what was set before.
         await (how?.skipServerCheck === true ? clock.sleep(initMs, scope.signal) : answers(place, scope));
         await setReadAhead(await readTable(), place, scope);
       } catch (cause) {
         using limit = clock.deadline(undoMs, unending);
-        // With whoever waits for it, the look of our own above all.
+        // Also aborts pending requests, above all our own stat.
         await mounter.detach(place, { ...scope, signal: limit.signal }, { abort: true }).catch(() => undefined);
         throw cause;
       }
     });
   }
 
-  /** A mount that was made is one that works. */
+  /** Checks that the new mount works. */
   async function answers(place: string, scope: Scope): Promise<void> {
     try {
       await parts.look({ path: place, table: await readTable(), signal: scope.signal }, () => stat(place));
@@ -111,7 +111,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     }
   }
 
-  /** What was acknowledged to somebody is not dropped in passing. */
+  /** Never discard acknowledged writes on unmount. */
   async function refuseUnwritten({ id, kind }: OurMount, scope: Scope): Promise<void> {
     const files = await keepers.holding(id, kind, scope.signal, async (keeper) => {
       using limit = clock.deadline(flushMs + answerMs, scope.signal);
@@ -133,7 +133,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
     }
   }
 
-  /** Waits, for as long as what was just unmounted may take to end. */
+  /** Whether the volume is still in use elsewhere on this node. Waits as long as a recent unmount may take to complete. */
   async function elsewhere(_source: NfsSource, { path, volumeId }: StagingTarget, scope: Scope): Promise<boolean> {
     const place = locatedOwn(path);
     const here = place === undefined ? undefined : (await readTable()).at(place)?.source;
@@ -168,7 +168,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
       const there = (await readTable()).at(place);
       if (how?.force === true) await mounter.detach(place, scope, { abort: true });
       else await mounter.unmount(place, scope);
-      // It is unmounted, whatever the keeper says to that.
+      // The unmount succeeded, whatever the keeper reports.
       if (there?.type === fuseType)
         await waitForEnd(ourMount(there, place, volumeId, source), scope).catch((cause: unknown) =>
           scope.log.info('whether a mount has ended is not known', { at: place, why: String(cause) }),
@@ -186,7 +186,7 @@ export function createNfsClient(parts: NfsClientParts): Client<'nfs'> {
         await refuseUnwritten(ourMount(there, place, volumeId, source), scope);
     },
     daemon: {
-      // With the client: mounts of the system's client have no process of ours, and share no answer with those that do.
+      // The key includes the client: mounts of the system's client have no process of ours, so they don't share its state.
       key: ({ way: { client, network, sourcePorts } }) => JSON.stringify([client, network, sourcePorts]),
       trouble: async (source, _target, scope) =>
         source.way.client === 'host' ? undefined : await keepers.trouble(kindOf(source), scope.signal),

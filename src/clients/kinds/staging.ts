@@ -6,7 +6,7 @@ import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
 import { located, locatedOwn, unlessMissing } from '../mounter/paths.ts';
 
-/** Where a volume gets staged, made if it is missing; as the mount table calls it. */
+/** Creates the mount point for a staged volume if it is missing. Returns its path as the mount table shows it. */
 export async function makeStage(at: string, access: Access): Promise<string> {
   const place = locatedOwn(at);
   if (place === undefined) {
@@ -17,7 +17,7 @@ export async function makeStage(at: string, access: Access): Promise<string> {
     });
   }
   try {
-    // What is mounted there brings its own permissions; until then nobody else has business there.
+    // The mounted file system has its own permissions; until then nobody else may use the mount point.
     if (access === 'filesystem') mkdirSync(place, { mode: 0o700 });
     else await (await open(place, 'wx', 0o600)).close();
   } catch (cause) {
@@ -26,10 +26,10 @@ export async function makeStage(at: string, access: Access): Promise<string> {
   return place;
 }
 
-/** Something in it was written there while nothing was mounted: it stays, and the log says so. */
+/** Keeps and logs a mount point that is not empty: something was written there while nothing was mounted. */
 export async function removeStage(place: string, scope: Scope): Promise<void> {
   try {
-    // In line, and without a look at it: what is still mounted there is in the way, and is not asked.
+    // Synchronous, and without a stat: rmdir fails on a mount point without contacting its server.
     if (isFolderGone(place)) return;
     const found = await unlessMissing(lstat(place));
     if (found?.size === 0) await unlink(place);
@@ -49,7 +49,7 @@ function isFolderGone(place: string): boolean {
   }
 }
 
-/** Where the volume's data are: never through a symbolic link, which could lead anywhere on this machine. */
+/** Locates the volume's data. Never follows a symbolic link, which could lead anywhere on this machine. */
 export async function sourceAt(path: string, kind: 'folder' | 'file'): Promise<{ path: string; bytes: number }> {
   const place = await located(path);
   const found = place === undefined ? undefined : await unlessMissing(lstat(place));

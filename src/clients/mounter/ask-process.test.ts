@@ -3,7 +3,7 @@ import { expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { askProcess } from './ask-process.ts';
 
-test('many that are stuck: only so many questions are left without an answer, and all are asked again when they end', async () => {
+test('limits the number of unanswered questions, and asks again when the processes end', async () => {
   const real = systemClock();
   const clock = { ...real, after: (_ms: number, then: () => void) => real.after(1, then) };
   const never = Promise.withResolvers<string>();
@@ -24,7 +24,7 @@ test('many that are stuck: only so many questions are left without an answer, an
 test.each([
   ['has ended', 'ESRCH', 0],
   ['may not be looked at', 'EACCES', 100],
-])('a process that %s answers nothing and is no reason to ask less', async (_what, code, times) => {
+])('a process that %s gives no answer and does not count as stuck', async (_what, code, times) => {
   const refused = (): Promise<string> => Promise.reject(Object.assign(new Error(code), { code }));
   const onUnknown = vi.fn();
   for (let pid = 0; pid < 100; pid++)

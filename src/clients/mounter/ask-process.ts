@@ -2,17 +2,17 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 
-/** The kernel answers at once, also on a busy machine. */
+/** The kernel answers at once, even on a busy machine. */
 const patienceMs = 500;
-/** Each keeps a thread of those that Node has for all files. */
+/** Each unanswered question occupies a thread of libuv's pool, which serves all file access. */
 const mostSilent = 8;
-/** Processes of which a question was not answered, by their folders in /proc. All of this program share the threads. */
+/** The /proc folders of processes with an unanswered question. Shared by the whole program, as the thread pool is. */
 const silent = new Set<string>();
 
 /**
- * What /proc tells of a process of somebody else. A question about one that is stuck, on a server or a file system that
- * is gone, can wait as long as that is, and cannot be taken back: it is left behind, and that process is not asked again
- * before it answers. Undefined: there is no answer. `onUnknown` is called unless that is because the process has ended.
+ * Reads something of another process from /proc. Reading about a process that hangs on a dead server or file system can block as long as
+ * the server is gone, and cannot be cancelled: the read is abandoned, and that process is not asked again until it answers. Undefined:
+ * no answer. Calls `onUnknown`, unless the process has ended.
  */
 export async function askProcess<T>(
   folder: string,

@@ -2,18 +2,18 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
-import { bindByAside, inherited } from './aside.ts';
-import { mountFailure } from './errors.ts';
 import { type HeldPath, holdOwnPath, holdPath, movedAway } from './held-path.ts';
+import { mountFailure } from './mount-failure.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import { type MountEntry, type Shown, same } from './mountinfo.ts';
-import type { Parts } from './parts.ts';
 import { checkPath, located } from './paths.ts';
-import { inChild } from './run.ts';
+import { inChild } from './run-program.ts';
+import { bindThroughScratch, inherited } from './scratch-bind.ts';
 
-/** A set-uid program or a device node that a container's root put into a volume must not work for users of the host. */
+/** Set-uid programs and device nodes that a container's root put into a volume must not work for users of the host. */
 export const confined = ['nosuid', 'nodev'];
 
-/** What is bound, the mount that it is seen through, and what a bind of it shows. */
+/** The bound path, the mount through which it is seen, and what a bind of it shows. */
 interface Origin {
   readonly origin: HeldPath;
   readonly source: MountEntry | undefined;
@@ -26,7 +26,7 @@ export const hasAll = ({ options }: MountEntry, flags: readonly string[]): boole
 const undoMs = 5_000;
 const unending = new AbortController().signal;
 
-export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter['bind'] {
+export function createBind(parts: MounterParts, takeAway: Mounter['unmount']): Mounter['bind'] {
   const { clock, run, calls, readTable, look, near, places, isOwn } = parts;
 
   async function bind(from: string, at: string, how: { readonly readOnly: boolean }, scope: Scope): Promise<void> {
@@ -35,18 +35,18 @@ export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter[
     using _alone = await places.hold([at], scope.signal);
     const table = await readTable();
     const { signal } = scope;
-    // Mostly it says where it leads already.
+    // Usually `from` contains no symbolic links, so try without resolving it first.
     const find = (): Promise<HeldPath> => holdPath(from).catch(async () => await existing(from, await located(from)));
     await using origin = near(from, table) ?? (await look({ path: from, table, signal }, find));
     const shown = table.shown(origin.path);
     const there = table.at(at);
-    // A device bound onto a file must work.
+    // A block device bound onto a file must stay usable, so no `nodev`.
     const flags = [...(origin.stats.isDirectory() ? confined : []), ...(how.readOnly ? ['ro'] : [])];
     if (there !== undefined) {
       if (!same(there, shown)) throw occupied(at, there);
       if (there.mountReadOnly && !how.readOnly) throw alreadyReadOnly(at);
       if (hasAll(there, flags)) return;
-      // To change it would change what is seen here, and none of the copies that other mount namespaces were sent of it.
+      // A remount would change only this mount, not the copies that other mount namespaces received, so unmount it and bind again.
       await takeAway(at, scope);
     }
     const source = table.holding(origin.path);
@@ -66,13 +66,13 @@ export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter[
     scope: Scope,
   ): Promise<void> {
     try {
-      // By what is held, so nothing else can be there now, and with its flags; only the place can have been moved.
+      // Uses open descriptors, so nothing else can be mounted there now, and the flags are set from the start. Only the place can have been moved.
       if (calls.bindAs(origin, place, flags)) {
         if (place.where() !== place.path) throw movedAway(place.path);
         return;
       }
       if (source !== undefined && hasAll(source, flags)) calls.bind(origin, place);
-      else bindByAside(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
+      else bindThroughScratch(parts, origin, place, [...new Set([...inherited(source), ...flags])]);
       const there = (await readTable()).at(place.path);
       if (there === undefined || !same(there, shown)) throw movedAway(place.path);
       if (!hasAll(there, flags)) throw flagsRefused(place.path, flags);
@@ -82,7 +82,7 @@ export function createBind(parts: Parts, takeAway: Mounter['unmount']): Mounter[
     }
   }
 
-  /** Never a mount without the flags that were asked for, nor one elsewhere; so this goes on when the caller has given up. */
+  /** A mount without the requested flags, or in another place, must not stay. So this continues after the caller has given up. */
   async function undo(place: HeldPath, shown: Shown | undefined, scope: Scope): Promise<void> {
     const there = (await readTable()).at(place.where());
     if (there === undefined || !same(there, shown)) return;

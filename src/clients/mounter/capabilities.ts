@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises';
 /** Numbers from linux/capability.h. */
 const bits = { CAP_SYS_ADMIN: 21n, CAP_SYS_RESOURCE: 24n } as const;
 
-/** What this process may do now; false where there is no such thing to ask. */
+/** Whether this process has the capability now. False on systems without /proc/self/status. */
 export async function hasCapability(name: keyof typeof bits, file = '/proc/self/status'): Promise<boolean> {
   const status = await readFile(file, 'utf8').catch(() => '');
   const effective = /^CapEff:\s*([0-9a-f]+)$/m.exec(status)?.[1];

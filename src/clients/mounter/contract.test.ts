@@ -6,9 +6,9 @@ import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
 import { createGround } from '#testing/ground.ts';
-import { createLinuxMounter } from './linux.ts';
-import { createRun } from './run.ts';
-import { createUnableMounter } from './unable.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
+import { createRun } from './run-program.ts';
+import { createUnableMounter } from './unable-mounter.ts';
 
 describe.skipIf(needs('root', 'mount'))('on this kernel', () => {
   mounterContract('the Linux mounter', () => {

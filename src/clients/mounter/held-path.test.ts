@@ -5,18 +5,18 @@ import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLinuxMounter } from './linux.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createRun, type Run } from './run.ts';
+import { createRun, type Run } from './run-program.ts';
 
 const clock = systemClock();
 const real = createRun(clock);
 const writable = { readOnly: false };
 
-describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder above a target', () => {
+describe.skipIf(needs('root', 'mount'))('a user who can write to a folder above a target', () => {
   let ground: Ground;
-  /** The programs that were run. */
+  /** The programs that ran. */
   let ran: string[];
   const at = (name: string): string => join(ground.folder, name);
   const moved = (path: string) => ({
@@ -33,13 +33,13 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  /** Puts a link to another folder in the place of theirs. */
+  /** Replaces their folder with a link to another one. */
   function swap(): void {
     renameSync(at('theirs'), at('away'));
     symlinkSync('elsewhere', at('theirs'));
   }
 
-  /** One that is disturbed once: after it looked at the mount table, or just before it runs a program. */
+  /** A mounter that is disturbed once: after it read the mount table, or just before it runs a program. */
   function mounter(disturbed: { readonly afterLook?: () => void; readonly beforeRun?: () => void } = {}): Mounter {
     let { afterLook, beforeRun } = disturbed;
     const disturb = (tool: string): void => {
@@ -78,7 +78,7 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
   test.each([
     ['folder', 'from', 'theirs/to'],
     ['file', 'file', 'theirs/disk'],
-  ])('cannot lead the mount of a %s elsewhere before it is made', async (_, from, to) => {
+  ])('cannot redirect the mount of a %s before it is made', async (_, from, to) => {
     const bound = mounter({ afterLook: swap }).bind(at(from), at(to), writable, ground.scope);
     await expect(bound).rejects.toMatchObject(moved(at(to)));
     expect(ran).toEqual([]);
@@ -88,14 +88,14 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
   test.each([
     ['folder', 'from', 'theirs/to'],
     ['file', 'file', 'theirs/disk'],
-  ])('cannot lead the mount of a %s elsewhere while it is made', async (_, from, to) => {
+  ])('cannot redirect the mount of a %s while it is made', async (_, from, to) => {
     const bound = mounter({ beforeRun: swap }).bind(at(from), at(to), writable, ground.scope);
     await expect(bound).rejects.toMatchObject(moved(at(to)));
     expect(ran).toEqual(['mount', 'umount']);
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('cannot put a link in the place of the target itself, nor of the source', async () => {
+  test('cannot replace the target itself with a link, nor the source', async () => {
     const replaced = (path: string) => () => {
       rmSync(at(path), { recursive: true });
       symlinkSync(at('elsewhere/to'), at(path));
@@ -110,7 +110,7 @@ describe.skipIf(needs('root', 'mount'))('somebody who may write to a folder abov
     expect(ground.mounts()).toEqual([]);
   });
 
-  test('cannot have a folder or file made elsewhere', async () => {
+  test('cannot have a folder or file created elsewhere', async () => {
     for (const access of ['filesystem', 'block'] as const) {
       const made = mounter({ afterLook: swap }).makeTarget(at('theirs/to/new'), access, ground.scope);
       await expect(made).rejects.toMatchObject(moved(at('theirs/to')));

@@ -3,28 +3,28 @@ import { open } from 'node:fs/promises';
 import { StowageError } from '#core/errors.ts';
 
 /**
- * A place, whatever its name leads to by now. Whoever may write to a folder above it can put a symbolic link there at
- * any moment, and what root then makes, mounts or removes by name happens wherever that leads.
+ * An open path. Whoever can write to a folder above a path can replace a component of it with a symbolic link at any moment. If root then
+ * used the path by name, it would create, mount or remove something wherever the link leads.
  */
 export interface HeldPath extends AsyncDisposable {
   readonly path: string;
   readonly fd: number;
-  /** Leads to it in this process, and on to what is in it. */
+  /** The path through /proc/self/fd. It stays valid in this process, and can be extended with names below it. */
   readonly through: string;
   readonly stats: Stats;
-  /** What it is called now. */
+  /** Where the open file or folder is now. */
   where(): string;
 }
 
-/** open(2): only the place, nothing in it is opened. The same number on every processor that Node runs on. */
+/** open(2): opens the path without opening the file. The value is the same on every processor that Node runs on. */
 export const O_PATH = 0o10000000;
 
-/** A path that does not lead where it says, since a link is in it or at its end, is a 'conflict'. */
+/** Throws 'conflict' if a component of the path, or its end, is a symbolic link. */
 export async function holdPath(path: string): Promise<HeldPath> {
   const handle = await open(path, O_PATH | constants.O_NOFOLLOW);
   try {
     const through = `/proc/self/fd/${handle.fd}`;
-    // In line: the kernel knows it by heart, whatever disk or server it is on.
+    // Synchronous: the kernel answers from memory, whatever disk or server the path is on.
     const where = (): string => readlinkSync(through);
     const stats = await handle.stat();
     if (stats.isSymbolicLink() || where() !== path) throw movedAway(path);
@@ -35,7 +35,7 @@ export async function holdPath(path: string): Promise<HeldPath> {
   }
 }
 
-/** The same in line, for what is ours and has nothing mounted on it: to wait for a thread takes longer than to look. */
+/** The synchronous form, for our own folders with nothing mounted on them: a round trip through the thread pool takes longer than the call. */
 export function holdOwnPath(path: string): HeldPath {
   const fd = openSync(path, O_PATH | constants.O_NOFOLLOW);
   try {

@@ -22,8 +22,8 @@ export interface HolderSearch {
 }
 
 /**
- * The processes that have the path, or something below it, open, as folder, program or mapped. Only as many as were
- * asked for, and only those found in time: use it for messages. Processes of other pid namespaces are not seen.
+ * Finds processes that use the path or something below it: as an open file, working directory, root, program or mapping. Returns at most
+ * `most` processes and only those found in time, so use it for messages only. Processes of other pid namespaces are not visible.
  */
 export async function findHolders(
   path: string,
@@ -34,7 +34,7 @@ export async function findHolders(
   return (await searchHolders(path, clock, scope, search)).holders;
 }
 
-/** The same, for decisions. If `isComplete` and there are no holders, no process of this pid namespace has it. */
+/** The same for decisions: if `isComplete` and there are no holders, no process of this pid namespace uses the path. */
 export async function searchHolders(
   path: string,
   clock: Clock,
@@ -50,7 +50,7 @@ export async function searchHolders(
   const onUnknown = (): void => {
     isComplete = false;
   };
-  // Mappings are only read when nothing else explains it: they are long, and most files are open as well.
+  // Read mappings only if nothing else was found: they are long, and most mapped files are open as well.
   for (const look of [links, mappings]) {
     for (const pid of pids) {
       if (found.length >= most || limit.signal.aborted) return { holders: found, isComplete: false };
@@ -74,7 +74,7 @@ async function anyHeld(targets: AsyncIterable<string>, holds: (target: string) =
 interface Asked {
   readonly folder: string;
   readonly except: string | undefined;
-  /** A process that ends while it is looked at holds nothing. For one that says nothing, or that we may not look at, the search is incomplete. */
+  /** A process that ends during the search holds nothing. If a process does not answer or may not be read, the search is incomplete. */
   ask<T>(question: () => Promise<T>): Promise<T | undefined>;
 }
 
@@ -95,6 +95,6 @@ async function* mappings({ folder, ask }: Asked): AsyncIterable<string> {
 
 async function commandOf({ folder, ask }: Asked): Promise<string> {
   const name = (await ask(() => readFile(`${folder}/comm`, 'utf8'))) ?? '';
-  // A process chooses its own name: it must not be able to write to somebody's terminal.
+  // A process chooses its own name, which must not inject terminal escapes into a message.
   return name.trim().replace(/[^\x20-\x7e]/g, '?') || 'unknown';
 }

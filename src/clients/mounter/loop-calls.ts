@@ -2,9 +2,9 @@ import { isErrno } from '#base/errno.ts';
 import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 
 /**
- * What the kernel's loop driver is asked, each for one device: linux/loop.h. Every call runs on a thread of Node's pool, since it can wait
- * for the disk that the file lies on. `losetup` and `mount -o loop` are not used, because they ask every loop device of the machine about its
- * file: one whose file system stopped answering would block them.
+ * The ioctls of the kernel's loop driver (linux/loop.h), each for one device. Every call runs on a thread of Node's pool, since it can wait
+ * for the disk that the file is on. `losetup` and `mount -o loop` are not used, because they query every loop device of the machine: one
+ * whose file system stopped answering would block them.
  */
 
 const request = {
@@ -23,10 +23,10 @@ const flag = { readOnly: 1, autoclear: 4, directIo: 16 } as const;
 /** struct loop_info64. */
 const infoBytes = 232;
 const [flagsAt, fileNameAt, fileNameBytes] = [52, 56, 64];
-/** struct loop_config: the file's descriptor, the block size, a loop_info64, and room for later. */
+/** struct loop_config: the file's descriptor, the block size, a loop_info64, and reserved space. */
 const configBytes = 304;
 const configInfoAt = 8;
-/** As `losetup` has it. With 0, newer kernels take that of the disk below, which a file system in the image may not fit. */
+/** The default of `losetup`. With 0, newer kernels take the block size of the disk below, which a file system in the image may not support. */
 const blockBytes = 512;
 
 const calls = foreign({
@@ -46,20 +46,20 @@ async function ioctl(name: keyof typeof request, fd: number, argument: Buffer | 
 }
 
 export interface LoopSettings {
-  /** The open image. */
+  /** The descriptor of the open image. */
   readonly backing: number;
   /** The image's path, for programs that list loop devices. */
   readonly file: string;
   readonly readOnly: boolean;
 }
 
-/** The number of a device that nothing is attached to; another program may take it at any moment. `control`: /dev/loop-control. */
+/** Returns the number of a free device; another program may take it at any moment. `control`: /dev/loop-control. */
 export const freeLoop = (control: number): Promise<number> => ioctl('getFree', control, 0);
 
-/** The number of a new device. */
+/** Creates a device and returns its number. */
 export const addLoop = (control: number): Promise<number> => ioctl('add', control, -1);
 
-/** struct loop_info64 of a device that the kernel detaches with its last user. */
+/** struct loop_info64 with autoclear: the kernel detaches the device with its last user. */
 export function loopInfo({ file, readOnly }: Pick<LoopSettings, 'file' | 'readOnly'>): Buffer {
   const info = Buffer.alloc(infoBytes);
   info.writeUInt32LE(flag.autoclear | flag.directIo | (readOnly ? flag.readOnly : 0), flagsAt);
@@ -67,7 +67,7 @@ export function loopInfo({ file, readOnly }: Pick<LoopSettings, 'file' | 'readOn
   return info;
 }
 
-/** As much of the path as the kernel keeps of it. */
+/** The part of the path that the kernel stores: 63 bytes. */
 export const keptName = (file: string): string => {
   const name = Buffer.alloc(fileNameBytes);
   return name.toString('utf8', 0, name.write(file, 0, fileNameBytes - 1));
@@ -75,7 +75,7 @@ export const keptName = (file: string): string => {
 
 /**
  * Attaches the file. The kernel detaches it when the last descriptor of the device is closed and nothing is mounted from it, so a
- * killed process leaves no device. EBUSY: another program took it.
+ * killed process leaves no device. EBUSY: another program took the device.
  */
 export async function configureLoop(device: number, settings: LoopSettings): Promise<void> {
   const config = Buffer.alloc(configBytes);
@@ -91,7 +91,7 @@ export async function configureLoop(device: number, settings: LoopSettings): Pro
   }
 }
 
-/** Before Linux 5.8. Between the two calls a kill leaves the device attached; the next start reaps it. */
+/** For kernels before 5.8. A kill between the two calls leaves the device attached; the next start reaps it. */
 export async function configureOldLoop(device: number, backing: number, info: Buffer): Promise<void> {
   await ioctl('setFd', device, backing);
   try {
@@ -100,19 +100,19 @@ export async function configureOldLoop(device: number, backing: number, info: Bu
     await ioctl('clearFd', device, 0);
     throw cause;
   }
-  // Where the file system below cannot do it, the kernel reads and writes through its page cache.
+  // If the file system below does not support direct I/O, the kernel uses its page cache.
   await setLoopDirectIo(device).catch(() => undefined);
 }
 
 export interface LoopFile {
-  /** Of the file system that the file is on. */
+  /** The device number of the file system that the file is on. */
   readonly device: bigint;
   readonly inode: bigint;
-  /** The path at which it was attached, as far as the kernel keeps it: it stays when the file is renamed. */
+  /** The path at which it was attached, truncated by the kernel. It stays when the file is renamed. */
   readonly attachedAs: string;
 }
 
-/** Which file is behind it. The kernel asks that file's file system: only for devices that can be ours. */
+/** Returns the file behind the device. The kernel asks that file's file system, so call it only for devices that can be ours. */
 export async function loopFile(device: number): Promise<LoopFile> {
   const info = Buffer.alloc(infoBytes);
   await ioctl('getStatus64', device, info);
@@ -121,7 +121,7 @@ export async function loopFile(device: number): Promise<LoopFile> {
   return { device: info.readBigUInt64LE(0), inode: info.readBigUInt64LE(8), attachedAs };
 }
 
-/** From now on the file stays attached, also when nobody has the device open. */
+/** Clears autoclear: the file stays attached when nobody has the device open. */
 export async function keepLoopAttached(device: number): Promise<void> {
   const info = Buffer.alloc(infoBytes);
   await ioctl('getStatus64', device, info);
@@ -129,11 +129,11 @@ export async function keepLoopAttached(device: number): Promise<void> {
   await ioctl('setStatus64', device, info);
 }
 
-/** Takes the file's size again. */
+/** Makes the device take the file's current size. */
 export const updateLoopCapacity = async (device: number): Promise<unknown> => await ioctl('setCapacity', device, 0);
 
-/** EINVAL: the file system below cannot do it. */
+/** EINVAL: the file system below does not support direct I/O. */
 export const setLoopDirectIo = async (device: number): Promise<unknown> => await ioctl('setDirectIo', device, 1);
 
-/** If another process has the device open, the kernel detaches it with the last close. ENXIO: nothing is attached to it. */
+/** If another process has the device open, the kernel detaches it with the last close. ENXIO: no file is attached. */
 export const clearLoop = async (device: number): Promise<unknown> => await ioctl('clearFd', device, 0);

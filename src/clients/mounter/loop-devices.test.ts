@@ -7,9 +7,9 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
 import { configureOldLoop, freeLoop, loopInfo } from './loop-calls.ts';
 import { createLoopDevices } from './loop-devices.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
 const clock = systemClock();
 const devices = createLoopDevices(clock);
@@ -25,7 +25,7 @@ const loopOn = async (image: string): Promise<Loop> => {
   return found;
 };
 
-/** Runs the code in a process of its own, with `devices`, `image` and `scope`, until it prints something. */
+/** Runs the code in another process, with `devices`, `image` and `scope` in scope, until it prints something. */
 async function otherProcess(image: string, code: string): Promise<ChildProcess> {
   const at = (file: string): string => JSON.stringify(new URL(file, import.meta.url).href);
   const script = `
@@ -52,8 +52,8 @@ async function killed(child: ChildProcess): Promise<void> {
   await ended;
 }
 
-describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () => {
-  test('attaches a file by itself: 512-byte blocks, direct I/O, detached with the last user', async () => {
+describe.skipIf(needs('root', 'mount', 'loop'))("Stowage's own loop devices", () => {
+  test('attach a file with 512-byte blocks and direct I/O, detached with the last user', async () => {
     const image = ground.image('v.img', 4);
     {
       await using held = await devices.attach(image, false, ground.scope);
@@ -66,13 +66,13 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     await vi.waitFor(() => expect(ground.loops()).toEqual([]), 10_000);
   });
 
-  test('attaches a file read-only', async () => {
+  test('attach a file read-only', async () => {
     const image = ground.image('v.img', 4);
     await using held = await devices.attach(image, true, ground.scope);
     expect([held.readOnly, (await loopOn(image)).readOnly]).toEqual([true, true]);
   });
 
-  test('keeps a device attached after it is let go, and detaches it once', async () => {
+  test('stay attached with keep(), and are detached once', async () => {
     const image = ground.image('v.img', 4);
     {
       await using held = await devices.attach(image, false, ground.scope);
@@ -85,7 +85,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     expect(await devices.detach(loop, ground.scope)).toBe(false);
   });
 
-  test('does not touch a device that has another file by now', async () => {
+  test('are left alone if they have another file by now', async () => {
     const [image, other] = [ground.image('v.img', 4), ground.image('other.img', 4)];
     await using _held = await devices.attach(other, false, ground.scope);
     const stale = { ...(await loopOn(other)), file: image };
@@ -94,7 +94,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     expect(ground.loops(other)).toHaveLength(1);
   });
 
-  test('leaves no device when the process is killed while it holds one', async () => {
+  test('do not stay if the process is killed while it holds one', async () => {
     const image = ground.image('v.img', 4);
     const child = await otherProcess(image, 'await devices.attach(image, false, scope);');
     expect(ground.loops(image)).toHaveLength(1);
@@ -102,7 +102,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     await vi.waitFor(() => expect(ground.loops(image)).toEqual([]), 10_000);
   });
 
-  test('takes another device when a program has the free one open for itself', async () => {
+  test('use another device if a program has the free one open exclusively', async () => {
     const image = ground.image('v.img', 4);
     await using control = await open('/dev/loop-control', 'r+');
     const free = `/dev/loop${await freeLoop(control.fd)}`;
@@ -117,7 +117,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     }
   });
 
-  test('twenty at once by two processes each get a device of their own', async () => {
+  test('are separate for twenty concurrent attaches by two processes', async () => {
     const images = Array.from({ length: 20 }, (_, n) => ground.image(`v${n}.img`, 1));
     const rest = JSON.stringify(images.slice(10));
     const [child, held] = await Promise.all([
@@ -133,7 +133,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     await vi.waitFor(() => expect(ground.loops()).toEqual([]), 10_000);
   });
 
-  test('makes the node of a device that a container lacks in its /dev', async () => {
+  test("get their node if a container's /dev lacks it", async () => {
     const image = ground.image('v.img', 4);
     const dev = join(ground.folder, 'dev');
     mkdirSync(dev);
@@ -146,7 +146,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
     expect([statSync(held.path).rdev, statSync(held.path).mode]).toEqual([statSync(node).rdev, 0o060600]);
   });
 
-  test('attaches a file on a kernel before 5.8, in two calls', async () => {
+  test('attach a file in two calls on a kernel before 5.8', async () => {
     const image = ground.image('v.img', 4);
     await using control = await open('/dev/loop-control', 'r+');
     await using backing = await open(image, 'r+');
@@ -157,12 +157,12 @@ describe.skipIf(needs('root', 'mount', 'loop'))('loop devices of our own', () =>
       expect(await loopOn(image)).toMatchObject({ node: path, autoclear: true });
       return path;
     };
-    // Another test may have taken the free one.
+    // Another test may have taken the free device.
     await vi.waitFor(attached, 10_000);
     await vi.waitFor(() => expect(ground.loops()).toEqual([]), 10_000);
   });
 
-  test('does not follow a symbolic link that was put in the place of the image', async () => {
+  test('do not follow a symbolic link in place of the image', async () => {
     writeFileSync(join(ground.folder, 'target'), Buffer.alloc(4096));
     symlinkSync('target', join(ground.folder, 'v.img'));
     await expect(devices.attach(join(ground.folder, 'v.img'), false, ground.scope)).rejects.toMatchObject({

@@ -6,6 +6,7 @@ import { foreign, libc, SystemError } from '#base/linux/libc.ts';
 import type { Scope } from '#base/log.ts';
 import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
 import {
   addLoop,
   clearLoop,
@@ -15,39 +16,38 @@ import {
   setLoopDirectIo,
   updateLoopCapacity,
 } from './loop-calls.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
-/** A device that this process has open: nobody can attach another file to it before it is disposed of. */
+/** A device that this process has open. Nobody can attach another file to it until it is disposed of. */
 export interface HeldLoop extends AsyncDisposable {
   /** `/dev/loop3`. */
   readonly path: string;
   readonly fd: number;
   readonly readOnly: boolean;
-  /** The file stays attached after this is disposed of. */
+  /** Keeps the file attached after this is disposed of. */
   keep(): Promise<void>;
 }
 
-/** Loop devices of our own. Each call is about one device, and asks no other. */
+/** Stowage's own loop devices. Each call queries one device and no other. */
 export interface LoopDevices {
-  /** A device of its own for the image. The kernel detaches it when nobody has it open and nothing is mounted from it. */
+  /** Attaches the image to a device of its own. The kernel detaches it when nobody has it open and nothing is mounted from it. */
   attach(image: string, readOnly: boolean, scope: Scope): Promise<HeldLoop>;
-  /** Undefined: it has another file by now, or none. */
+  /** Undefined: the device has another file by now, or none. */
   hold(loop: Loop, scope: Scope): Promise<HeldLoop | undefined>;
-  /** True: it was attached. If another process has it open, the kernel detaches it with the last close. */
+  /** True: the file was attached. If another process has the device open, the kernel detaches it with the last close. */
   detach(loop: Loop, scope: Scope): Promise<boolean>;
   updateCapacity(loop: Loop, scope: Scope): Promise<void>;
-  /** False: the file system below cannot do it. */
+  /** False: the file system below does not support direct I/O. */
   useDirectIo(loop: Loop, scope: Scope): Promise<boolean>;
 }
 
 const limitMs = 30_000;
 /** Other programs take free devices at the same time. */
 const mostAttempts = 50;
-/** So often the same device was busy though nothing is attached to it: another program has it open for itself. */
+/** If a free device was busy this often, another program has it open exclusively. */
 const stuckAfter = 5;
 
 export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'): LoopDevices {
-  /** The image's disk may have stopped answering: then the caller is answered, and the call ends when the kernel lets it. */
+  /** The image's disk may have stopped answering. Then the caller gets an error, and the call ends when the kernel returns. */
   async function inTime<T>(what: string, scope: Scope, work: Promise<T>): Promise<T> {
     using limit = clock.deadline(limitMs, scope.signal);
     try {
@@ -59,7 +59,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     }
   }
 
-  /** Read-only, as nothing may have the device open for writing that a newer kernel is to mount. */
+  /** Opened read-only: newer kernels refuse to mount a device that is open for writing. */
   async function held(name: string, readOnly: boolean): Promise<HeldLoop> {
     await makeNode(`${dev}/${name}`, `${sys}/${name}/dev`);
     const device = await open(`${dev}/${name}`, constants.O_RDONLY);
@@ -80,7 +80,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
       if (isErrno(cause, 'ENOENT', 'ENXIO', 'ENODEV')) return undefined;
       throw cause;
     }
-    // While it is open no other file can be attached to it.
+    // While the device is open no other file can be attached to it.
     const read = async (what: string): Promise<string> =>
       (await readFile(`${sys}/${name}/${what}`, 'utf8').catch(() => '')).replace(/\n$/, '');
     const attached = await read('loop/backing_file');
@@ -121,7 +121,7 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
     }
   }
 
-  /** Undefined: it is not attached to that file any more. */
+  /** Undefined: the device is no longer attached to that file. */
   async function withHeld<T>(loop: Loop, scope: Scope, work: (fd: number) => Promise<T>): Promise<T | undefined> {
     const working = async (): Promise<T | undefined> => {
       await using device = await holdIfSame(loop);
@@ -141,14 +141,14 @@ export function createLoopDevices(clock: Clock, sys = '/sys/block', dev = '/dev'
   };
 }
 
-/** The devices with no file behind them. */
+/** Devices without a file. */
 async function unattached(sys: string): Promise<readonly string[]> {
   const names = (await readdir(sys)).filter((name) => /^loop\d+$/.test(name));
   const attached = new Set((await attachedLoops(sys)).map(({ name }) => name));
   return names.filter((name) => !attached.has(name));
 }
 
-/** False: the kernel said that. */
+/** False: the call failed with that errno. */
 const unless =
   (code: string, work: (fd: number) => Promise<unknown>) =>
   async (fd: number): Promise<boolean> => {
@@ -161,7 +161,7 @@ const unless =
     }
   };
 
-/** On a file system that is mounted read-only, so is the device. */
+/** If the image is on a read-only file system, the device is read-only too. */
 async function openImage(image: string, readOnly: boolean): Promise<{ file: FileHandle; readOnly: boolean }> {
   try {
     const flags = (readOnly ? constants.O_RDONLY : constants.O_RDWR) | constants.O_NOFOLLOW;
@@ -179,7 +179,7 @@ const functions = foreign({
   mknodat: 'int64_t syscall(int64_t number, int64_t fd, const char *path, int64_t mode, int64_t device)',
 });
 
-/** The /dev of a container may lack the nodes of devices that came after it. EPERM: it needs CAP_MKNOD, or the host's /dev. */
+/** The /dev of a container may lack nodes of devices that were added later. EPERM: it needs CAP_MKNOD, or the host's /dev. */
 export async function makeNode(node: string, numbers: string): Promise<void> {
   try {
     await (await open(node, 0o10000000)).close();

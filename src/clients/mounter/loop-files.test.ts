@@ -6,9 +6,9 @@ import { needs } from '#testbed/needs.ts';
 import { createSkippingClock } from '#testing/fakes/skipping-clock.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { attachImage } from '#testing/loop-mount.ts';
-import { isWrittenByNobody } from './image-file.ts';
+import { attachedLoops, type Loop } from './attached-loops.ts';
+import { isWrittenByNobody } from './image-lock.ts';
 import { createLoopFiles } from './loop-files.ts';
-import { attachedLoops, type Loop } from './loops.ts';
 
 let ground: Ground;
 const at = (name: string): string => join(ground.folder, name);
@@ -18,7 +18,7 @@ beforeEach(() => {
   onTestFinished(() => ground[Symbol.dispose]());
 });
 
-/** Its path is another one than the image's, as if a container had attached it. */
+/** Attaches the image by another path, as a container would. */
 function attachElsewhere(folder: string): void {
   mkdirSync(at('elsewhere'));
   execFileSync('mount', ['--bind', folder, at('elsewhere')]);
@@ -32,7 +32,7 @@ const loopsNamed = async (name: string): Promise<readonly Loop[]> =>
 describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not answer', () => {
   async function asked(image: string): Promise<readonly Loop[]> {
     const clock = createSkippingClock();
-    // The device is silent, as it is when another program's request to it waits for a disk.
+    // The device does not answer, as if another program's request to it waited for a disk.
     const { loopsWith } = createLoopFiles(clock, () => {
       setImmediate(() => clock.skip(60_000));
       return new Promise(() => undefined);
@@ -40,7 +40,7 @@ describe.skipIf(needs('root', 'mount', 'loop'))('a loop device that does not ans
     return await loopsWith(image, await loopsNamed('elsewhere/v.img'));
   }
 
-  test('is not taken for the device of another file while the image is open for writing', async () => {
+  test('may have the image while that is open for writing', async () => {
     const image = ground.image('v.img', 4);
     attachElsewhere(ground.folder);
     expect(await isWrittenByNobody(image)).toBe(false);

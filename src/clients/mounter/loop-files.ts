@@ -4,26 +4,26 @@ import type { Clock } from '#base/clock.ts';
 import { isErrno } from '#base/errno.ts';
 import { endsWithin } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
-import { isWrittenByNobody } from './image-file.ts';
+import type { Loop } from './attached-loops.ts';
+import { isWrittenByNobody } from './image-lock.ts';
 import { type LoopFile, loopFile } from './loop-calls.ts';
 import { makeNode } from './loop-devices.ts';
-import type { Loop } from './loops.ts';
 import { unlessMissing } from './paths.ts';
 
 /**
- * The devices that have this very file behind them. Their paths do not tell: each is the path that the attaching process saw. When a
- * container has ended, the mount that the path began with is gone, and only the end of the path is left; in two containers the same path may
- * be two files. The name at the end is the same everywhere, so devices with another name are never asked.
+ * Finds the devices whose backing file is the image. Paths cannot tell: each is the path that the attaching process saw. When a container
+ * has ended, the mount at the beginning of its path is gone, and only the end of the path is left; in two containers the same path may be
+ * two files. The last name is the same everywhere, so devices with another name are never queried.
  */
 export type LoopsWith = (image: string, loops: readonly Loop[]) => Promise<readonly Loop[]>;
 
 export interface LoopFiles {
   readonly loopsWith: LoopsWith;
-  /** Only for a device that can be ours. Undefined: it has no file, or did not answer within 5 s. */
+  /** Call it only for a device that can be ours. Undefined: it has no file, or did not answer within 5 s. */
   readonly fileOf: (loop: Loop) => Promise<LoopFile | undefined>;
 }
 
-/** Undefined: the device cannot be asked. */
+/** Undefined: the query failed. */
 type Answer = LoopFile | 'not attached' | undefined;
 
 interface Question {
@@ -31,11 +31,11 @@ interface Question {
   readonly since: number;
 }
 
-/** A question to a device on a local disk is answered from memory. */
+/** For a file on a local disk the kernel answers from memory. */
 const answerMs = 5_000;
 
 export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
-  /** Each keeps a thread until the kernel answers, so a device is asked once, however often somebody wants to know. */
+  /** Each query occupies a thread until the kernel answers, so concurrent callers share one query per device. */
   const pending = new Map<string, Question>();
 
   async function answerOf(loop: Loop): Promise<Answer | 'silent'> {
@@ -50,9 +50,9 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   }
 
   /**
-   * A device can be silent because the file system of its file is dead, or because another program's request to the device waits for a disk.
-   * Neither tells which file it has. If nobody has the image open for writing, no device has it attached for that. In doubt this throws, since to attach the image
-   * twice would destroy it.
+   * A device may not answer because the file system of its file is dead, or because another program's request to the device waits for a disk.
+   * Neither tells which file it has. If nobody has the image open for writing, no device has it attached for writing. If in doubt, this
+   * throws: attaching the image twice would destroy it.
    */
   async function requireElsewhere(loop: Loop, image: string): Promise<void> {
     const looking = isWrittenByNobody(image);
@@ -64,7 +64,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
     const named = loops.filter(({ file, deleted }) => !deleted && basename(file) === basename(image));
     if (named.length === 0) return [];
     const wanted = await unlessMissing(stat(image, { bigint: true }));
-    // The image is not to be seen now: the path is all that is known.
+    // The image is not visible now, so compare paths.
     if (wanted === undefined) return named.filter(({ file }) => file === image);
     const asked = named.map(async (loop) => {
       const found = await answerOf(loop);
@@ -75,7 +75,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
     });
     const answers = await Promise.all(asked);
     const attached = named.filter((_, index) => answers[index] === 'attached');
-    // Stowage attaches an image once and uses that device from then on.
+    // Stowage attaches an image once and then keeps using that device, so the others need not answer.
     if (attached.length > 0) return attached;
     for (const loop of named.filter((_, index) => answers[index] === 'silent')) await requireElsewhere(loop, image);
     return [];
@@ -90,7 +90,7 @@ export function createLoopFiles(clock: Clock, ask = askDevice): LoopFiles {
   };
 }
 
-/** A device that is set to autoclear has a user: opening and closing it here does not detach it. */
+/** A device with autoclear has a user, so opening and closing it here does not detach it. */
 async function askDevice({ name, node }: Loop): Promise<Answer> {
   try {
     await makeNode(node, `/sys/block/${name}/dev`);

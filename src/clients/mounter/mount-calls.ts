@@ -4,29 +4,29 @@ import { checked, foreign } from '#base/linux/libc.ts';
 import type { HeldPath } from './held-path.ts';
 
 /**
- * What is asked of the kernel directly, since no disk or server has to answer for it, and starting a program takes a hundred
- * times as long. Anything that could wait is left to a program, which can be killed.
+ * Mount system calls for which no disk or server has to answer; starting a program would take a hundred times as long. Calls that can
+ * block are left to programs, which can be killed.
  */
 export interface MountCalls {
   bind(from: HeldPath, at: HeldPath): void;
   /**
-   * With these flags from its first moment, so that the copies have them that other mount namespaces are sent of it: those
-   * are not changed with it. False: this kernel has no such call, or a filter of calls does not let it pass.
+   * Binds with the flags set from the start, so that the copies propagated to other mount namespaces have them too; a remount does not reach
+   * those. False: the kernel lacks the call, or a seccomp filter denies it.
    */
   bindAs(from: HeldPath, at: HeldPath, flags: readonly string[]): boolean;
-  /** A file system that somebody is to serve; nobody has to answer yet. */
+  /** Mounts a FUSE file system. Its daemon need not answer yet. */
   fuse(what: FuseMount, at: HeldPath): void;
-  /** A file system in memory, for a few names. */
+  /** Mounts a small tmpfs. */
   memory(source: string, at: HeldPath): void;
-  /** What is mounted below it is seen at its other places, too. */
+  /** Makes the mount shared: mounts below it propagate to its peers. */
   share(at: HeldPath): void;
-  /** Gives what is mounted there exactly these flags, and none of the copies that others were sent of it. */
+  /** Sets exactly these flags on this mount. Copies in other mount namespaces keep theirs. */
   remount(at: HeldPath, flags: readonly string[]): void;
-  /** Only of a file system that is mounted elsewhere, too: with the last one it is brought to its disk or server. */
+  /** Only for a file system that is also mounted elsewhere: the last unmount syncs it to its disk or server, which can block. */
   unmount(parent: HeldPath, name: string): void;
-  /** The same, whoever uses it. */
+  /** Lazy unmount (MNT_DETACH): succeeds although the mount is in use. */
   detach(parent: HeldPath, name: string): void;
-  /** Of the last one too, on one of Node's threads, for as long as the kernel takes. False: it said no, and nobody knows why. */
+  /** Unmounts on a thread of Node's pool, also the last mount of a file system. False: it failed; the errno is not known. */
   unmountAside(parent: HeldPath, name: string): Promise<boolean>;
 }
 
@@ -34,11 +34,11 @@ export interface FuseMount {
   readonly type: string;
   readonly source: string;
   readonly flags: readonly string[];
-  /** Those of FUSE. */
+  /** FUSE mount options. */
   readonly options: string;
 }
 
-/** Their numbers are the same on every processor. */
+/** MS_* values, the same on every processor. */
 const flagNumbers: Readonly<Record<string, number>> = {
   ro: 1,
   nosuid: 2,
@@ -55,9 +55,9 @@ const binding = 4096;
 const noFollow = 8;
 const lazily = 2;
 
-/** The same on every processor, and called by number: the C library has had them for less time than kernels. */
+/** System call numbers, the same on every processor. Called by number, since C libraries got wrappers later than kernels got the calls. */
 const numbers = { openTree: 428, moveMount: 429, mountSetattr: 442 };
-/** `ro`, `nosuid`, `nodev` and `noexec` have the same numbers there as in `flagNumbers`. */
+/** In `struct mount_attr`, `ro`, `nosuid`, `nodev` and `noexec` have the values of `flagNumbers`. */
 const attributesSize = 32;
 const clone = 1;
 const closeOnExec = 0o2000000;
@@ -76,10 +76,10 @@ const functions = foreign({
 
 const sumOf = (flags: readonly string[]): number => flags.reduce((sum, flag) => sum | (flagNumbers[flag] ?? 0), 0);
 
-/** Not there, or kept from us, by whatever stands between us and the kernel: it may permit what there was before. */
+/** The call does not exist or a seccomp filter denies it. The filter may still permit the older calls. */
 const isUnknown = (cause: unknown): boolean => isErrno(cause, 'ENOSYS', 'EPERM', 'EACCES');
 
-/** A copy that is mounted nowhere is given its flags, then its place. */
+/** Clones the mount detached, sets its flags, then attaches it. */
 function placeWith(from: HeldPath, at: HeldPath, flags: readonly string[]): void {
   const { openTree, mountSetattr, moveMount } = functions();
   const how = clone | closeOnExec | emptyPath;
@@ -129,7 +129,7 @@ export const mountCalls: MountCalls = {
   },
   unmountAside: (parent, name) => {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
-    // What went wrong is known to that thread alone.
+    // errno is per thread, so this one cannot read it.
     functions().umount2.async(`${parent.through}/${name}`, noFollow, (failed: Error | null, result: number) =>
       failed === null ? resolve(result === 0) : reject(failed),
     );

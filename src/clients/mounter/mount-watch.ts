@@ -1,25 +1,25 @@
 import { closeSync, openSync } from 'node:fs';
 import { foreign } from '#base/linux/libc.ts';
 
-/** Whether a mount came, went or was changed since this was asked the last time. */
+/** Whether the mount table changed since the previous call. */
 export interface MountWatch {
   isChanged(): boolean;
 }
 
-/** struct pollfd: the descriptor, what is asked for, what is so. */
+/** struct pollfd: fd, events, revents. */
 const entrySize = 8;
-/** POLLPRI, and POLLERR, which is told unasked. proc_pid_mounts(5) */
+/** POLLPRI, and POLLERR, which is always reported. proc_pid_mounts(5) */
 const changed = 0x002 | 0x008;
 
-/** A reader lives as long as its program, or a test. */
+/** Closes the descriptor when its watch is garbage collected. A watch lives as long as the program, or a test. */
 const closing = new FinalizationRegistry<number>(closeSync);
 
 const functions = foreign({ poll: 'int poll(void *entries, unsigned long count, int timeout)' });
 
-/** Of a table in /proc. Where it is another file, everything may have changed at any time. */
+/** Watches a mount table in /proc. A file elsewhere always counts as changed. */
 export function watchMounts(file: string): MountWatch {
   if (!file.startsWith('/proc/')) return { isChanged: () => true };
-  // Kept for good: the kernel remembers for each descriptor what it has told.
+  // Stays open: the kernel records per descriptor what it has reported.
   const fd = openSync(file, 'r');
   const entry = Buffer.alloc(entrySize);
   entry.writeInt32LE(fd, 0);

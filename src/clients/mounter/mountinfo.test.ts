@@ -28,7 +28,7 @@ const entry = fc.record({
 });
 
 describe('mountinfo', () => {
-  test('gives back whatever the kernel wrote, escapes, empty sources and optional fields included', () => {
+  test('parses whatever the kernel writes, including escapes, empty sources and optional fields', () => {
     fc.assert(
       fc.property(fc.array(entry), (entries) => {
         const text = entries.map((e) =>
@@ -55,7 +55,7 @@ describe('mountinfo', () => {
     );
   });
 
-  test('neither throws nor hangs on a table that makes no sense', () => {
+  test('neither throws nor hangs on a nonsensical table', () => {
     const line = fc
       .tuple(fc.nat(3), fc.nat(3), fc.constantFrom('/', '/1', '1', ''))
       .map(([id, parent, at]) => `${id} ${parent} 8:1 / ${at} rw - x y rw`);
@@ -68,7 +68,7 @@ describe('mountinfo', () => {
     );
   });
 
-  test('tells a read-only mount from a read-only file system', () => {
+  test('distinguishes a read-only mount from a read-only file system', () => {
     const [mount, fileSystem, neither] = parseMountinfo(
       [
         '30 1 8:1 /v /a ro,relatime - ext4 /dev/sda1 rw,errors=remount-ro',
@@ -81,7 +81,7 @@ describe('mountinfo', () => {
     expect(neither).toMatchObject({ readOnly: false, mountReadOnly: false });
   });
 
-  test('the topmost of stacked mounts is the one that is seen', () => {
+  test('shows the topmost of stacked mounts', () => {
     const table = mountTable(
       parseMountinfo(
         '20 1 8:1 / / rw - ext4 a rw\n40 30 8:3 / /m rw - ext4 upper rw\n30 20 8:2 / /m rw - ext4 lower rw\n',
@@ -91,7 +91,7 @@ describe('mountinfo', () => {
     expect(table.visible().map((e) => e.source)).toEqual(['a', 'upper']);
   });
 
-  test('a mount that was mounted over is not seen, and what shows through its path is the cover', () => {
+  test('hides a mount that was mounted over, and shows the upper mount at its path', () => {
     const table = mountTable(
       parseMountinfo(
         '20 1 8:1 / / rw - ext4 a rw\n30 20 8:2 / /d/m rw - ext4 hidden rw\n31 20 8:3 /sub /d rw - ext4 cover rw\n',
@@ -103,14 +103,14 @@ describe('mountinfo', () => {
     expect(table.below('/d').map((e) => e.source)).toEqual(['hidden']);
   });
 
-  test('/database is not below /data', () => {
+  test('does not take /database for a path below /data', () => {
     const table = mountTable(parseMountinfo('20 1 8:1 / / rw - ext4 a rw\n30 20 8:2 / /data rw - ext4 b rw\n'));
     expect(table.holding('/database')?.source).toBe('a');
     expect(table.shown('/database')).toEqual({ device: '8:1', root: '/database' });
     expect(table.shown('/')).toEqual({ device: '8:1', root: '/' });
   });
 
-  test('the copies that propagation makes of a mount have the same place', () => {
+  test('gives the copies that propagation makes of a mount the same place', () => {
     const [, , one, copy, bind] = parseMountinfo(
       [
         '20 1 8:1 / / rw shared:1 - ext4 a rw',
@@ -129,7 +129,7 @@ describe('mountinfo', () => {
     expect(table.place(bind)).not.toEqual(table.place(one));
   });
 
-  test.skipIf(needs('linux'))('reads the table of this machine, every line of it', async () => {
+  test.skipIf(needs('linux'))("parses every line of this machine's table", async () => {
     expect((await readMountTable()).at('/proc')?.type).toBe('proc');
     // Other tests mount and unmount meanwhile: two reads of the table itself may differ.
     const text = readFileSync('/proc/self/mountinfo', 'utf8');
@@ -139,7 +139,7 @@ describe('mountinfo', () => {
     expect(table.entries.length).toBe(text.trimEnd().split('\n').length);
   });
 
-  test('a table without end is refused', async () => {
+  test('refuses an endless table', async () => {
     await using folder = await mkdtempDisposable(join(tmpdir(), 'stowage-'));
     await writeFile(join(folder.path, 'table'), 'x'.repeat(100));
     await expect(readBounded(join(folder.path, 'table'), 99)).rejects.toMatchObject({ code: 'exhausted' });

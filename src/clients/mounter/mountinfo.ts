@@ -3,14 +3,14 @@ import { open } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { StowageError } from '#core/errors.ts';
 import type { MountPoint } from '#core/ports.ts';
+import { createLineParser } from './line-parser.ts';
 import { type MountWatch, watchMounts } from './mount-watch.ts';
-import { createLineParser } from './same-lines.ts';
 
 /** One line of /proc/self/mountinfo (proc_pid_mountinfo(5)). */
 export interface MountEntry extends MountPoint {
   readonly id: number;
   readonly parent: number;
-  /** Of this mount; the file system's own are in `superOptions`. */
+  /** The options of this mount; those of the file system are in `superOptions`. */
   readonly options: readonly string[];
   readonly superOptions: readonly string[];
   /** `shared:N`, `master:N`, `propagate_from:N`, `unbindable`. */
@@ -19,22 +19,22 @@ export interface MountEntry extends MountPoint {
   readonly mountReadOnly: boolean;
 }
 
-/** What a path shows: equal for every bind of the same thing. */
+/** What a path shows: equal for all bind mounts of the same file or folder. */
 export type Shown = Pick<MountPoint, 'device' | 'root'>;
 
 export interface MountTable {
-  /** All of them, also those hidden below others. */
+  /** All mounts, including those hidden by others. */
   readonly entries: readonly MountEntry[];
-  /** Those that a path leads to. */
+  /** The mounts that a path leads to. */
   visible(): readonly MountEntry[];
-  /** The mount that is seen exactly at the path; not one hidden below another. */
+  /** The mount at exactly this path, unless another mount hides it. */
   at(path: string): MountEntry | undefined;
   /** The mount through which the path is seen. */
   holding(path: string): MountEntry | undefined;
   below(path: string): readonly MountEntry[];
-  /** What the path shows, as a bind of it would say. */
+  /** What a bind mount of the path would show. */
   shown(path: string): Shown | undefined;
-  /** The folder it is mounted on, itself seen as that: equal for the copies that propagation makes of one mount. */
+  /** What its mount point shows on the parent mount: equal for the copies that propagation makes of one mount. */
   place(entry: MountEntry): Shown | undefined;
 }
 
@@ -45,12 +45,12 @@ export async function readMountTable(file = '/proc/self/mountinfo'): Promise<Mou
 }
 
 /**
- * The same, for whoever looks again and again, as a mount does some ten times. Read in line, since no disk answers for it. What
- * was read in this turn of Node's loop is read again only when the kernel says that a mount came or went: a folder that is
- * renamed takes what is mounted in it to another path, and of that nobody is told.
+ * A reader for frequent use; one mount operation reads the table about ten times. Reads synchronously, since no disk is involved. A table
+ * that was read in this turn of the event loop is read again only if the kernel reports that a mount was added or removed. Across turns it
+ * is always read: a renamed folder moves the mounts in it, and the kernel does not report that.
  *
- * What changed in this turn is read at its end, once for all who asked by then. Of many mounts that are made at the same time
- * each changes the table, which grows with them: that each read it for itself was a third of the work of fifty.
+ * After a change the table is read at the end of the turn, once for all callers. Of many concurrent mounts each changes the table, which
+ * grows with them: reading it for each took a third of the time of fifty mounts.
  */
 export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<MountTable> {
   let into = Buffer.allocUnsafe(65_536);
@@ -78,7 +78,7 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
     }
   }
 
-  /** Of what could not be read now, nothing older is told either: that something changed is told once. */
+  /** If the table cannot be read, drop the cached one: the kernel reports each change only once. */
   function readOrForget(): Buffer {
     try {
       return read();
@@ -98,7 +98,7 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
 
   async function readSoon(watch: MountWatch): Promise<MountTable> {
     await nextTurn();
-    // Whoever asks from here on wants to know of what comes after this, too.
+    // Later callers expect later changes too, so they start a new read.
     coming = undefined;
     watch.isChanged();
     return readNow();
@@ -107,7 +107,7 @@ export function createTableReader(file = '/proc/self/mountinfo'): () => Promise<
   return async () => {
     if (coming !== undefined) return await coming;
     watched ??= watchMounts(file);
-    // Asked before it is read: what comes in between is told the next time.
+    // Poll before reading: a change in between is then reported the next time.
     const isChanged = watched.isChanged();
     if (last === undefined || !isOfThisTurn) return readNow();
     if (!isChanged) return last;
@@ -123,7 +123,7 @@ function larger(full: Buffer, file: string): Buffer<ArrayBuffer> {
   return next;
 }
 
-/** For files of /proc, whose size is not known before they are read. */
+/** Reads files of /proc, whose size is unknown in advance. */
 export async function readBounded(file: string, limit: number): Promise<string> {
   await using handle = await open(file, 'r');
   const chunks: Buffer[] = [];
@@ -149,7 +149,7 @@ export function parseMountinfo(text: string): readonly MountEntry[] {
 }
 
 function parseLine(line: string): MountEntry | undefined {
-  // Fields are split at single spaces: a source given as the empty string is an empty field.
+  // Split at single spaces: an empty source is an empty field.
   const fields = line.split(' ');
   const dash = fields.indexOf('-', 6);
   const [id, parent, device, root, at, options] = fields;
@@ -190,11 +190,11 @@ export function mountTable(entries: readonly MountEntry[]): MountTable {
   }
   const start = entries.find((entry) => entry.at === '/' && (entry.parent === entry.id || !byId.has(entry.parent)));
 
-  // As the kernel walks a path: from the root mount into the first mount on the way, and again from there. A mount
-  // made before something was mounted over its parent is hidden, and is not met.
+  // Walks a path as the kernel does: from the root mount to the first mount on the path, and on from there. A mount
+  // whose parent was mounted over later is hidden, and the walk does not reach it.
   function holding(path: string): MountEntry | undefined {
     let here = start;
-    // The kernel's table is a tree; the bound keeps a table that is none from being walked for ever.
+    // The kernel's table is a tree; the bound prevents an endless loop on a table that is not.
     for (let step = 0; step < entries.length; step++) {
       const mounts = here && over.get(here.id);
       const next = mounts && firstOn(path, mounts);
@@ -228,7 +228,7 @@ function shownThrough(entry: MountEntry | undefined, path: string): Shown | unde
   return { device: entry.device, root: `${entry.root === '/' ? '' : entry.root}${rest}` || '/' };
 }
 
-/** Of `/`, `/a`, `/a/b` for `/a/b`. */
+/** Tries `/`, `/a` and `/a/b` for `/a/b`. */
 function firstOn(path: string, mounts: ReadonlyMap<string, MountEntry>): MountEntry | undefined {
   const top = mounts.get('/');
   if (top !== undefined) return top;

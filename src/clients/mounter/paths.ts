@@ -9,7 +9,7 @@ import { quoted } from '#core/names.ts';
 const longestPath = 4095;
 const longestName = 255;
 
-/** Nothing else is ever handed to a program: an absolute path can be no option, and `.`, `..`, `//` hide nothing. */
+/** Every path handed to a program must pass this: an absolute path cannot be taken for an option, and without `.`, `..` and `//` it hides nothing. */
 export function checkPath(path: string): void {
   const wrong = wrongWith(path);
   if (wrong === undefined) return;
@@ -32,8 +32,8 @@ function wrongWith(path: string): string | undefined {
 }
 
 /**
- * The path as the mount table has it: symbolic links in its parents resolved. Its last component is not looked at,
- * since looking at a mount whose server is gone can fail or hang. Undefined: a parent is missing.
+ * The path as the mount table shows it: symbolic links in its parents are resolved. The last component is not accessed, since accessing a
+ * mount whose server is gone can fail or hang. Undefined: a parent is missing.
  */
 export async function located(path: string): Promise<string | undefined> {
   checkPath(path);
@@ -46,7 +46,7 @@ export async function located(path: string): Promise<string | undefined> {
   }
 }
 
-/** The same in line, for what is directly in a folder of ours. */
+/** The synchronous form, for paths directly in one of Stowage's own folders. */
 export function locatedOwn(path: string): string | undefined {
   checkPath(path);
   try {
@@ -57,7 +57,7 @@ export function locatedOwn(path: string): string | undefined {
   }
 }
 
-/** Undefined instead of an error when it is not there. */
+/** Returns undefined if the file does not exist. */
 export async function unlessMissing<T>(work: Promise<T>): Promise<T | undefined> {
   try {
     return await work;

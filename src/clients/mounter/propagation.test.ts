@@ -9,16 +9,16 @@ import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLinuxMounter } from './linux.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { mountTable, parseMountinfo, readMountTable } from './mountinfo.ts';
-import { createRun } from './run.ts';
+import { createRun } from './run-program.ts';
 
 const clock = systemClock();
 const run = createRun(clock);
 const [writable, readOnly] = [{ readOnly: false }, { readOnly: true }];
 
-/** Another mount namespace, which is sent copies of what is mounted here, as a node is by a container, and a container by a node. */
+/** Another mount namespace that receives copies of mounts here, as between a node and its containers. */
 interface Elsewhere extends AsyncDisposable {
   path(path: string): string;
   options(path: string): readonly string[] | undefined;
@@ -41,13 +41,13 @@ async function startElsewhere(): Promise<Elsewhere> {
   };
 }
 
-/** As a kernel before 5.12, or a filter of calls that does not know the newer ones. */
+/** As on a kernel before 5.12, or with a seccomp filter that does not know the newer calls. */
 const older: MountCalls = { ...mountCalls, bindAs: () => false };
 
 describe.skipIf(needs('root', 'mount')).each([
   ['this kernel', mountCalls],
   ['an older kernel', older],
-])('what other mount namespaces get of a bind, with %s', (_, calls) => {
+])('a bind that propagates to another mount namespace, with %s', (_, calls) => {
   let ground: Ground;
   let mounter: Mounter;
   let elsewhere: Elsewhere;
@@ -57,7 +57,7 @@ describe.skipIf(needs('root', 'mount')).each([
 
   beforeEach(async () => {
     ground = createGround();
-    // A group of its own: what is mounted in it is not to be mounted below it as well.
+    // With a peer group of its own, so that mounts in it do not appear below it as well.
     execFileSync('mount', ['--bind', '--make-private', ground.folder, ground.folder]);
     execFileSync('mount', ['--make-shared', ground.folder]);
     for (const name of ['from', 'to', 'mounts']) mkdirSync(at(name));
@@ -70,7 +70,7 @@ describe.skipIf(needs('root', 'mount')).each([
     ground[Symbol.dispose]();
   });
 
-  test('read-only is read-only there too, and what is writable can be written', async () => {
+  test('is read-only there too if requested, otherwise writable', async () => {
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
     expect(() => writeFileSync(join(elsewhere.path(at('to')), 'x'), '')).toThrow('EROFS');
     expect(elsewhere.options(at('to'))).toEqual(expect.arrayContaining(['ro', 'nosuid', 'nodev']));
@@ -82,13 +82,13 @@ describe.skipIf(needs('root', 'mount')).each([
     expect(readdirSync(at('from'))).toEqual(['x']);
   });
 
-  test('a file that is bound read-only is, there too', async () => {
+  test('is read-only there too if it is a file', async () => {
     await mounter.bind(at('file'), at('place'), readOnly, ground.scope);
     expect(() => writeFileSync(elsewhere.path(at('place')), 'x')).toThrow('EROFS');
     writeFileSync(at('file'), 'x');
   });
 
-  test('what its source forbids is forbidden there too', async () => {
+  test('has the restrictions of its source there too', async () => {
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'noexec,noatime,size=1m', '--', 'stowage-test', at('from')]);
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
     const all = expect.arrayContaining(['ro', 'nosuid', 'nodev', 'noexec', 'noatime']);
@@ -96,7 +96,7 @@ describe.skipIf(needs('root', 'mount')).each([
     expect((await readMountTable()).at(at('to'))?.options).toEqual(all);
   });
 
-  test('it is never writable at its place, not even for a moment', async () => {
+  test('is never writable at its place, not even for a moment', async () => {
     const seen: (readonly string[])[] = [];
     const looking = (name: keyof MountCalls) => {
       const call = calls[name] as (...words: readonly unknown[]) => unknown;
@@ -112,7 +112,7 @@ describe.skipIf(needs('root', 'mount')).each([
     for (const options of seen) expect(options).not.toContain('rw');
   });
 
-  test('one that is there and lacks what is asked for is mounted anew, since changing it would not reach its copies', async () => {
+  test('is mounted again if an existing one lacks a flag, since a remount would not reach its copies', async () => {
     execFileSync('mount', ['--bind', at('from'), at('to')]);
     writeFileSync(join(elsewhere.path(at('to')), 'before'), '');
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
@@ -121,7 +121,7 @@ describe.skipIf(needs('root', 'mount')).each([
     expect(ground.mounts()).toEqual([ground.folder, at('to')]);
   });
 
-  test('one that is there, lacks it and is in use stays as it is, and that is told', async () => {
+  test('stays as it is if it lacks a flag and is in use, with an error', async () => {
     execFileSync('mount', ['--bind', at('from'), at('to')]);
     const inside = spawn('sleep', ['1000'], { cwd: at('to'), stdio: 'ignore' });
     await once(inside, 'spawn');
@@ -137,7 +137,7 @@ describe.skipIf(needs('root', 'mount')).each([
     expect((await readMountTable()).at(at('to'))?.options).toContain('rw');
   });
 
-  test('nothing else is left anywhere', async () => {
+  test('leaves nothing else behind', async () => {
     await mounter.bind(at('from'), at('to'), readOnly, ground.scope);
     await mounter.bind(at('file'), at('place'), readOnly, ground.scope);
     expect(ground.mounts()).toEqual([ground.folder, at('to'), at('place')]);
@@ -167,7 +167,7 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  test('is not made at all when it cannot be made read-only', async () => {
+  test('is not made at all if it cannot be made read-only', async () => {
     const bound = mounterWith({ remount: fails }).bind(at('from'), at('to'), readOnly, ground.scope);
     await expect(bound).rejects.toMatchObject({
       message: `${at('from')} could not be mounted at ${at('to')} (mount: EINVAL)`,
@@ -176,8 +176,8 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
     expect(readdirSync(at('mounts'))).toEqual([]);
   });
 
-  test('begins where a crash left the last one, and what that left is let go at the next start', async () => {
-    // As if the process had ended: what it would have done then is not done.
+  test('continues after a crash, and the next start removes leftovers', async () => {
+    // Skips what the process would have done after the crash.
     const crashed = mounterWith({ remount: fails, detach: fails });
     await expect(crashed.bind(at('from'), at('to'), readOnly, ground.scope)).rejects.toThrow('EINVAL');
     const [left = expect.fail('nothing')] = ground.mounts();
@@ -191,7 +191,7 @@ describe.skipIf(needs('root', 'mount'))('a bind on an older kernel', () => {
     expect(readdirSync(at('mounts'))).toEqual([]);
   });
 
-  test('is refused where there is no place to make it, never weakened', async () => {
+  test('is refused without a scratch folder, instead of a mount without its flags', async () => {
     const nowhere = createLinuxMounter({ clock, run, calls: older, forbidden: () => [], storeRoots: () => [] });
     await expect(nowhere.bind(at('from'), at('to'), readOnly, ground.scope)).rejects.toMatchObject({
       reason: 'mount-flags-refused',

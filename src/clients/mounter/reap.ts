@@ -4,12 +4,12 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId, isVolumeName } from '#core/names.ts';
-import { asideNames } from './aside.ts';
+import { attachedLoops, type Loop, mountsOf } from './attached-loops.ts';
 import type { LoopDevices } from './loop-devices.ts';
 import type { LoopFiles } from './loop-files.ts';
-import { attachedLoops, type Loop, mountsOf } from './loops.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
 import { unlessMissing } from './paths.ts';
+import { scratchNames } from './scratch-bind.ts';
 
 export interface ReapParts extends LoopFiles {
   readonly loopDevices: Pick<LoopDevices, 'detach'>;
@@ -20,7 +20,7 @@ export interface ReapParts extends LoopFiles {
   readonly sys: string;
 }
 
-/** Only names that are volume ids, or where binds are made ready, directly in the folder, are Stowage's; only loop devices on images of its stores are. */
+/** Reaps only entries of the folder named like a volume id or a scratch mount, and only loop devices on images of Stowage's stores. */
 export async function reap(
   parts: ReapParts,
   mountsFolder: string,
@@ -29,7 +29,7 @@ export async function reap(
 ): Promise<readonly string[]> {
   const freed: string[] = [];
   const folder = await unlessMissing(realpath(mountsFolder));
-  const isStale = (name: string): boolean => (isVolumeId(name) ? !known.has(name) : asideNames.includes(name));
+  const isStale = (name: string): boolean => (isVolumeId(name) ? !known.has(name) : scratchNames.includes(name));
   const stale = folder === undefined ? [] : (await readdir(folder)).filter(isStale);
   for (const name of stale) {
     const at = join(folder ?? '', name);
@@ -69,7 +69,7 @@ async function idleLoops(parts: ReapParts, scope: Scope): Promise<readonly Loop[
 async function isOnImage(parts: ReapParts, loop: Loop, roots: readonly string[], { log }: Scope): Promise<boolean> {
   const { loopsWith } = parts;
   if (loop.deleted) return roots.some((root) => isOurs(loop.file, root)) || (await wasDeletedByUs(parts, loop, roots));
-  // Who attached it may have seen the store elsewhere, so the path is right from some folder in it on.
+  // The attaching process may have seen the store at another path, so only the part below the store's root can be compared.
   const names = loop.file.split('/').slice(1);
   const ends = names.map((_, from) => names.slice(from).join('/'));
   try {
@@ -85,7 +85,7 @@ async function isOnImage(parts: ReapParts, loop: Loop, roots: readonly string[],
 
 /**
  * A container may have attached the file by another path, and a deleted file cannot be looked up. So a device counts as Stowage's only if its
- * file has the name that a deletion gives to images and lies on the file system of a store.
+ * file has the name that Stowage gives to images that it deletes, and is on the file system of a store.
  */
 async function wasDeletedByUs({ fileOf }: ReapParts, loop: Loop, roots: readonly string[]): Promise<boolean> {
   const id = /\/\.stowage\/deleting\/([^/]+)\.img$/.exec(loop.file)?.[1];
@@ -96,7 +96,7 @@ async function wasDeletedByUs({ fileOf }: ReapParts, loop: Loop, roots: readonly
   return stores.some((store) => store !== undefined && store.dev === found?.device);
 }
 
-/** A volume's image, or one on its way. What lies inside a volume is its users' own, whatever it is called. */
+/** A volume's image, or one that is being created or deleted. Files inside a volume belong to its users, whatever their names. */
 function isOurs(file: string, root: string): boolean {
   const { dir, name, ext } = parse(file);
   if (dir === root) return ext === '.img' && isVolumeName(name);

@@ -7,7 +7,7 @@ import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
 import { createTableReader, type MountTable } from './mountinfo.ts';
 
-describe.skipIf(needs('root', 'mount'))('who reads the mount table again and again', () => {
+describe.skipIf(needs('root', 'mount'))('the mount table reader', () => {
   let ground: Ground;
   const at = (name: string): string => join(ground.folder, name);
   const mount = (name: string): void => {
@@ -22,14 +22,14 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  test('reads it once in a turn in which nothing changes', async () => {
+  test('reads once in a turn without changes', async () => {
     const read = createTableReader();
     const first = await read();
     expect(await read()).toBe(first);
     expect(first.entries.length).toBe(readFileSync('/proc/self/mountinfo', 'utf8').trimEnd().split('\n').length);
   });
 
-  test('sees what is mounted, changed and unmounted in the same turn', async () => {
+  test('sees mounts, changes and unmounts of the same turn', async () => {
     const read = createTableReader();
     expect(await shows(read, 'one')).toBe(false);
     mount('one');
@@ -41,7 +41,7 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
     expect(await shows(read, 'one')).toBe(false);
   });
 
-  test('reads what changes in a turn once for all who ask in it, and as it is at its end', async () => {
+  test('reads changes of a turn once for all callers, with the state at its end', async () => {
     const read = createTableReader();
     await read();
     mount('one');
@@ -54,7 +54,7 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
     expect(await shows(read, 'one')).toBe(false);
   });
 
-  test('fails for each who asked when it cannot be read, and reads again for who asks then', async () => {
+  test('fails for all waiting callers if the read fails, and reads again for later ones', async () => {
     const line = (where: string): string => `20 1 8:1 / ${where} rw - ext4 a rw\n`;
     writeFileSync(at('table'), line('/'));
     const read = createTableReader(at('table'));
@@ -66,7 +66,7 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
     expect((await read()).at('/')?.source).toBe('a');
   });
 
-  test('sees in the next turn where something went with its folder, of which nobody is told', async () => {
+  test('sees in the next turn that a mount moved with its folder, which the kernel does not report', async () => {
     const read = createTableReader();
     mount('other/inner');
     expect(await shows(read, 'other/inner')).toBe(true);
@@ -75,7 +75,7 @@ describe.skipIf(needs('root', 'mount'))('who reads the mount table again and aga
     expect([await shows(read, 'other/inner'), await shows(read, 'moved/inner')]).toEqual([false, true]);
   });
 
-  test('of a table that is no table of the kernel, everything may have changed', async () => {
+  test('always reads a file that is not in /proc', async () => {
     const line = (where: string): string => `20 1 8:1 / ${where} rw - ext4 a rw\n`;
     writeFileSync(at('table'), line('/'));
     const read = createTableReader(at('table'));

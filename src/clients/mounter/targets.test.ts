@@ -6,9 +6,9 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { createLook } from './look.ts';
+import { createHoldLocal, type HoldLocal } from './hold-local.ts';
 import { readMountTable } from './mountinfo.ts';
-import { createNear, type Near } from './near.ts';
+import { createPathAccess } from './path-access.ts';
 import { checkPath } from './paths.ts';
 import { createTargets } from './targets.ts';
 
@@ -17,9 +17,9 @@ describe.skipIf(needs('linux')).each([
   ['on the disk of our records', true],
 ])('a target %s', (_, isNear) => {
   let ground: Ground;
-  const near: Near = (path, table) => (isNear ? createNear(ground.folder)(path, table) : undefined);
+  const near: HoldLocal = (path, table) => (isNear ? createHoldLocal(ground.folder)(path, table) : undefined);
   const at = (name: string): string => join(ground.folder, name);
-  const look = createLook(systemClock());
+  const look = createPathAccess(systemClock());
   const targets = createTargets({ look, near, readTable: readMountTable, forbidden: () => [at('state')] });
   const inspect = (target: string, access: 'filesystem' | 'block' = 'filesystem') =>
     targets.inspectTarget(target, access, ground.scope);
@@ -30,7 +30,7 @@ describe.skipIf(needs('linux')).each([
   });
   afterEach(() => ground[Symbol.dispose]());
 
-  test('that is missing is made, and made again is success', async () => {
+  test('that is missing is created; repeating succeeds', async () => {
     expect(await inspect(at('new'))).toEqual({ target: at('new'), existed: false });
     expect(existsSync(at('new'))).toBe(false);
     await targets.makeTarget(at('new'), 'filesystem', ground.scope);
@@ -42,14 +42,14 @@ describe.skipIf(needs('linux')).each([
     expect(await inspect(at('disk'), 'block')).toEqual({ target: at('disk'), existed: true });
   });
 
-  test('is given with the symbolic links in it resolved', async () => {
+  test('is returned with its symbolic links resolved', async () => {
     mkdirSync(at('real'));
     symlinkSync('real', at('link'));
     expect(await inspect(join(at('link'), 'x'))).toEqual({ target: join(at('real'), 'x'), existed: false });
     expect(await inspect(at('link'))).toEqual({ target: at('real'), existed: true });
   });
 
-  test('is found by whatever link it is given through, whether there is something or not', async () => {
+  test('is located through links, whether it exists or not', async () => {
     mkdirSync(join(at('real'), 'x'), { recursive: true });
     symlinkSync('real', at('link'));
     symlinkSync('nowhere', at('dangling'));
@@ -84,7 +84,7 @@ describe.skipIf(needs('linux')).each([
     await expect(inspect(at('folder'), 'block')).rejects.toMatchObject({ code: 'conflict', reason: 'target-kind' });
   });
 
-  test('whose folder is missing, or whose link leads nowhere, is refused with what to do', async () => {
+  test('with a missing parent or a dangling link is refused with advice', async () => {
     await expect(inspect(join(at('no'), 'x'))).rejects.toMatchObject({
       code: 'not-found',
       action: `Make it first: mkdir -p ${at('no')}`,
@@ -106,11 +106,11 @@ describe.skipIf(needs('linux')).each([
     '/var',
     '/tmp',
     '/home',
-  ])('%s belongs to the system', async (target) => {
+  ])('%s is refused because it belongs to the system', async (target) => {
     await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'target-forbidden' });
   });
 
-  test("in Stowage's own folders is refused, also by way of a link", async () => {
+  test("in Stowage's own folders is refused, also through a link", async () => {
     symlinkSync('state', at('innocent'));
     for (const target of [at('state'), join(at('state'), 'x'), at('innocent'), join(at('innocent'), 'x')]) {
       await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'target-forbidden' });
@@ -128,11 +128,11 @@ describe.skipIf(needs('linux')).each([
     '/a\0b',
     `/${'x'.repeat(256)}`,
     `/${'x/'.repeat(2500)}x`,
-  ])('%j is not a path', async (target) => {
+  ])('%j is refused because it is not a valid path', async (target) => {
     await expect(inspect(target)).rejects.toMatchObject({ code: 'invalid', reason: 'path-invalid' });
   });
 
-  test('whatever passes the check can be no option and leads where it says', () => {
+  test('that passes the check cannot be taken for an option, and is canonical', () => {
     fc.assert(
       fc.property(fc.string({ unit: fc.constantFrom('/', '.', '-', 'a', '\0', ' '), maxLength: 12 }), (path) => {
         try {
@@ -145,7 +145,7 @@ describe.skipIf(needs('linux')).each([
     );
   });
 
-  test('is removed when it is empty, and stays otherwise; absent is success', async () => {
+  test('is removed if it is empty, and otherwise stays; a missing one counts as removed', async () => {
     mkdirSync(join(at('full'), 'x'), { recursive: true });
     mkdirSync(at('empty'));
     writeFileSync(at('file'), '');
@@ -157,7 +157,7 @@ describe.skipIf(needs('linux')).each([
   });
 
   test.skipIf(needs('mount'))(
-    'with something mounted on it stays, and is not looked at: its server may be gone',
+    'with something mounted on it stays, and is not accessed, since its server may be gone',
     async () => {
       mkdirSync(at('theirs'));
       execFileSync('mount', ['-t', 'tmpfs', 'none', at('theirs')]);

@@ -7,23 +7,23 @@ import { StowageError } from '#core/errors.ts';
 import type { Access } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
 import { holdPath } from './held-path.ts';
-import type { Look } from './look.ts';
+import type { HoldLocal } from './hold-local.ts';
+import { createLocalTargets } from './local-targets.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
-import type { Near } from './near.ts';
-import { createNearTargets } from './near-targets.ts';
+import type { PathAccess } from './path-access.ts';
 import { checkPath, located, unlessMissing } from './paths.ts';
 
-/** Mounting there, or anywhere below, hides a part of the system. */
+/** A mount at or below these hides a part of the system. */
 const systemTrees = ['/bin', '/boot', '/dev', '/etc', '/lib', '/lib32', '/lib64', '/proc', '/sbin', '/sys', '/usr'];
-/** Mounting there does, below is where people mount. */
+/** A mount at these hides a part of the system; below them people do mount. */
 const systemFolders = ['/', '/home', '/opt', '/root', '/run', '/tmp', '/var', '/var/lib', '/var/run', '/var/tmp'];
 
 export interface TargetParts {
-  readonly look: Look;
-  readonly near: Near;
+  readonly look: PathAccess;
+  readonly near: HoldLocal;
   readonly readTable: () => Promise<MountTable>;
   readonly forbidden: () => readonly string[];
-  /** Directly below it one may, although it is inside one of those: there engines find their volumes. */
+  /** Mounts directly below this folder are allowed although it is inside a forbidden one: engines find their volumes there. */
   readonly published?: string | undefined;
 }
 
@@ -41,15 +41,15 @@ const isOutside = (place: string, folder: string | undefined): boolean =>
 export type Targets = Pick<Mounter, 'inspectTarget' | 'resolvePath' | 'makeTarget' | 'removeTarget'>;
 
 export function createTargets({ look, near, readTable, forbidden, published }: TargetParts): Targets {
-  const inLine = createNearTargets(near);
-  /** Where the folders in which nobody may mount lead, as the last look has found. */
+  const inLine = createLocalTargets(near);
+  /** The resolved paths of the forbidden folders, as of the last check. */
   const real = new Map<string, string>();
   const lookAt = async <T>(path: string, scope: Scope, work: (table: MountTable) => Promise<T>): Promise<T> => {
     checkPath(path);
     const table = await readTable();
     return await look({ path, table, signal: scope.signal }, () => work(table));
   };
-  /** Nobody else makes or removes anything there, and it is in memory: done in line. Whatever is in the way is left to the rest. */
+  /** In `published` nobody else creates or removes anything, and it is in memory, so access it synchronously. On any error take the slow path. */
   const isOwn = (target: string, access: Access): boolean =>
     access === 'filesystem' && published !== undefined && dirname(target) === published;
   return {
@@ -80,7 +80,7 @@ export function createTargets({ look, near, readTable, forbidden, published }: T
       if (isOwn(target, 'filesystem') && isDone(() => rmdirSync(target))) return;
       checkPath(target);
       const table = await readTable();
-      // It stays, and to look at it is to ask whoever serves it.
+      // A mounted target stays, and accessing it could wait for its server.
       if (table.at(target) !== undefined || inLine.remove(target, table)) return;
       try {
         await lookAt(target, scope, () => remove(target));
@@ -109,7 +109,7 @@ async function inspect(
 ): ReturnType<Mounter['inspectTarget']> {
   const { there, stats } = await resolved(target);
   await refuseSystem(there, rules);
-  // Something is mounted exactly there: whether it is the right thing is for `bind` to say.
+  // `bind` checks whether the right thing is mounted there.
   if (table.at(there) !== undefined) return { target: there, existed: true };
   const found = stats === 'unknown' ? await unlessMissing(lstat(there)) : stats;
   if (found === undefined) return { target: there, existed: false };
@@ -120,12 +120,12 @@ async function inspect(
 
 async function locate(path: string, table: MountTable): Promise<string | undefined> {
   const there = await located(path);
-  // What is mounted there is no link, and to look at it is to ask whoever serves it.
+  // A mount point is no link, and accessing it could wait for its server.
   if (there === undefined || table.at(there) !== undefined) return there;
   return (await unlessMissing(realpath(there))) ?? there;
 }
 
-/** With its symbolic links resolved, its own too; what is missing of it is at most the last name. */
+/** Resolves all symbolic links, including the target itself. At most the last component may be missing. */
 async function resolved(
   target: string,
 ): Promise<{ readonly there: string; readonly stats: Stats | undefined | 'unknown' }> {
@@ -174,7 +174,7 @@ async function refuseSystem(there: string, { forbidden, published, real }: Rules
   }
 }
 
-/** Only the last name: a parent that went away in the meantime is not made up. */
+/** Creates only the last component: a parent that was removed meanwhile is not created again. */
 async function make(target: string, access: Access): Promise<void> {
   try {
     await using parent = await holdPath(dirname(target));
@@ -193,7 +193,7 @@ async function make(target: string, access: Access): Promise<void> {
   }
 }
 
-/** What is not empty, or has something mounted on it, is somebody's: it stays. */
+/** A target that is not empty, or has something mounted on it, stays: it belongs to somebody else. */
 async function remove(target: string): Promise<void> {
   await using parent = await unlessMissing(holdPath(dirname(target)));
   if (parent === undefined) return;

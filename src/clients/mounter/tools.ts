@@ -1,6 +1,6 @@
 const protection = 'keeping the data path of NFS stores when memory is short';
 
-/** The programs of the host that are run, the packages that bring them, and what cannot be had without them. */
+/** The host programs that Stowage runs, the packages that contain them, and what needs them. */
 export const tools = {
   mount: { debian: 'mount', alpine: 'mount', for: 'mounting' },
   umount: { debian: 'mount', alpine: 'umount', for: 'mounting' },
@@ -12,7 +12,7 @@ export const tools = {
   setpriv: { debian: 'util-linux', alpine: 'setpriv', for: 'mounting volumes of NFS stores' },
   prlimit: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
   choom: { debian: 'util-linux', alpine: 'util-linux-misc', for: protection },
-  // Only where an administrator asks for it, so nobody else need hear of it.
+  // Needed only if an administrator chooses client=host, so the doctor does not mention it.
   'mount.nfs': { debian: 'nfs-common', alpine: 'nfs-utils', for: undefined },
 } as const satisfies Record<string, { debian: string; alpine: string; for: string | undefined }>;
 
@@ -22,7 +22,7 @@ export function installation(tool: Tool): string {
   return `Install it: apt install ${tools[tool].debian} (Debian, Ubuntu) or apk add ${tools[tool].alpine} (Alpine).`;
 }
 
-/** An ordinary user's PATH, and that of some service managers, lacks the folders where these programs are. */
+/** The PATH of ordinary users, and of some service managers, lacks the folders of these programs. */
 export function searchPath(): string {
   return [process.env['PATH'] ?? '', '/usr/local/sbin', '/usr/sbin', '/usr/bin', '/sbin', '/bin']
     .filter((folder) => folder !== '')

@@ -5,15 +5,15 @@ import { systemClock } from '#base/clock.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
 import { createGround, type Ground } from '#testing/ground.ts';
-import { mountFuse } from '../data-path/fuse.ts';
-import { createLinuxMounter } from './linux.ts';
+import { mountFuse } from '../data-path/fuse-mount.ts';
+import { createLinuxMounter } from './linux-mounter.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
-import { createRun, type Run } from './run.ts';
+import { createRun, type Run } from './run-program.ts';
 
 const clock = systemClock();
 const real = createRun(clock);
 
-describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
+describe.skipIf(needs('mount', 'fuse'))('one of our own FUSE file systems', () => {
   let ground: Ground;
   let at: string;
   let ran: string[];
@@ -43,24 +43,24 @@ describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
     expect(ran).toEqual([]);
   });
 
-  test('is found mounted without being asked: who serves it may not answer, and this process must never wait for it', async () => {
+  test('is detected as mounted without access to it, since its server may not answer and this process must never wait for that', async () => {
     expect(await mounter().isMounted(at, ground.scope)).toBe(true);
     expect(await mounter().isMounted(join(ground.folder, 'missing'), ground.scope)).toBe(false);
     expect(await mounter().isMounted(ground.folder, ground.scope)).toBe(false);
   });
 
-  test('is found by way of a link without being asked', async () => {
+  test('is detected through a link without access to it', async () => {
     symlinkSync(ground.folder, join(ground.folder, 'link'));
     expect(await mounter().resolvePath(join(ground.folder, 'link/stage'), ground.scope)).toBe(at);
   });
 
-  test('is unmounted by a program where the kernel says no, which then says why', async () => {
+  test('is unmounted by a program if the system call fails, to get the error', async () => {
     await mounter({ ...mountCalls, unmountAside: async () => false }).unmount(at, ground.scope);
     expect(ground.mounts()).toEqual([]);
     expect(ran).toEqual(['umount']);
   });
 
-  test('that the kernel does not get rid of keeps nobody waiting, and what the call goes by stays until it ends', async () => {
+  test("does not block callers if the kernel does not complete the unmount, and keeps the parent's descriptor open until it ends", async () => {
     const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
     const { promise: begun, resolve: begin } = Promise.withResolvers<string>();
     const where: (() => string)[] = [];
@@ -79,7 +79,7 @@ describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
     await expect(unmounting).rejects.toThrow('enough');
     expect(where[0]?.()).toBe(ground.folder);
     end(true);
-    // Then the number is nobody's, or already another's.
+    // Afterwards the descriptor number is free, or reused.
     const now = (): string | undefined => {
       try {
         return where[0]?.();
@@ -91,7 +91,7 @@ describe.skipIf(needs('mount', 'fuse'))('a file system of our own', () => {
     expect(ran).toEqual([]);
   });
 
-  test('has no more than a few threads, and a program where those are taken', async () => {
+  test('uses a few threads at most, and a program if those are occupied', async () => {
     const { promise: over, resolve: end } = Promise.withResolvers<boolean>();
     const all = [at];
     for (const name of ['b', 'c', 'd', 'e']) {

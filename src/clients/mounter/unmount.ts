@@ -4,19 +4,19 @@ import type { Scope } from '#base/log.ts';
 import { patiently, StillRunning } from '#base/wait.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Mounter } from '#core/ports.ts';
-import { fuseType } from '../data-path/fuse.ts';
-import { mountFailure } from './errors.ts';
+import { fuseType } from '../data-path/fuse-mount.ts';
+import { attachedLoops } from './attached-loops.ts';
 import { type HeldPath, holdOwnPath, holdPath } from './held-path.ts';
 import { findHolders } from './holders.ts';
-import { attachedLoops } from './loops.ts';
+import { mountFailure } from './mount-failure.ts';
+import type { MounterParts } from './mounter-parts.ts';
 import { isAtOrBelow, type MountTable } from './mountinfo.ts';
-import type { Parts } from './parts.ts';
 import { checkPath } from './paths.ts';
-import { CommandFailed, inChild } from './run.ts';
+import { CommandFailed, inChild } from './run-program.ts';
 
-/** The folder that the mount is in. Not the mount itself: to hold it is to use it. Undefined: nothing is mounted there. */
+/** Opens the mount's parent folder; opening the mount itself would keep it busy. Undefined: nothing is mounted there. */
 async function parentOf(
-  { look, near, isOwn }: Parts,
+  { look, near, isOwn }: MounterParts,
   at: string,
   table: MountTable,
   { signal }: Scope,
@@ -29,22 +29,22 @@ async function parentOf(
 
 const inParent = (at: string): readonly string[] => ['--no-canonicalize', '--', `${inChild(0)}/${basename(at)}`];
 
-/** Then taking this one away brings nothing to a disk or server, which could take its time. */
+/** If the file system is mounted elsewhere too, unmounting syncs nothing to a disk or server, so it cannot block. */
 function isElsewhereToo(at: string, table: MountTable): boolean {
   const device = table.at(at)?.device;
   return table.entries.some((entry) => entry.device === device && entry.at !== at);
 }
 
-/** Each has one of Node's threads until the kernel is done with it; whatever comes beyond these gets a program. */
+/** Each call occupies a thread of Node's pool until the kernel returns. Further unmounts are left to the umount program. */
 const mostAside = 4;
 const asideMs = 30_000;
 
 /**
- * A file system of our own, without a program: to start one takes ten times as long, and everybody else waits meanwhile. The
- * kernel has nothing to bring to its server any more, since that is done when a file is closed; should it have to wait after
- * all, nobody here waits with it. False: to be done by a program, which can tell what is wrong.
+ * Unmounts one of our own FUSE file systems without a program: starting one takes ten times as long and blocks the event loop meanwhile.
+ * The data path flushes files on close, so the kernel has nothing left to write; if it has to wait after all, it occupies only that thread.
+ * False: leave it to the umount program, which reports errors.
  */
-function createAside({ calls, clock }: Parts) {
+function createAside({ calls, clock }: MounterParts) {
   let underWay = 0;
   return async (parent: HeldPath, at: string, held: AsyncDisposableStack, scope: Scope): Promise<boolean> => {
     if (underWay >= mostAside) return false;
@@ -55,7 +55,7 @@ function createAside({ calls, clock }: Parts) {
       return await patiently(calling, limit.signal, clock);
     } catch (cause) {
       if (!(cause instanceof StillRunning)) throw cause;
-      // The call goes by the number of the parent's descriptor, which must not be another's before it has ended.
+      // The call uses the descriptor of the parent, which must stay open until the call ends.
       const kept = held.move();
       void calling.catch(() => undefined).then(() => kept.disposeAsync());
       throw scope.signal.aborted ? scope.signal.reason : tooSlow(at, cause);
@@ -72,7 +72,7 @@ function tooSlow(at: string, cause: unknown): StowageError {
   });
 }
 
-export function createUnmount({ places }: Parts, takeAway: Mounter['unmount']): Mounter['unmount'] {
+export function createUnmount({ places }: MounterParts, takeAway: Mounter['unmount']): Mounter['unmount'] {
   return async (at, scope) => {
     checkPath(at);
     using _alone = await places.hold([at], scope.signal);
@@ -80,8 +80,8 @@ export function createUnmount({ places }: Parts, takeAway: Mounter['unmount']): 
   };
 }
 
-/** The same by who has the place to themselves. */
-export function createTakeAway(parts: Parts): Mounter['unmount'] {
+/** Unmounts; the caller holds the lock of the mount point. */
+export function createTakeAway(parts: MounterParts): Mounter['unmount'] {
   const { run, calls, readTable, clock } = parts;
   const aside = createAside(parts);
   return async (at, scope) => {
@@ -104,15 +104,15 @@ export function createTakeAway(parts: Parts): Mounter['unmount'] {
         const isBusy = cause instanceof SystemError ? cause.code === 'EBUSY' : cause.stderr.includes('busy');
         if (!isBusy) throw mountFailure(`${at} could not be unmounted`, cause);
         if (attempt === 3) throw await busy(parts, at, cause, scope);
-        // A process that was just ended may still be letting go of its files.
+        // A process that just ended may still be closing its files.
         await clock.sleep(100, scope.signal);
       }
     }
   };
 }
 
-/** Whatever is mounted there, and on it: nothing waits for anybody. */
-export function createDetach(parts: Parts): Mounter['detach'] {
+/** Lazily unmounts the mount and everything on it, without waiting for its users. */
+export function createDetach(parts: MounterParts): Mounter['detach'] {
   const { run, readTable, places } = parts;
   return async (at, scope, how) => {
     checkPath(at);
@@ -129,7 +129,7 @@ export function createDetach(parts: Parts): Mounter['detach'] {
 }
 
 async function busy(
-  { readTable, clock, sys }: Parts,
+  { readTable, clock, sys }: MounterParts,
   place: string,
   cause: unknown,
   scope: Scope,

@@ -1,4 +1,4 @@
-import { createMemory, growMemory, type Mapped, mapMemory } from '#base/linux/memory.ts';
+import { createMemory, growMemory, type Mapped, mapMemory } from '#base/linux/shared-memory.ts';
 import {
   cells,
   cellsAt,

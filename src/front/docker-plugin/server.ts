@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
-import { takeLastConnections } from '#base/accept-pending-connections.ts';
+import { acceptPendingConnections } from '#base/accept-pending-connections.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import { patiently } from '#base/wait.ts';
@@ -80,7 +80,7 @@ export function createPluginServer(options: PluginOptions): PluginServer {
   return {
     server,
     close: async (graceMs) => {
-      if (server.listening) await takeLastConnections(server);
+      if (server.listening) await acceptPendingConnections(server);
       using _reading = clock.after(Math.min(graceMs, readingMs), () => shared.stopping.abort(stoppingError()));
       await closeServer(server, graceMs, clock, () => shared.ending.abort(stoppingError()));
       used[Symbol.dispose]();

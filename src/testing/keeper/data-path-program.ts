@@ -7,7 +7,7 @@ import { appendFileSync, closeSync, readFileSync, writeSync } from 'node:fs';
 import { connect } from 'node:net';
 import process from 'node:process';
 import { systemClock } from '#base/clock.ts';
-import { mapMemory } from '#base/linux/memory.ts';
+import { mapMemory } from '#base/linux/shared-memory.ts';
 import { silentLog } from '#base/log.ts';
 import type { HeldMount } from '#keeper/held-descriptors.ts';
 import { joinKeeper } from '#keeper/join-keeper.ts';

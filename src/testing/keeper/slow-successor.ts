@@ -1,6 +1,6 @@
 import { chmodSync } from 'node:fs';
 import { systemClock } from '#base/clock.ts';
-import { accepted, connectTo, listenAt, shutDown } from '#base/linux/descriptors.ts';
+import { accepted, connectTo, listenAt, shutDown } from '#base/linux/descriptor-sockets.ts';
 import { createConnection } from '#keeper/connection.ts';
 import { createDescriptorCopies } from '#keeper/descriptor-copies.ts';
 

@@ -1,0 +1,32 @@
+import type { Clock } from '#base/clock.ts';
+
+export interface EngineUse {
+  readonly clock: Clock;
+  /** Whether an engine still uses mounts of ours. */
+  readonly hasVolumesInUse: () => boolean;
+  /** Whether the engine has also told its other containers of ours (the keepers) to stop. */
+  readonly isShuttingDown: () => boolean;
+}
+
+/** An engine stops all its containers at the same moment, but on a busy machine the signals may arrive up to a second apart. */
+const sameMomentMs = 1_000;
+/** Less than the minute that Stowage's own container has. */
+const longestMs = 45_000;
+const lookMs = 20;
+
+/**
+ * When an engine shuts down it stops all containers at once, and tells Stowage for each that ended that its volumes are no longer in use. If
+ * nobody answers, it retries for many seconds. So if the engine is shutting down, and not just this program, this waits until all volumes
+ * are released: containers can write their last data, and everything gets unmounted. Returns at once if nothing is in use.
+ */
+export async function waitForEngineShutdown(
+  { clock, hasVolumesInUse, isShuttingDown }: EngineUse,
+  signal: AbortSignal,
+): Promise<void> {
+  const began = clock.elapsed();
+  let known = false;
+  while (hasVolumesInUse() && clock.elapsed() - began < (known ? longestMs : sameMomentMs)) {
+    known ||= isShuttingDown();
+    await clock.sleep(lookMs, signal);
+  }
+}

@@ -1,0 +1,139 @@
+import { type Clock, systemClock } from '#base/clock.ts';
+import type { ClusterOptions, ClusterWay } from '#cli/cluster-connection.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeAccess } from '#wire/kube/access.ts';
+import { createKubeClient } from '#wire/kube/client.ts';
+import { fromKubeconfig, inCluster } from '#wire/kube/config.ts';
+import { KubeError } from '#wire/kube/errors.ts';
+import { tokenRequests } from '#wire/kube/resources.ts';
+import { readKubeconfigs } from './kubeconfigs.ts';
+import { version } from './version.ts';
+
+export interface ClusterConnectionOptions extends ClusterOptions {
+  readonly env: Readonly<Record<string, string | undefined>>;
+  readonly home: string;
+  readonly signal: AbortSignal;
+}
+
+const service = 'https:stowage:443';
+const usualNamespace = 'stowage-system';
+const usualAccount = 'stowage-viewer';
+/** The service accounts of the chart. */
+const accounts = [usualAccount, 'stowage-adopter'];
+/** The minimum that Kubernetes allows. */
+const tokenSeconds = 600;
+
+/** Connects to Stowage through the API server's proxy, as kubectl does, with a short-lived token for Stowage only. */
+export async function connectToCluster(options: ClusterConnectionOptions): Promise<ClusterWay> {
+  const clock = systemClock();
+  const { namespace = usualNamespace, account = usualAccount, signal } = options;
+  const access = await accessFor(options, clock);
+  const token = await tokenFor(access, { namespace, account, clock, signal });
+  const { authorization, tls } = await access.identity(signal);
+  return {
+    kind: 'cluster',
+    server: access.server,
+    namespace,
+    account,
+    token,
+    tls,
+    prefix: `/api/v1/namespaces/${encodeURIComponent(namespace)}/services/${service}/proxy`,
+    ...(authorization === undefined ? {} : { authorization }),
+  };
+}
+
+export async function accessFor(
+  { kubeconfig: file, context, env, home }: Omit<ClusterConnectionOptions, 'signal'>,
+  clock: Clock,
+): Promise<KubeAccess> {
+  const config = await readKubeconfigs({ file, env, home });
+  if (config === undefined && !env['KUBERNETES_SERVICE_HOST']) throw unconfigured();
+  try {
+    if (config === undefined) return await inCluster({ env, clock });
+    return await fromKubeconfig({ config, folder: '/', clock, env, context });
+  } catch (cause) {
+    if (!(cause instanceof KubeError)) throw cause;
+    throw new StowageError(cause.message, {
+      code: 'invalid',
+      reason: 'kubeconfig-unusable',
+      action: 'See what kubectl makes of it: kubectl config view. Choose a context: --context NAME',
+      cause,
+    });
+  }
+}
+
+interface TokenOptions {
+  readonly namespace: string;
+  readonly account: string;
+  readonly clock: Clock;
+  readonly signal: AbortSignal;
+}
+
+async function tokenFor(access: KubeAccess, { namespace, account, clock, signal }: TokenOptions): Promise<string> {
+  using client = createKubeClient({ access, clock, userAgent: `kubectl-stowage/${version}`, maxSockets: 1 });
+  const wanted = {
+    apiVersion: 'authentication.k8s.io/v1',
+    metadata: {},
+    spec: { audiences: ['stowage.dev'], expirationSeconds: tokenSeconds },
+  };
+  try {
+    const made = await client.create(tokenRequests, wanted, signal, { namespace, name: account, part: 'token' });
+    return made.status?.token ?? '';
+  } catch (thrown) {
+    if (thrown instanceof KubeError) throw refused(thrown, access.server, namespace, account);
+    throw thrown;
+  }
+}
+
+function unconfigured(): StowageError {
+  return new StowageError('there is no kubeconfig: it is not known which cluster is meant', {
+    code: 'invalid',
+    reason: 'kubeconfig-missing',
+    action: 'Name one with --kubeconfig FILE or in KUBECONFIG, or put it where kubectl looks: ~/.kube/config',
+  });
+}
+
+function refused(error: KubeError, server: URL, namespace: string, account: string): StowageError {
+  const { failure, status, said } = error;
+  if (failure === 'canceled')
+    return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
+  if (status === 403)
+    return new StowageError(`you may not ask for a token of the service account ${namespace}/${account}`, {
+      code: 'denied',
+      reason: 'token-request-denied',
+      action:
+        `Ask the administrator of the cluster to bind you to the Role stowage-viewers in ${namespace}, which allows it for stowage-viewer; ` +
+        `for another account its rule is: resources: ["serviceaccounts/token"], resourceNames: ["${account}"], verbs: ["create"].`,
+      cause: error,
+    });
+  if (status === 404)
+    return accounts.includes(account)
+      ? notInstalled(namespace, error)
+      : new StowageError(`there is no service account ${namespace}/${account}`, {
+          code: 'not-found',
+          reason: 'account-unknown',
+          action: `See which there are: kubectl get serviceaccounts --namespace ${namespace}. It must be in Stowage's own namespace: --namespace NAME`,
+          cause: error,
+        });
+  if (status === 401)
+    return new StowageError(`the API server at ${server.origin} does not accept the credentials of the kubeconfig`, {
+      code: 'unauthenticated',
+      reason: 'kubernetes-refused',
+      action: 'Log in to the cluster anew, so that this works: kubectl version',
+      cause: error,
+    });
+  return new StowageError(`the API server at ${server.origin} cannot be asked: ${said || error.message}`, {
+    code: failure === 'deadline' ? 'deadline' : 'unavailable',
+    reason: 'kubernetes-unreachable',
+    action: 'See that this works: kubectl version. Another cluster is chosen with --context NAME.',
+    cause: error,
+  });
+}
+
+const notInstalled = (namespace: string, cause: unknown): StowageError =>
+  new StowageError(`Stowage is not installed in the namespace ${namespace}`, {
+    code: 'not-found',
+    reason: 'stowage-not-installed',
+    action: 'Say where it is with --namespace NAME, or install it: see docs/kubernetes.md',
+    cause,
+  });

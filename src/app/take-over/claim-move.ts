@@ -1,0 +1,205 @@
+import type { Clock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { KubeError, mayPass, reasonOf } from '#wire/kube/errors.ts';
+import { claims, persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { heldBy, usedBy, usersOf } from './candidates.ts';
+import {
+  capacityFor,
+  claimAsWas,
+  claimRecord,
+  claimRefFor,
+  claimTemplate,
+  policyBefore,
+  recordedClaim,
+} from './replacement-volume.ts';
+
+export interface ClaimMoveParts {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly signal: AbortSignal;
+  /** The time that Kubernetes gets to delete or bind a claim. */
+  readonly deadlineMs: number;
+}
+
+export interface Move {
+  /** The claim as just checked. */
+  readonly claim: PersistentVolumeClaim | undefined;
+  /** The claim's current volume and its new one. Both outlive the claim. */
+  readonly from: PersistentVolume;
+  readonly to: PersistentVolume;
+  /** The one of the two whose annotation records the claim. */
+  readonly memory: PersistentVolume;
+}
+
+export type ClaimMove = ReturnType<typeof createClaimMove>;
+
+const [firstPollMs, longestPollMs] = [25, 500];
+
+export const notPossible = (message: string, action: string): StowageError =>
+  new StowageError(message, { code: 'conflict', reason: 'take-over-not-possible', action });
+const repeat = 'Repeat the command; repeating is safe.';
+const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
+  `What it was is kept in the annotation ${claimAsWas} of the PersistentVolume ${name}. ${repeat}`;
+
+/** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
+const mayBeMade = (error: KubeError): boolean =>
+  mayPass(error) ||
+  error.reason === 'Conflict' ||
+  (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.said));
+
+export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined> => {
+  try {
+    return await asked;
+  } catch (thrown) {
+    if (reasonOf(thrown) === 'NotFound') return undefined;
+    throw thrown;
+  }
+};
+
+/**
+ * A claim cannot be bound to another volume, so it is deleted and created again. Its content is recorded first. The new volume is reserved
+ * for a claim of that name, so that it is also used if somebody else is faster to create the claim, such as the StatefulSet controller.
+ */
+export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMoveParts) {
+  const claimFor = ({ spec: { claimRef } }: PersistentVolume): Promise<PersistentVolumeClaim | undefined> => {
+    const { namespace = '', name = '' } = claimRef ?? {};
+    return unlessMissing(client.get(claims, { namespace, name }, signal));
+  };
+
+  /** Patches only the version that was read: if somebody else has changed the volume, the new state must be checked first. */
+  function patchVolume(volume: PersistentVolume, spec: object, annotations: object = {}): Promise<PersistentVolume> {
+    const { name = '', uid = '', resourceVersion = '' } = volume.metadata;
+    const body = { metadata: { uid, resourceVersion, annotations }, spec };
+    return client.patch(persistentVolumes, { name }, { kind: 'merge', body }, signal);
+  }
+
+  /** Sets the policy to Retain, so that deleting the object does not touch the data, and records the previous policy. */
+  async function retainData(volume: PersistentVolume): Promise<PersistentVolume> {
+    const { persistentVolumeReclaimPolicy: policy = 'Retain' } = volume.spec;
+    if (policy === 'Retain' && volume.metadata.annotations?.[policyBefore] !== undefined) return volume;
+    return await patchVolume(volume, { persistentVolumeReclaimPolicy: 'Retain' }, { [policyBefore]: policy });
+  }
+
+  /** Retries while Kubernetes does not answer. `late`: creates the error at the deadline, from the last failure or ''. */
+  async function poll(look: () => Promise<boolean>, late: (why: string) => Promise<StowageError>): Promise<void> {
+    const until = clock.elapsed() + deadlineMs;
+    for (let pause = firstPollMs; ; pause = Math.min(pause * 2, longestPollMs)) {
+      let why = '';
+      try {
+        if (await look()) return;
+      } catch (thrown) {
+        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !mayPass(thrown)) throw thrown;
+        why = thrown.said || thrown.message;
+      }
+      if (clock.elapsed() >= until) throw await late(why);
+      await clock.sleep(pause, signal);
+    }
+  }
+
+  /** The claim of a volume. If a pod starts to use it later, Kubernetes keeps it until the pod ends. */
+  async function checkedClaim(from: PersistentVolume): Promise<PersistentVolumeClaim | undefined> {
+    const claim = await claimFor(from);
+    if (claim === undefined || claim.spec.volumeName !== from.metadata.name) return claim;
+    if (claim.metadata.deletionTimestamp !== undefined) return claim;
+    const users = await usersOf(client, claim, signal);
+    if (users.length > 0) throw notPossible(usedBy(users), '');
+    if (heldBy(claim) !== '') throw notPossible(heldBy(claim), 'Whoever put that there has to let go first.');
+    return claim;
+  }
+
+  async function deleteClaim(
+    claim: PersistentVolumeClaim,
+    { from, memory }: Pick<Move, 'from' | 'memory'>,
+  ): Promise<void> {
+    const { namespace = '', name = '', uid = '', resourceVersion, deletionTimestamp } = claim.metadata;
+    if (deletionTimestamp === undefined) {
+      // Record its current state: it may have grown since.
+      const known = recordedClaim(memory);
+      if (JSON.stringify(known) !== JSON.stringify(claimTemplate(claim)))
+        await patchVolume(memory, {}, claimRecord(claim));
+    }
+    await poll(
+      async () => {
+        const there = await claimFor(from);
+        if (there?.metadata.uid !== uid) return true;
+        // Only the version that was checked and recorded.
+        if (there.metadata.deletionTimestamp === undefined)
+          await unlessMissing(client.delete(claims, { namespace, name }, { uid, resourceVersion }, signal));
+        return false;
+      },
+      async (why) => {
+        if (why !== '') return notPossible(`the claim is being deleted, and may be gone: ${why}`, kept(memory));
+        const users = await usersOf(client, claim, signal);
+        const reason = users.length > 0 ? `pod ${users.join(', ')} uses it` : 'Kubernetes has not let it go yet';
+        return notPossible(`the claim is being deleted, and is still there: ${reason}`, repeat);
+      },
+    );
+  }
+
+  async function createClaim(
+    claim: PersistentVolumeClaim,
+    volumeName: string,
+    memory: PersistentVolume,
+  ): Promise<void> {
+    let why = '';
+    const gone = async (): Promise<StowageError> =>
+      notPossible(`the claim is gone, and could not be made again yet: ${why}`, kept(memory));
+    await poll(async () => {
+      try {
+        await client.create(claims, { ...claim, spec: { ...claim.spec, volumeName } }, signal);
+        return true;
+      } catch (thrown) {
+        if (reasonOf(thrown) === 'AlreadyExists') return true;
+        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
+        why = thrown.said || thrown.message;
+        if (!mayBeMade(thrown)) throw await gone();
+        return false;
+      }
+    }, gone);
+  }
+
+  async function awaitBound(to: PersistentVolume): Promise<void> {
+    const name = to.metadata.name ?? '';
+    await poll(
+      async () => {
+        const { spec, status } = (await claimFor(to)) ?? {};
+        if (spec?.volumeName !== undefined && spec.volumeName !== name)
+          throw notPossible(
+            `somebody made the claim anew, and it has another volume, ${spec.volumeName}`,
+            'Delete that claim if nothing of it is needed, and repeat the command.',
+          );
+        return status?.phase === 'Bound' && spec?.volumeName === name;
+      },
+      async (why) =>
+        notPossible(
+          `the claim waits for its volume ${name}${why === '' ? '' : `: ${why}`}`,
+          `See: kubectl describe pvc and kubectl describe pv ${name}. ${repeat}`,
+        ),
+    );
+  }
+
+  /** Reserves the volume for a claim of that name. */
+  async function reserve(to: PersistentVolume, claim: PersistentVolumeClaim): Promise<PersistentVolume> {
+    const storage = capacityFor(to, claim);
+    if (to.spec.claimRef?.uid === undefined && to.spec.capacity?.['storage'] === storage) return to;
+    const claimRef = { ...claimRefFor(claim), uid: null, resourceVersion: null };
+    return await patchVolume(to, { capacity: { storage }, claimRef });
+  }
+
+  async function move({ claim, from, to, memory }: Move): Promise<void> {
+    const [before, after] = [from.metadata.name ?? '', to.metadata.name ?? ''];
+    if (claim?.spec.volumeName === after) return await awaitBound(to);
+    const known = claim?.spec.volumeName === before ? claim : recordedClaim(memory);
+    if (known === undefined)
+      throw notPossible('it is not known what the claim was', 'Write it again, with its name and class.');
+    const waiting = await reserve(to, known);
+    const remembers = memory.metadata.name === after ? waiting : memory;
+    if (claim?.spec.volumeName === before) await deleteClaim(claim, { from, memory: remembers });
+    await createClaim(claimTemplate(known), after, memory);
+    await awaitBound(waiting);
+  }
+
+  return { checkedClaim, move, retainData, patchVolume };
+}

@@ -1,0 +1,184 @@
+import type { Clock } from '#base/clock.ts';
+import type { Candidate, Deed, TakeOverWish, TakingOver } from '#cli/taking-over.ts';
+import { type StoreObject, storeObjects } from '#controllers/store-object.ts';
+import { StowageError } from '#core/errors.ts';
+import type { KubeClient } from '#wire/kube/client.ts';
+import { KubeError, reasonOf } from '#wire/kube/errors.ts';
+import { persistentVolumes } from '#wire/kube/resources.ts';
+import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
+import { type Cluster, findCandidates, holderOf, readCluster } from './candidates.ts';
+import { createClaimMove, notPossible, unlessMissing } from './claim-move.ts';
+import { optionOf } from './delete-policy.ts';
+import { directoryOf, type Export, exportOf, serverName } from './directories.ts';
+import { createFinish } from './finish.ts';
+import { policyBefore, type ReplacementVolume, replacementVolume, takenFrom } from './replacement-volume.ts';
+
+export interface TakeOverParts extends Pick<TakeOverWish, 'store' | 'servers'> {
+  readonly client: KubeClient;
+  readonly clock: Clock;
+  readonly signal: AbortSignal;
+  readonly deadlineMs?: number;
+}
+
+const defaultDeadlineMs = 60_000;
+const [maxAttempts, pauseMs] = [10, 20];
+
+export function createTakeOver(parts: TakeOverParts): TakingOver {
+  const { client, clock, signal, store, servers, deadlineMs = defaultDeadlineMs } = parts;
+  const { checkedClaim, move, retainData, patchVolume } = createClaimMove({ client, clock, signal, deadlineMs });
+  const { finish } = createFinish({ client, signal, retainData, patchVolume });
+  let seen: Cluster | undefined;
+
+  const volume = (name: string): Promise<PersistentVolume | undefined> =>
+    unlessMissing(client.get(persistentVolumes, { name }, signal));
+
+  async function exported(deed: Deed): Promise<Export> {
+    const object: StoreObject | undefined = await unlessMissing(client.get(storeObjects, { name: store }, signal));
+    if (object === undefined)
+      throw new StowageError(`there is no store '${store}' in the cluster`, {
+        code: 'not-found',
+        reason: 'store-unknown',
+        action: 'See which there are with: kubectl get stores',
+      });
+    const at = exportOf(object.spec.uri);
+    // With a pathTemplate, the volume named after the directory can be in another directory.
+    if (at !== undefined && deed === 'take' && optionOf(object, 'pathTemplate') !== undefined)
+      throw new StowageError(
+        `'${store}' has the option pathTemplate: its volumes lie elsewhere than under their names`,
+        {
+          code: 'unsupported',
+          reason: 'take-over-not-possible',
+          action: 'Name a Store of the same export without pathTemplate.',
+        },
+      );
+    if (at !== undefined) return at;
+    throw new StowageError(`'${store}' is not on a file server`, {
+      code: 'unsupported',
+      reason: 'take-over-not-possible',
+      action: 'Name a Store whose uri begins with nfs://, for the export that the volumes lie on.',
+    });
+  }
+
+  /** The old volume, and the new one if it exists. */
+  async function getVolumes({
+    from,
+    to,
+  }: Candidate): Promise<readonly [PersistentVolume, PersistentVolume | undefined]> {
+    const [before, after] = await Promise.all([volume(from), volume(to)]);
+    if (before === undefined)
+      throw notPossible(`the PersistentVolume ${from} is gone`, 'Look again: kubectl stowage take-over');
+    if (before.metadata.deletionTimestamp !== undefined)
+      throw notPossible(
+        `the PersistentVolume ${from} is being deleted`,
+        'Finish it: kubectl stowage take-over --finish',
+      );
+    if (after !== undefined && after.metadata.annotations?.[takenFrom] !== from)
+      throw notPossible(`the PersistentVolume ${to} is another's, or was finished`, '');
+    return [before, after];
+  }
+
+  /** Creates the new volume. Throws before the first change if the conditions are not met. */
+  async function createReplacement(
+    before: PersistentVolume,
+    claim: PersistentVolumeClaim | undefined,
+    { directory }: Candidate,
+    { id, identity }: Pick<ReplacementVolume, 'id' | 'identity'>,
+  ): Promise<PersistentVolume> {
+    if (id === '')
+      throw notPossible(
+        'its directory is no volume of the store',
+        `See why: kubectl stowage store adopt ${store} --dry-run`,
+      );
+    const isThere = claim?.spec.volumeName === before.metadata.name && claim?.metadata.deletionTimestamp === undefined;
+    if (claim === undefined || !isThere)
+      throw notPossible('the claim is gone, or has another volume', 'Look again: kubectl stowage take-over');
+    const holder = seen && holderOf(seen, [id, `${store}..${directory}`]);
+    if (holder !== undefined) throw notPossible(`the PersistentVolume ${holder} has that directory already`, '');
+    const isReadOnly = directoryOf(before)?.isReadOnly === true;
+    const kept = await retainData(before);
+    const after = replacementVolume({ before: kept, claim, store, name: directory, id, identity, isReadOnly });
+    return await client.create(persistentVolumes, after, signal);
+  }
+
+  async function continueTakeOver(before: PersistentVolume, after: PersistentVolume): Promise<PersistentVolume> {
+    await retainData(before);
+    return await retainData(after);
+  }
+
+  async function take(candidate: Candidate, which: Pick<ReplacementVolume, 'id' | 'identity'>): Promise<void> {
+    const [before, there] = await getVolumes(candidate);
+    const claim = await checkedClaim(before);
+    const after =
+      there === undefined
+        ? await createReplacement(before, claim, candidate, which)
+        : await continueTakeOver(before, there);
+    await move({ claim, from: before, to: after, memory: after });
+  }
+
+  async function undo(candidate: Candidate): Promise<void> {
+    const [before, after] = await getVolumes(candidate);
+    if (after === undefined) throw notPossible('it was not taken over', '');
+    const claim = await checkedClaim(after);
+    const [kept, memory] = [await retainData(before), await retainData(after)];
+    await move({ claim, from: memory, to: kept, memory });
+    const bound = await volume(candidate.from);
+    if (bound === undefined) throw notPossible(`the PersistentVolume ${candidate.from} is gone`, '');
+    const policy = bound.metadata.annotations?.[policyBefore] ?? 'Retain';
+    await patchVolume(bound, { persistentVolumeReclaimPolicy: policy }, { [policyBefore]: null });
+    await unlessMissing(client.delete(persistentVolumes, { name: candidate.to }, { uid: after.metadata.uid }, signal));
+  }
+
+  /** Converts errors of Kubernetes for people. */
+  async function readableErrors<T>(work: () => Promise<T>): Promise<T> {
+    try {
+      return await work();
+    } catch (thrown) {
+      throw thrown instanceof KubeError ? refusedBy(thrown) : thrown;
+    }
+  }
+
+  /** Retries from the current state if somebody else changed an object at the same time. */
+  async function retryConflicts<T>(work: () => Promise<T>): Promise<T> {
+    for (let times = 1; ; times++)
+      try {
+        return await work();
+      } catch (thrown) {
+        if (reasonOf(thrown) !== 'Conflict' || times === maxAttempts) throw thrown;
+        await clock.sleep(times * pauseMs, signal);
+      }
+  }
+
+  return {
+    look: (deed) =>
+      readableErrors(async () => {
+        const at = await exported(deed);
+        seen = await readCluster(client, signal);
+        return findCandidates(seen, store, at, new Set([at.server, ...servers.map(serverName)]));
+      }),
+    take: (candidate, id, identity) => readableErrors(() => retryConflicts(() => take(candidate, { id, identity }))),
+    undo: (candidate) => readableErrors(() => retryConflicts(() => undo(candidate))),
+    finish: (candidate, identity) => readableErrors(() => retryConflicts(() => finish(candidate, identity))),
+    [Symbol.dispose]: () => client[Symbol.dispose](),
+  };
+}
+
+function refusedBy(error: KubeError): StowageError {
+  const { failure, status, said, message } = error;
+  if (failure === 'canceled')
+    return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
+  if (reasonOf(error) === 'Conflict')
+    return notPossible('somebody changes it again and again', 'Repeat the command; repeating is safe.');
+  if (status === 401 || status === 403)
+    return new StowageError(said || message, {
+      code: 'denied',
+      reason: 'kubernetes-denied',
+      action: 'Use a kubeconfig of an administrator of the cluster: --kubeconfig FILE, --context NAME',
+      cause: error,
+    });
+  return new StowageError(`the API server says: ${said || message}`, {
+    code: failure === 'deadline' ? 'deadline' : 'unavailable',
+    reason: 'kubernetes-unreachable',
+    action: 'See that this works: kubectl version. Repeat the command then; repeating is safe.',
+    cause: error,
+  });
+}

@@ -1,0 +1,189 @@
+import { closeSync } from 'node:fs';
+import { checked, type ForeignFunction, libc, SystemError } from './libc.ts';
+
+/**
+ * Unix sockets that preserve message boundaries (SOCK_SEQPACKET) and pass descriptors (SCM_RIGHTS), which Node's sockets do not. Blocking
+ * calls run on libuv's thread pool: each occupies a thread.
+ */
+
+export interface Parcel {
+  readonly bytes: Buffer;
+  readonly descriptors: readonly number[];
+}
+
+/** SCM_MAX_FD: the kernel's limit for one message. */
+const mostDescriptors = 253;
+const longestMessage = 256 * 1024;
+
+const unix = 1;
+const seqpacket = 5;
+const cloexec = 0o2000000;
+const nonblock = 0o4000;
+const setFlags = 4;
+const flag = { noSignal: 0x4000, dontWait: 0x40, closeOnExec: 0x4000_0000 } as const;
+const solSocket = 1;
+const rights = 1;
+const cutOff = { data: 0x20, control: 8 } as const;
+const controlHeader = 16;
+const controlSize = controlHeader + 4 * mostDescriptors + 4;
+
+interface Calls {
+  readonly socket: ForeignFunction;
+  readonly bind: ForeignFunction;
+  readonly connect: ForeignFunction;
+  readonly listen: ForeignFunction;
+  readonly accept: ForeignFunction;
+  readonly send: ForeignFunction;
+  readonly receive: ForeignFunction;
+  readonly shutdown: ForeignFunction;
+  readonly control: ForeignFunction;
+}
+
+let made: Calls | undefined;
+
+function calls(): Calls {
+  made ??= make();
+  return made;
+}
+
+function make(): Calls {
+  const { koffi, func } = libc();
+  koffi.struct('stowage_iovec', { base: 'uint8_t *', length: 'size_t' });
+  koffi.struct('stowage_message', {
+    name: 'void *',
+    nameLength: 'uint32_t',
+    parts: 'stowage_iovec *',
+    partCount: 'size_t',
+    control: 'uint8_t *',
+    controlLength: 'size_t',
+    flags: 'int',
+  });
+  return {
+    socket: func('int socket(int family, int type, int protocol)'),
+    bind: func('int bind(int fd, void *address, uint32_t length)'),
+    connect: func('int connect(int fd, void *address, uint32_t length)'),
+    listen: func('int listen(int fd, int waiting)'),
+    accept: func('int accept4(int fd, void *address, void *length, int flags)'),
+    send: func('int64_t sendmsg(int fd, stowage_message *message, int flags)'),
+    receive: func('int64_t recvmsg(int fd, _Inout_ stowage_message *message, int flags)'),
+    shutdown: func('int shutdown(int fd, int how)'),
+    control: func('int fcntl(int fd, int command, int64_t value)'),
+  };
+}
+
+/** sun_path without its terminator. */
+const longestSocketPath = 107;
+
+function addressOf(path: string): Buffer {
+  const address = Buffer.alloc(2 + longestSocketPath + 1);
+  address.writeUInt16LE(unix);
+  if (address.write(path, 2) !== Buffer.byteLength(path)) throw new SystemError('socket', 36);
+  return address;
+}
+
+function opened(flags: number, use: (fd: number) => void): number {
+  const fd = checked('socket', calls().socket(unix, seqpacket | cloexec | flags, 0));
+  try {
+    use(fd);
+    return fd;
+  } catch (cause) {
+    closeSync(fd);
+    throw cause;
+  }
+}
+
+export function listenAt(path: string): number {
+  return opened(0, (fd) => {
+    const address = addressOf(path);
+    checked('bind', calls().bind(fd, address, address.length));
+    checked('listen', calls().listen(fd, 16));
+  });
+}
+
+/**
+ * Connects without waiting, or throws: ENOENT or ECONNREFUSED if nobody listens, EAGAIN if the backlog is full. A blocking
+ * connect would wait then, and block the whole process.
+ */
+export function connectTo(path: string): number {
+  return opened(nonblock, (fd) => {
+    const address = addressOf(path);
+    checked('connect', calls().connect(fd, address, address.length));
+    checked('fcntl', calls().control(fd, setFlags, 0));
+  });
+}
+
+/** The next connection. Undefined: the listening socket was shut down. */
+export async function accepted(listening: number): Promise<number | undefined> {
+  const fd = await waited((done) => calls().accept.async(listening, null, null, cloexec, done));
+  return fd < 0 ? undefined : fd;
+}
+
+/** Ends every pending call on the socket, here and on the other end. close(2) alone would not. */
+export function shutDown(fd: number): void {
+  calls().shutdown(fd, 2);
+}
+
+/** Sends without waiting, or throws: EAGAIN if the other end does not read, EPIPE or ECONNRESET if it is gone. */
+export function sendParcel(fd: number, { bytes, descriptors }: Parcel): void {
+  if (bytes.length > longestMessage || descriptors.length > mostDescriptors) throw new SystemError('sendmsg', 90);
+  const control = Buffer.alloc(controlHeader + ((4 * descriptors.length + 7) & ~7));
+  control.writeBigUInt64LE(BigInt(controlHeader + 4 * descriptors.length), 0);
+  control.writeInt32LE(solSocket, 8);
+  control.writeInt32LE(rights, 12);
+  for (const [i, descriptor] of descriptors.entries()) control.writeInt32LE(descriptor, controlHeader + 4 * i);
+  const has = descriptors.length > 0;
+  const message = {
+    name: null,
+    nameLength: 0,
+    parts: [{ base: bytes, length: bytes.length }],
+    partCount: 1,
+    control: has ? control : null,
+    controlLength: has ? control.length : 0,
+    flags: 0,
+  };
+  checked('sendmsg', calls().send(fd, message, flag.noSignal | flag.dontWait));
+}
+
+/** The next message. Undefined: the other end is gone, or the socket was shut down here. */
+export const receivedParcel = (fd: number): Promise<Parcel | undefined> => createReceiver(fd)();
+
+/** Receives repeatedly into the same buffers. */
+export function createReceiver(fd: number): () => Promise<Parcel | undefined> {
+  const bytes = Buffer.alloc(longestMessage);
+  const control = Buffer.alloc(controlSize);
+  return () => received(fd, bytes, control);
+}
+
+async function received(fd: number, bytes: Buffer, control: Buffer): Promise<Parcel | undefined> {
+  const message = {
+    name: null,
+    nameLength: 0,
+    parts: [{ base: bytes, length: bytes.length }],
+    partCount: 1,
+    control,
+    controlLength: control.length,
+    flags: 0,
+  };
+  const length = await waited((done) => calls().receive.async(fd, message, flag.closeOnExec, done));
+  // 0 means the end of the stream, since nobody here sends empty messages.
+  if (length <= 0) return undefined;
+  const descriptors = [...descriptorsIn(control.subarray(0, message.controlLength))];
+  if ((message.flags & (cutOff.data | cutOff.control)) !== 0) {
+    for (const descriptor of descriptors) closeSync(descriptor);
+    throw new SystemError('recvmsg', 90);
+  }
+  return { bytes: Buffer.from(bytes.subarray(0, length)), descriptors };
+}
+
+function* descriptorsIn(control: Buffer): Generator<number> {
+  if (control.length < controlHeader) return;
+  const end = Math.min(Number(control.readBigUInt64LE(0)), control.length);
+  if (control.readInt32LE(8) !== solSocket || control.readInt32LE(12) !== rights) return;
+  for (let at = controlHeader; at + 4 <= end; at += 4) yield control.readInt32LE(at);
+}
+
+async function waited(start: (done: (error: Error | null, result: number | bigint) => void) => void): Promise<number> {
+  const { promise, resolve, reject } = Promise.withResolvers<number>();
+  start((error, result) => (error === null ? resolve(Number(result)) : reject(error)));
+  return await promise;
+}

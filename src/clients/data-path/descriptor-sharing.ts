@@ -1,0 +1,39 @@
+import type { Log } from '#base/log.ts';
+import type { DescriptorCopies } from '#keeper/descriptor-copies.ts';
+import type { KeeperClient } from '#keeper/keeper-client.ts';
+import { KeeperError } from '#keeper/protocol.ts';
+
+/**
+ * Called for a keeper that was just connected to, before anybody uses it. If it has nothing, because it was killed together with all its
+ * processes, it gets everything back; from then on its descriptors are held here, too. Throws if the outcome is unknown. Such a keeper must
+ * not be used: once it has a mount of its own, it would no longer accept the others.
+ */
+export async function shareDescriptors(
+  client: KeeperClient,
+  copies: DescriptorCopies,
+  { keeper, log }: { readonly keeper: string; readonly log: Log },
+  signal: AbortSignal,
+): Promise<void> {
+  const { shares } = await client.status(signal);
+  if (shares !== true) {
+    log.info('a keeper of an older version: nobody else holds what it has', { keeper });
+    // This keeper cannot take them, and nobody else will serve them.
+    copies.drop();
+    return;
+  }
+  const { held, mounts } = copies;
+  if (held !== undefined && mounts.length > 0 && (await isTaken(client.restore(held, signal))))
+    log.warn('a keeper that came without anything has everything again', { keeper, mounts: mounts.length });
+  await client.share(signal);
+}
+
+/** False: it has mounts already, because its data path or another agent was faster. */
+async function isTaken(giving: Promise<void>): Promise<boolean> {
+  try {
+    await giving;
+    return true;
+  } catch (cause) {
+    if (cause instanceof KeeperError && cause.reason === 'occupied') return false;
+    throw cause;
+  }
+}

@@ -1,0 +1,74 @@
+import { constants } from 'node:fs';
+import { open, writeFile } from 'node:fs/promises';
+import { basename, dirname } from 'node:path';
+import { isErrno } from '#base/errno.ts';
+import type { Scope } from '#base/log.ts';
+import { StowageError } from '#core/errors.ts';
+import type { MountSpec } from '#datapath/mount-spec.ts';
+import { holdPath } from '../mounter/held-path.ts';
+import { mountCalls } from '../mounter/mount-calls.ts';
+import { mountFailure } from '../mounter/mount-failure.ts';
+import type { MountTable } from '../mounter/mountinfo.ts';
+
+export const fuseType = 'fuse.stowage';
+
+/**
+ * A large read-ahead makes a single reader fast over a network; the kernel's default is 128 KiB. It covers several READs of maximum size:
+ * with just one the server would idle while its answer is copied.
+ */
+const readAheadKib = 4096;
+
+/** The descriptor of /dev/fuse through which its holder serves the mount. Close it after passing it on. */
+export interface MountedFuse extends AsyncDisposable {
+  readonly fd: number;
+}
+
+/** Nobody serves the mount yet: whoever accesses it waits. */
+export async function mountFuse(
+  /** The source that `df` and `mount` show. It names no server and no path, which are none of the volume's users' business. */
+  source: string,
+  at: string,
+  { readOnly, checks = 'kernel' }: Pick<MountSpec, 'readOnly' | 'checks'>,
+): Promise<MountedFuse> {
+  const device = await openFuse();
+  try {
+    await using place = await holdPath(at);
+    const rights = ['user_id=0', 'group_id=0', 'allow_other', ...(checks === 'kernel' ? ['default_permissions'] : [])];
+    const options = [`fd=${device.fd}`, 'rootmode=40000', ...rights].join(',');
+    const flags = ['nosuid', 'nodev', ...(readOnly ? ['ro'] : [])];
+    mountCalls.fuse({ type: fuseType, source, flags, options }, place);
+    // Refers to the new mount by its name in its folder, because opening it would wait for its server.
+    await using folder = await holdPath(dirname(at));
+    // Below a private mount, whatever is mounted inside the volume at one of its paths would not be visible at the others.
+    mountCalls.share({ ...folder, through: `${folder.through}/${basename(at)}` });
+    return { fd: device.fd, [Symbol.asyncDispose]: () => device.close() };
+  } catch (cause) {
+    await device.close();
+    throw mountFailure(`the volume could not be mounted at ${at}`, cause);
+  }
+}
+
+async function openFuse() {
+  try {
+    return await open('/dev/fuse', constants.O_RDWR | constants.O_NONBLOCK);
+  } catch (cause) {
+    const isDenied = isErrno(cause, 'EACCES', 'EPERM');
+    throw new StowageError(`/dev/fuse ${isDenied ? 'may not be opened' : 'is not there'}`, {
+      code: isDenied ? 'denied' : 'unsupported',
+      reason: 'fuse-missing',
+      action: isDenied
+        ? 'Allow it; in a container: docker run --device /dev/fuse'
+        : 'Load the kernel module (modprobe fuse); in a container: docker run --device /dev/fuse',
+      cause,
+    });
+  }
+}
+
+/** Best effort: in a container /sys may be read-only, and a missing read-ahead costs only speed. */
+export async function setReadAhead(table: MountTable, at: string, scope: Scope): Promise<void> {
+  const device = table.at(at)?.device;
+  if (device === undefined) return;
+  await writeFile(`/sys/class/bdi/${device}/read_ahead_kb`, `${readAheadKib}\n`).catch((cause: unknown) =>
+    scope.log.info('read-ahead stays as the kernel chose it', { at, why: String(cause) }),
+  );
+}

@@ -1,0 +1,40 @@
+import { DeadlineExceeded } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import { KeeperError } from '#keeper/protocol.ts';
+
+/** Turns a keeper's error, or the lack of a keeper, into a StowageError. */
+export function keeperFailure(cause: unknown, folder: string): StowageError {
+  if (cause instanceof StowageError) return cause;
+  const said = cause instanceof Error ? cause.message : String(cause);
+  if (cause instanceof KeeperError && cause.reason === 'full') {
+    return new StowageError(`this node has as many mounts as one data path takes: ${said}`, {
+      code: 'exhausted',
+      reason: 'data-path-full',
+      action: 'Unmount volumes that are no longer used here.',
+      cause,
+    });
+  }
+  if (cause instanceof KeeperError && (cause.reason === 'moving' || cause.reason === 'busy')) {
+    return new StowageError(`the data path is being replaced: ${said}`, {
+      code: 'busy',
+      reason: 'data-path-moving',
+      action: 'Try again in a moment.',
+      cause,
+    });
+  }
+  if (cause instanceof KeeperError && cause.reason === 'out-of-reach') {
+    return new StowageError(`the data path could not be used: ${said}`, {
+      code: 'unavailable',
+      reason: 'data-path-unavailable',
+      action: 'Restart the container that it runs in. Mounts that it serves are then made anew.',
+      cause,
+    });
+  }
+  const isLate = cause instanceof DeadlineExceeded;
+  return new StowageError(`the data path ${isLate ? 'did not answer in time' : `could not be used: ${said}`}`, {
+    code: isLate ? 'deadline' : 'unavailable',
+    reason: 'data-path-unavailable',
+    action: `Try again. If it persists, see why: stowage client status, and the log in ${folder}`,
+    cause,
+  });
+}

@@ -1,0 +1,64 @@
+import { expect, test } from 'vitest';
+import { unlessAborted } from '#base/aborted.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createKeeperLiveness } from './keeper-liveness.ts';
+
+/** A keeper that answers or not, as the test says. */
+function keeper() {
+  const clock = createFakeClock();
+  const said = { answers: true, asked: 0, hung: 0 };
+  const answers = createKeeperLiveness({
+    clock,
+    status: async (signal) => {
+      said.asked++;
+      if (!said.answers) await unlessAborted(new Promise(() => undefined), signal);
+    },
+    hangs: () => void said.hung++,
+  });
+  const passes = async (ms: number): Promise<void> => {
+    clock.advance(ms);
+    await new Promise((resolve) => setImmediate(resolve));
+  };
+  return { said, answers, passes };
+}
+
+test('a keeper that answers is checked periodically', async () => {
+  const { said, answers, passes } = keeper();
+  for (let round = 1; round <= 5; round++) {
+    await passes(10_000);
+    expect(said.asked).toBe(round);
+  }
+  expect([said.hung, answers.isSilent]).toEqual([0, false]);
+  answers[Symbol.dispose]();
+  await passes(60_000);
+  expect(said.asked).toBe(5);
+});
+
+test('a keeper hangs after two checks in a row without an answer, and not before', async () => {
+  const { said, answers, passes } = keeper();
+  said.answers = false;
+  answers.ask();
+  await passes(4_999);
+  expect([answers.isSilent, said.hung]).toEqual([false, 0]);
+  await passes(1);
+  expect([answers.isSilent, said.hung]).toEqual([true, 0]);
+  await passes(4_999);
+  expect(said.hung).toBe(0);
+  await passes(1);
+  expect(said.hung).toBe(1);
+  // The callback is not called again while the keeper stays silent.
+  await passes(20_000);
+  await passes(5_000);
+  expect(said.hung).toBe(1);
+});
+
+test('an earlier slow answer does not count when the keeper is slow again later', async () => {
+  const { said, answers, passes } = keeper();
+  for (let round = 1; round <= 3; round++) {
+    said.answers = false;
+    await passes(10_000);
+    said.answers = true;
+    await passes(5_000);
+    expect([answers.isSilent, said.hung]).toEqual([false, 0]);
+  }
+});

@@ -1,0 +1,68 @@
+import { type Clock, DeadlineExceeded } from '#base/clock.ts';
+
+/** Checks whether a keeper answers: periodically, and when a caller got no answer. */
+export interface KeeperLiveness extends Disposable {
+  /** The keeper did not answer the last check. */
+  readonly isSilent: boolean;
+  /** Checks now. */
+  ask(): void;
+}
+
+interface AnswersOptions {
+  readonly clock: Clock;
+  readonly status: (signal: AbortSignal) => Promise<unknown>;
+  /** Called once when the keeper hangs; again only if it answered in between. */
+  readonly hangs: () => void;
+}
+
+/** A keeper does very little and answers within milliseconds, on an overloaded machine within a second. */
+export const answerMs = 5_000;
+const askEveryMs = 10_000;
+/** In a row: a single one may be caused by a pause of this process. */
+const mostUnanswered = 2;
+
+export function createKeeperLiveness({ clock, status, hangs }: AnswersOptions): KeeperLiveness {
+  const over = new AbortController();
+  let unanswered = 0;
+  let isAsking = false;
+  let next: Disposable | undefined;
+
+  async function hasAnswer(): Promise<boolean> {
+    using limit = clock.deadline(answerMs, over.signal);
+    try {
+      await status(limit.signal);
+      return true;
+    } catch (cause) {
+      // Any other error is an answer too, or the keeper has ended.
+      return !(cause instanceof DeadlineExceeded);
+    }
+  }
+
+  async function askOn(): Promise<void> {
+    if (isAsking || over.signal.aborted) return;
+    next?.[Symbol.dispose]();
+    isAsking = true;
+    do {
+      unanswered = (await hasAnswer()) ? 0 : unanswered + 1;
+      if (unanswered === mostUnanswered) hangs();
+    } while (unanswered > 0 && unanswered < mostUnanswered);
+    isAsking = false;
+    later();
+  }
+
+  function later(): void {
+    if (!over.signal.aborted) next = clock.after(askEveryMs, () => void askOn());
+  }
+  later();
+
+  return {
+    get isSilent() {
+      return unanswered > 0;
+    },
+    ask: () => void askOn(),
+    [Symbol.dispose]: () => {
+      over.abort();
+      next?.[Symbol.dispose]();
+    },
+  };
+}

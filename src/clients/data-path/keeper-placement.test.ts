@@ -1,0 +1,84 @@
+import { describe, expect, onTestFinished, test } from 'vitest';
+import type { Clock } from '#base/clock.ts';
+import { systemClock } from '#base/clock.ts';
+import { type Script, startScriptedEngine } from '#testbed/scripted-engine.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createDockerClient } from '#wire/docker/client.ts';
+import { createKeeperPlacement, type KeeperPlace } from './keeper-placement.ts';
+
+const id = 'ab12'.repeat(16);
+const { signal } = new AbortController();
+const inside = async () => ({ mountinfo: '', cgroup: `0::/docker/${id}`, hostname: '' });
+const found = {
+  Id: id,
+  Name: '/stowage',
+  Image: 'sha256:1',
+  Mounts: [{ Type: 'bind', Source: '/run/stowage', Destination: '/run/stowage' }],
+  State: { Status: 'running', Running: true, Pid: 1, ExitCode: 0 },
+  NetworkSettings: { Networks: { host: {} } },
+};
+const says =
+  (answer: object, status = 200): Script =>
+  (_path, _request, response) =>
+    void response.writeHead(status).end(JSON.stringify(answer));
+
+async function placed(script: Script, wanted?: KeeperPlace, clock: Clock = systemClock()) {
+  const engine = await startScriptedEngine(script);
+  const client = createDockerClient({ socket: engine.socket, clock });
+  onTestFinished(async () => {
+    client[Symbol.dispose]();
+    await engine[Symbol.asyncDispose]();
+  });
+  const told: string[] = [];
+  const placing = createKeeperPlacement(
+    { engines: new Map([['docker', client]]), instance: 'test', wanted },
+    { folder: '/run/stowage/keepers', clock, tell: (message) => void told.push(message) },
+    inside,
+  );
+  return { engine, placing, told };
+}
+
+describe('keepers run in containers of their own', () => {
+  test('if an engine knows the container of this process', async () => {
+    const { placing, told } = await placed(says(found));
+    expect(await placing.place(signal)).toMatchObject({ id });
+    expect(told).toEqual([]);
+  });
+
+  test('but not if configured otherwise', async () => {
+    const { engine, placing } = await placed(says(found), 'process');
+    expect(await placing.place(signal)).toBe('here');
+    expect(engine.asked).toEqual([]);
+  });
+
+  test.each([
+    ['no container engine', says({ message: 'No such container' }, 404)],
+    ['is not on a folder of the machine', says({ ...found, Mounts: [] })],
+    ['has another network', says({ ...found, NetworkSettings: { Networks: { bridge: {} } } })],
+  ])('but not if that is impossible: %s', async (why, script) => {
+    const { placing, told } = await placed(script);
+    expect(await placing.place(signal)).toBe('here');
+    expect(told).toEqual(['data paths end with this container']);
+    const asked = await placed(script, 'container');
+    await expect(asked.placing.place(signal)).rejects.toMatchObject({
+      reason: 'keeper-container-impossible',
+      message: expect.stringContaining(why),
+    });
+  });
+
+  test('as soon as the engine answers; while it starts, it waits for us', async () => {
+    const clock = createFakeClock();
+    const reached = Promise.withResolvers<void>();
+    const { engine, placing, told } = await placed(() => reached.resolve(), undefined, clock);
+    const first = placing.place(signal);
+    await reached.promise;
+    clock.advance(1_000);
+    expect(await first).toBe('later');
+    expect(told).toEqual(['data paths start in this container until its engine answers']);
+    engine.script = says(found);
+    expect(await placing.place(signal)).toMatchObject({ id });
+    // Searched once, and pinged each time.
+    await engine.stop();
+    expect(await placing.place(signal)).toBe('later');
+  });
+});

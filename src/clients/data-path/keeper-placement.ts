@@ -1,0 +1,89 @@
+import type { Clock } from '#base/clock.ts';
+import type { EngineKind } from '#core/containers.ts';
+import { StowageError } from '#core/errors.ts';
+import type { DockerClient } from '#wire/docker/client.ts';
+import { DockerError } from '#wire/docker/errors.ts';
+import { engineFailure } from '../engines/engine-errors.ts';
+import { findOwnContainer, type OwnContainer, possibleIds, type Surroundings, surroundings } from './own-container.ts';
+
+/** Keepers run as processes beside this one, as containers of its image, or as pods that Kubernetes starts. */
+export const keeperPlaces = ['process', 'container', 'pod'] as const;
+export type KeeperPlace = (typeof keeperPlaces)[number];
+
+export interface KeeperPlacementOptions {
+  readonly engines: ReadonlyMap<EngineKind, DockerClient>;
+  /** This Stowage's instance. */
+  readonly instance: string;
+  /** Undefined: containers if this process runs in a container of one of the engines, else processes. */
+  readonly wanted: KeeperPlace | undefined;
+  /** The user of keepers in pods. Default: see `keeper-pod.ts`. */
+  readonly podUser?: number | undefined;
+}
+
+/** Decides where keepers run. A container ends with all its processes, so keepers that must outlive it need containers of their own. */
+export interface KeeperPlacement {
+  /**
+   * `here`: as processes beside this one. `later`: the same for now, because the engine does not answer: while it starts, it starts containers
+   * and answers no requests. Throws if the requested place is not available.
+   */
+  place(signal: AbortSignal): Promise<OwnContainer | 'here' | 'later'>;
+}
+
+/** A working engine answers in milliseconds, and one that is starting waits for us. */
+const answerMs = 1_000;
+
+export function createKeeperPlacement(
+  { engines, wanted }: KeeperPlacementOptions,
+  { folder, clock, tell }: PlacingParts,
+  look: () => Promise<Surroundings> = surroundings,
+): KeeperPlacement {
+  let known: OwnContainer | 'here' | undefined;
+
+  async function decided(signal: AbortSignal): Promise<OwnContainer | 'here'> {
+    const around = await look();
+    const own = await findOwnContainer(around, engines.values(), signal);
+    const why = own === undefined ? 'no container engine that is known here made this container' : unusable(own);
+    if (own !== undefined && why === undefined) return own;
+    if (wanted === 'container') throw impossible(why ?? '');
+    if (possibleIds(around).length > 0) tell('data paths end with this container', { why: why ?? '' });
+    return 'here';
+  }
+
+  const unusable = (own: OwnContainer): string | undefined => {
+    if (own.hostPath(folder) === undefined) return `${folder} is not on a folder of the machine`;
+    return own.onHostNetwork ? undefined : 'this container has another network than the machine';
+  };
+
+  return {
+    place: async (signal) => {
+      if (wanted === 'process' || wanted === 'pod') return 'here';
+      using limit = clock.deadline(answerMs, signal);
+      try {
+        known ??= await decided(limit.signal);
+        if (known !== 'here') await known.engine.ping(limit.signal);
+        return known;
+      } catch (cause) {
+        signal.throwIfAborted();
+        if (!(cause instanceof DockerError)) throw cause;
+        if (wanted === 'container') throw engineFailure(cause, [...engines.keys()].join(', '));
+        tell('data paths start in this container until its engine answers', { why: cause.message });
+        return 'later';
+      }
+    },
+  };
+}
+
+export interface PlacingParts {
+  /** The keepers' folder. */
+  readonly folder: string;
+  readonly clock: Clock;
+  readonly tell: (message: string, facts: Readonly<Record<string, string>>) => void;
+}
+
+function impossible(why: string): StowageError {
+  return new StowageError(`data paths cannot run in containers of their own: ${why}`, {
+    code: 'unsupported',
+    reason: 'keeper-container-impossible',
+    action: 'Start Stowage as deploy/compose.yaml does, or without STOWAGE_KEEPERS=container.',
+  });
+}

@@ -1,0 +1,71 @@
+import { randomUUID } from 'node:crypto';
+import { existsSync, lstatSync, readFileSync } from 'node:fs';
+import { link, mkdir, readdir, readFile, rename, stat, unlink, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isErrno } from '#base/errno.ts';
+
+/** The range for service users (systemd.exec(5), DynamicUser=): they have no login and own no files. */
+const range = { first: 61_184, last: 65_519 } as const;
+
+const fileIn = (folder: string): string => join(folder, 'user');
+
+/**
+ * The user of this Stowage's keepers and data paths, and of nothing else: any process with the same user could attack them. Chosen once and
+ * kept in the folder. `given`: the user, if somebody else starts keepers.
+ */
+export async function keeperUser(folder: string, given?: number): Promise<number> {
+  const known = knownKeeperUser(folder);
+  if (known !== undefined && (given ?? known) === known) return known;
+  await mkdir(folder, { recursive: true, mode: 0o711 });
+  const chosen = given ?? (await freeUser());
+  // Atomic, and fails if another process was faster.
+  const draft = `${fileIn(folder)}.${randomUUID()}`;
+  await writeFile(draft, `${chosen}\n`, { mode: 0o644 });
+  if (given !== undefined) {
+    await rename(draft, fileIn(folder));
+    return given;
+  }
+  try {
+    await link(draft, fileIn(folder));
+    return chosen;
+  } catch (cause) {
+    const other = isErrno(cause, 'EEXIST') ? knownKeeperUser(folder) : undefined;
+    if (other === undefined) throw cause;
+    return other;
+  } finally {
+    await unlink(draft);
+  }
+}
+
+/** Undefined: none was chosen yet. */
+export function knownKeeperUser(folder: string): number | undefined {
+  const path = fileIn(folder);
+  if (!existsSync(path)) return undefined;
+  const { uid, mode } = lstatSync(path);
+  const chosen = Number(readFileSync(path, 'utf8').trim() || Number.NaN);
+  const isTrusted = (uid === 0 || uid === process.getuid?.()) && (mode & 0o022) === 0;
+  return isTrusted && chosen >= range.first && chosen <= range.last ? chosen : undefined;
+}
+
+async function freeUser(): Promise<number> {
+  const accounts = (await readFile('/etc/passwd', 'utf8').catch(() => ''))
+    .split('\n')
+    .map((line) => line.split(':')[2]);
+  const processes = (await readdir('/proc')).filter((name) => /^\d+$/.test(name));
+  const owners = await Promise.all(
+    processes.map((pid) =>
+      stat(`/proc/${pid}`).then(
+        ({ uid }) => uid,
+        () => 0,
+      ),
+    ),
+  );
+  const taken = new Set([...accounts.map(Number), ...owners]);
+  const count = range.last - range.first + 1;
+  const from = Math.floor(Math.random() * count);
+  for (let i = 0; i < count; i++) {
+    const candidate = range.first + ((from + i) % count);
+    if (!taken.has(candidate) && !existsSync(`/run/systemd/dynamic-uid/${candidate}`)) return candidate;
+  }
+  throw new Error('every user for services is taken');
+}

@@ -1,0 +1,110 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import type { Connection } from '#keeper/connection.ts';
+import { listenForPeers } from '#keeper/listening-socket.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import { needs } from '#testbed/needs.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createKnownKeepers, type GivenUp } from './known-keepers.ts';
+
+const unending = new AbortController().signal;
+const troubled: KeeperState = {
+  doing: 'taking over',
+  active: null,
+  standby: null,
+  mounts: 1,
+  sockets: 0,
+  takeovers: 1,
+  deaths: 1,
+  report: '',
+  shares: false,
+  isBorrowed: false,
+};
+
+describe.skipIf(needs('linux'))('known keepers', () => {
+  test('a keeper that has just replaced another one gets the full time to serve, whatever the other one used up', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-slots-'));
+    const clock = createFakeClock();
+    const socketOf = (name: string): string => join(folder, name, 'sock');
+    const givenUp: GivenUp[] = [];
+    const connections: Connection[] = [];
+    const door = listenForPeers({
+      path: socketOf('host'),
+      clock,
+      log: silentLog(),
+      connected: (connection) => {
+        connections.push(connection);
+        connection.handle({
+          accepts: ['hello', 'list', 'end'],
+          message: (message) => {
+            if (message.kind === 'hello') connection.send({ kind: 'state', ask: 0, state: troubled });
+            else if (message.kind === 'list')
+              connection.send({ kind: 'listed', ask: message.ask, mounts: ['m'], more: false });
+            else connection.send({ kind: 'done', ask: message.ask });
+          },
+          closed: () => undefined,
+        });
+      },
+    });
+    const slots = createKnownKeepers({
+      clock,
+      folder,
+      version: 'test',
+      log: silentLog(),
+      stuckMs: 2_000,
+      aloneMs: 1_000,
+      doubted: () => undefined,
+      starting: {
+        socketOf,
+        start: () => expect.fail(),
+        again: () => expect.fail(),
+        areFound: false,
+        user: async () => 0,
+        prepare: () => expect.fail(),
+        clear: () => expect.fail(),
+        kill: () => expect.fail(),
+        isMisplaced: () => expect.fail(),
+      },
+      gaveUp: (what) => void givenUp.push(what),
+    });
+    onTestFinished(() => {
+      for (const each of [slots, door]) each[Symbol.dispose]();
+      for (const connection of connections) connection.close();
+      rmSync(folder, { recursive: true });
+    });
+    const slot = slots.of('host');
+    const since = (at: number) =>
+      eventually(
+        () => slot.troubledSince,
+        (found) => found === at,
+      );
+    const before = await slots.connect(slot);
+    await since(0);
+    clock.advance(1_999);
+    // As during an upgrade.
+    slots.forget(slot);
+    before?.[Symbol.dispose]();
+    await slots.connect(slot);
+    await since(1_999);
+    clock.advance(1_001);
+    expect([slots.isStuck(slot), await slots.mountsOf(slot, unending)]).toEqual([false, ['m']]);
+    expect(givenUp).toEqual([]);
+    // It recovers for a moment: after that the time starts again.
+    for (const state of [{ ...troubled, mounts: 0 }, troubled])
+      connections.at(-1)?.send({ kind: 'state', ask: 0, state });
+    await since(3_000);
+    clock.advance(2_500);
+    // Ending a keeper takes two requests.
+    for (let asked = 0; asked < 3; asked++) await slots.mountsOf(slot, unending);
+    expect([slots.isStuck(slot), givenUp]).toEqual([true, []]);
+    clock.advance(500);
+    await eventually(
+      () => givenUp,
+      ([first]) => first?.why === 'no data path serves any more',
+    );
+  });
+});

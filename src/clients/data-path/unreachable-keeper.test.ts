@@ -1,0 +1,98 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, onTestFinished, test, vi } from 'vitest';
+import { silentLog } from '#base/log.ts';
+import type { Connection } from '#keeper/connection.ts';
+import { listenForPeers } from '#keeper/listening-socket.ts';
+import type { KeeperState } from '#keeper/protocol.ts';
+import { needs } from '#testbed/needs.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { settled } from '#testing/keeper/fake-children.ts';
+import { eventually } from '#testing/keeper/keeper-process.ts';
+import { createKeepers } from './keepers.ts';
+
+// As if they ran in two containers.
+vi.mock(import('#keeper/system-calls.ts'), async (original) => ({
+  ...(await original()),
+  killProcess: () => {
+    throw new Error('pidfd_send_signal: EINVAL');
+  },
+}));
+
+const unending = new AbortController().signal;
+const well: KeeperState = {
+  doing: 'idle',
+  active: null,
+  standby: null,
+  mounts: 0,
+  sockets: 0,
+  takeovers: 0,
+  deaths: 0,
+  report: '',
+  shares: false,
+  isBorrowed: false,
+};
+const kind = { network: undefined, privilegedPorts: false };
+
+describe.skipIf(needs('linux'))('a keeper that hangs in another container', () => {
+  test('callers get an error with advice at once, until the keeper answers again', async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'stowage-reach-'));
+    const clock = createFakeClock();
+    const connections: Connection[] = [];
+    let answers = true;
+    const door = listenForPeers({
+      path: join(folder, 'host', 'sock'),
+      clock,
+      log: silentLog(),
+      connected: (connection) => {
+        connections.push(connection);
+        connection.handle({
+          accepts: ['hello', 'list', 'status'],
+          message: (message) => {
+            if (message.kind === 'hello' || !answers) return;
+            const { kind: asked, ask } = message;
+            if (asked === 'list') connection.send({ kind: 'listed', ask, mounts: ['m'], more: false });
+            else connection.send({ kind: 'state', ask, state: well });
+          },
+          closed: () => undefined,
+        });
+      },
+    });
+    const keepers = createKeepers({
+      clock,
+      log: silentLog(),
+      folder,
+      version: 'test',
+      doubted: () => undefined,
+      gaveUp: () => expect.fail(),
+    });
+    onTestFinished(async () => {
+      door[Symbol.dispose]();
+      for (const connection of connections) connection.close();
+      await keepers[Symbol.asyncDispose]();
+      rmSync(folder, { recursive: true });
+    });
+    const used = () => keepers.holding('m', kind, unending, async () => 'used');
+    expect(await used()).toBe('used');
+    answers = false;
+    // Checked after ten seconds, and once more; each check takes five.
+    for (const ms of [10_000, 5_000, 5_000]) {
+      clock.advance(ms);
+      await settled();
+    }
+    const told = {
+      reason: 'data-path-unavailable',
+      action: expect.stringContaining('Restart the container'),
+    };
+    await expect(used()).rejects.toMatchObject(told);
+    await expect(keepers.use(kind, unending, async () => 'used')).rejects.toMatchObject(told);
+    await expect(keepers.upgrade(unending)).rejects.toMatchObject(told);
+    answers = true;
+    clock.advance(10_000);
+    await eventually(
+      () => used().catch(() => ''),
+      (said) => said === 'used',
+    );
+  });
+});

@@ -1,0 +1,555 @@
+import { readFileSync } from 'node:fs';
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import { text } from 'node:stream/consumers';
+import { afterEach, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import type { EngineKind } from '#core/containers.ts';
+import { type ScriptedEngine, startScriptedEngine } from '#testbed/scripted-engine.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { createDockerClient } from '#wire/docker/client.ts';
+import { createEngineNetworks, type EngineNetworks } from './engine-networks.ts';
+
+const { signal } = new AbortController();
+let open = new AsyncDisposableStack();
+afterEach(async () => {
+  await open.disposeAsync();
+  open = new AsyncDisposableStack();
+});
+
+/** A namespace that is visible here. */
+const here = '/proc/self/ns/net';
+const another = '/proc/thread-self/ns/net';
+
+interface FakeContainer {
+  readonly id: string;
+  readonly name: string;
+  running: boolean;
+  sandbox: string;
+  pid: number;
+  readonly networkMode?: string;
+  networks: Readonly<Record<string, { readonly NetworkID: string }>>;
+  readonly labels: Readonly<Record<string, string>>;
+  readonly body: unknown;
+}
+
+/** The subset of an engine's API that anchors need. */
+interface FakeEngine extends ScriptedEngine {
+  readonly containers: Map<string, FakeContainer>;
+  /** Network ids by name. */
+  readonly networks: Map<string, string>;
+  readonly images: Set<string>;
+  /** The namespace of every container that is started. */
+  sandbox: string;
+  pid: number;
+  /** The statuses of calls that fail, by `METHOD /path`. */
+  readonly refusing: Map<string, { readonly status: number; readonly message: string }>;
+  /** The calls so far, without those that only read. */
+  readonly changes: () => readonly string[];
+}
+
+async function fakeEngine(): Promise<FakeEngine> {
+  const containers = new Map<string, FakeContainer>();
+  const networks = new Map<string, string>();
+  const images = new Set<string>();
+  const refusing: FakeEngine['refusing'] = new Map();
+  let made = 0;
+  const findNetwork = (idOrName: string) => [...networks].find((one) => one.includes(idOrName));
+  const findContainer = (idOrName: string) =>
+    [...containers.values()].find(({ id, name }) => [id, name].includes(idOrName));
+
+  const serve = async (path: string, request: IncomingMessage, response: ServerResponse): Promise<void> => {
+    const body = await text(request);
+    const answer = (value: unknown, status = 200): void =>
+      void response.writeHead(status).end(status === 204 ? undefined : JSON.stringify(value));
+    const missing = (): void => answer({ message: 'no such thing' }, 404);
+    const refused = refusing.get(`${request.method} ${path.replace(/\/c\d+/, '')}`);
+    if (refused !== undefined) return answer({ message: refused.message }, refused.status);
+    const [, noun, name = '', verb] = path.split('/').map(decodeURIComponent);
+    if (noun === 'images' && path === '/images/load') {
+      images.add('stowage.dev/anchor:1');
+      return answer({ stream: 'Loaded image: stowage.dev/anchor:1\n' });
+    }
+    if (noun === 'images') return images.has('stowage.dev/anchor:1') ? answer({ Id: 'image' }) : missing();
+    if (noun === 'networks') {
+      const found = findNetwork(name);
+      return found ? answer({ Name: found[0], Id: found[1], Driver: 'bridge', Internal: true }) : missing();
+    }
+    if (path === '/containers/json') return answer([...containers.values()].map(listed));
+    if (path === '/containers/create') {
+      const wanted = JSON.parse(body);
+      const called = new URLSearchParams(request.url?.split('?')[1]).get('name') ?? '';
+      if (findContainer(called) !== undefined) return answer({ message: 'name is in use' }, 409);
+      const network = findNetwork(wanted.HostConfig.NetworkMode);
+      if (network === undefined) return missing();
+      containers.set(called, {
+        id: `c${++made}`,
+        name: called,
+        running: false,
+        sandbox: '',
+        pid: 0,
+        labels: wanted.Labels,
+        body: wanted,
+        networks: { [network[0]]: { NetworkID: network[1] } },
+      });
+      return answer({ Id: `c${made}` }, 201);
+    }
+    const found = findContainer(name);
+    if (found === undefined) return missing();
+    if (request.method === 'DELETE') {
+      containers.delete(found.name);
+      return answer(undefined, 204);
+    }
+    if (verb === 'start') {
+      Object.assign(found, { running: true, sandbox: engine.sandbox, pid: engine.pid });
+      return answer(undefined, 204);
+    }
+    return answer(inspected(found));
+  };
+  const scripted = await startScriptedEngine((...call) => void serve(...call));
+  const engine: FakeEngine = Object.assign(scripted, {
+    containers,
+    networks,
+    images,
+    refusing,
+    sandbox: here,
+    pid: 0,
+    changes: () => scripted.asked.filter((one) => !one.startsWith('GET ')).map((one) => one.replace('/v1.41', '')),
+  });
+  return engine;
+}
+
+const listed = ({ id, name, running, labels }: FakeContainer): object => ({
+  Id: id,
+  Names: [`/${name}`],
+  Image: 'x',
+  State: running ? 'running' : 'exited',
+  Labels: labels,
+  Mounts: [],
+});
+
+const inspected = ({ id, name, running, sandbox, pid, networkMode, networks, labels }: FakeContainer): object => ({
+  HostConfig: { NetworkMode: networkMode ?? 'default' },
+  Id: id,
+  Name: `/${name}`,
+  Image: 'x',
+  Config: { Labels: labels },
+  Mounts: [],
+  State: { Status: running ? 'running' : 'exited', Running: running, Pid: pid, ExitCode: 0, Error: '' },
+  NetworkSettings: { SandboxKey: sandbox, Networks: networks },
+});
+
+const container = (name: string, more: Partial<FakeContainer> = {}): FakeContainer => ({
+  id: `id-of-${name}`,
+  name,
+  running: true,
+  sandbox: here,
+  pid: 0,
+  networks: {},
+  labels: {},
+  body: {},
+  ...more,
+});
+
+const asHost = async (): Promise<boolean> => true;
+
+interface Given {
+  readonly networks: EngineNetworks;
+  readonly docker: FakeEngine;
+  readonly podman: FakeEngine;
+}
+
+async function given(instance = 'one', clock = systemClock(), hasHostNetwork = asHost): Promise<Given> {
+  const [docker, podman] = [open.use(await fakeEngine()), open.use(await fakeEngine())];
+  docker.networks.set('storage', 'net-1');
+  const engines = new Map(
+    Object.entries({ docker, podman }).map(([kind, { socket }]) => [
+      kind as EngineKind,
+      open.use(createDockerClient({ socket, clock })),
+    ]),
+  );
+  return {
+    docker,
+    podman,
+    networks: createEngineNetworks({ engines, instance, log: silentLog(), clock, hasHostNetwork }),
+  };
+}
+
+const theAnchor = ({ containers }: FakeEngine): FakeContainer => {
+  const [first, ...rest] = containers.values();
+  if (first === undefined || rest.length > 0) throw new Error(`there are ${containers.size} containers`);
+  return first;
+};
+
+describe('finding the namespace of a network', () => {
+  test.each(['/proc/1/ns/net', 'netns:storage'])(
+    'returns %s, a namespace itself, without asking an engine',
+    async (name) => {
+      const { networks, docker, podman } = await given();
+      expect(await networks.find(name, signal)).toBe(name);
+      expect([...docker.asked, ...podman.asked]).toEqual([]);
+    },
+  );
+
+  test("attaches an unprivileged container to an engine's network", async () => {
+    const { networks, docker, podman } = await given();
+    expect(await networks.find('docker:storage', signal)).toBe(here);
+    const anchor = theAnchor(docker);
+    expect(anchor).toMatchObject({
+      running: true,
+      labels: { 'stowage.dev/anchor': 'docker:storage', 'stowage.dev/instance': 'one' },
+      body: {
+        Image: 'stowage.dev/anchor:1',
+        HostConfig: {
+          NetworkMode: 'storage',
+          CapDrop: ['ALL'],
+          ReadonlyRootfs: true,
+          SecurityOpt: ['no-new-privileges'],
+          RestartPolicy: { Name: 'unless-stopped' },
+        },
+      },
+    });
+    podman.networks.set('backend', 'backend');
+    expect(await networks.find('podman:backend', signal)).toBe(here);
+    expect(theAnchor(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
+    expect(theAnchor(docker)).toBe(anchor);
+  });
+
+  test('finds the namespace of a running container in any engine', async () => {
+    const { networks, docker, podman } = await given();
+    docker.containers.set('web', container('web'));
+    podman.containers.set('db', container('db'));
+    for (const name of ['container:web', 'web', 'container:db', 'db'])
+      expect(await networks.find(name, signal)).toBe(here);
+    expect([...docker.changes(), ...podman.changes()]).toEqual([]);
+  });
+
+  test('accepts a bare network name; a container of that name takes precedence', async () => {
+    const { networks, docker, podman } = await given();
+    podman.networks.set('backend', 'backend');
+    expect(await networks.find('backend', signal)).toBe(here);
+    expect(theAnchor(podman).labels).toMatchObject({ 'stowage.dev/anchor': 'podman:backend' });
+    docker.containers.set('backend', container('backend', { sandbox: another }));
+    expect(await networks.find('backend', signal)).toBe(another);
+  });
+
+  test.each(['nobody', 'container:nobody', 'container:storage'])('refuses the unknown %s', async (name) => {
+    const { networks } = await given();
+    await expect(networks.find(name, signal)).rejects.toMatchObject({
+      code: 'not-found',
+      reason: 'engine-place-unknown',
+      action: expect.stringContaining('docker ps, docker network ls, podman ps'),
+    });
+  });
+
+  describe('of a container that does not run', () => {
+    const stopped = (more: Partial<FakeContainer>): FakeContainer =>
+      container('web', { running: false, sandbox: '', ...more });
+
+    test('uses the network that it will have', async () => {
+      const { networks, docker } = await given();
+      docker.containers.set('web', stopped({ networks: { storage: { NetworkID: '' } } }));
+      for (const name of ['container:web', 'web']) expect(await networks.find(name, signal)).toBe(here);
+      docker.containers.delete('web');
+      expect(theAnchor(docker).labels).toMatchObject({ 'stowage.dev/anchor': 'docker:storage' });
+    });
+
+    test("uses the network of another container if it shares that, and Stowage's own for the host's network", async () => {
+      const { networks, docker } = await given();
+      docker.containers.set('db', container('db', { sandbox: another }));
+      docker.containers.set('web', stopped({ networkMode: 'container:id-of-db' }));
+      expect(await networks.find('web', signal)).toBe(another);
+      docker.containers.set('web', stopped({ networkMode: 'host', networks: { host: { NetworkID: 'h' } } }));
+      expect(await networks.find('web', signal)).toBe(here);
+      expect(docker.changes()).toEqual([]);
+    });
+
+    test("refuses the host's network if Stowage runs in a container with another network", async () => {
+      const { networks, docker } = await given('one', systemClock(), async () => false);
+      docker.containers.set('web', stopped({ networkMode: 'host', networks: { host: { NetworkID: 'h' } } }));
+      await expect(networks.find('web', signal)).rejects.toMatchObject({
+        code: 'unsupported',
+        reason: 'engine-network-hidden',
+        message:
+          "container 'web' uses the network of the host, which cannot be seen from the container in which Stowage runs",
+        action: "Start Stowage's container with --network host, or name a network of the engine.",
+      });
+    });
+
+    test.each([
+      [
+        { networks: { apps: { NetworkID: '' }, storage: { NetworkID: '' } } },
+        'container-networks-several',
+        "container 'web' does not run, and has several networks: apps, storage",
+        'Name one of them: --from docker:apps, --from docker:storage',
+      ],
+      [
+        { networkMode: 'none', networks: { none: { NetworkID: 'n' } } },
+        'container-without-network',
+        "container 'web' has no network",
+        'The container needs no network for its volumes: Stowage itself connects to the server. Check the store without --from.',
+      ],
+      [
+        { networkMode: 'container:gone' },
+        'container-without-network',
+        "container 'web' shares the network of a container that is gone",
+        "Remove container 'web' and create it again, or name a network.",
+      ],
+    ])('refuses an ambiguous or missing network: %o', async (more, reason, message, action) => {
+      const { networks, docker } = await given();
+      docker.containers.set('web', stopped(more));
+      await expect(networks.find('web', signal)).rejects.toMatchObject({ code: 'conflict', reason, message, action });
+      expect(docker.changes()).toEqual([]);
+    });
+  });
+
+  test('refuses a network of an engine that is not configured', async () => {
+    const networks = createEngineNetworks({
+      engines: new Map(),
+      instance: 'one',
+      log: silentLog(),
+      hasHostNetwork: asHost,
+    });
+    await expect(networks.find('web', signal)).rejects.toMatchObject({
+      reason: 'engine-place-unknown',
+      action: expect.stringContaining('--docker-socket'),
+    });
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
+      reason: 'engine-unknown',
+      action: expect.stringContaining('--docker-socket'),
+    });
+  });
+
+  test('reports an engine that does not answer, unless another one has what is asked for', async () => {
+    const { networks, docker, podman } = await given();
+    await docker.stop();
+    podman.containers.set('db', container('db'));
+    expect(await networks.find('db', signal)).toBe(here);
+    for (const name of ['docker:storage', 'container:web', 'web'])
+      await expect(networks.find(name, signal)).rejects.toMatchObject({
+        code: 'unavailable',
+        reason: 'engine-unreachable',
+        message: expect.stringContaining('engine docker'),
+      });
+  });
+});
+
+describe('a namespace', () => {
+  test('is not guessed if only the engine can see it', async () => {
+    const { networks, docker } = await given();
+    // Another process has that pid here.
+    docker.containers.set('web', container('web', { sandbox: '/run/docker/netns/123', pid: process.pid }));
+    await expect(networks.find('web', signal)).rejects.toMatchObject({
+      code: 'unsupported',
+      reason: 'engine-network-hidden',
+      message: "the network of container 'web' cannot be seen from here: no /run/docker/netns/123",
+      action: expect.stringContaining('-v /run/docker/netns:/run/docker/netns:rslave'),
+    });
+    docker.sandbox = '/run/docker/netns/456';
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
+  });
+
+  test('is not a regular file in its place', async () => {
+    const { networks, docker } = await given();
+    docker.containers.set('web', container('web', { sandbox: '/proc/self/status' }));
+    await expect(networks.find('web', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
+  });
+
+  test("is found through the container's process if that is its own", async () => {
+    const { networks, docker } = await given();
+    const id = readFileSync('/proc/self/cgroup', 'utf8').trim();
+    docker.containers.set('web', container('web', { id, sandbox: '', pid: process.pid }));
+    expect(await networks.find('web', signal)).toBe(`/proc/${process.pid}/ns/net`);
+  });
+
+  test('of a shared network has to be given by its owner', async () => {
+    const { networks, docker } = await given();
+    docker.containers.set('web', container('web', { sandbox: '', pid: process.pid }));
+    await expect(networks.find('web', signal)).rejects.toMatchObject({
+      message: "the network of container 'web' cannot be seen from here: it shares that of something else",
+      action: expect.stringContaining('shares its network with'),
+    });
+  });
+});
+
+describe('an anchor', () => {
+  test('is created once for concurrent callers, and so is its image', async () => {
+    const { networks, docker } = await given();
+    docker.networks.set('backend', 'net-2');
+    const all = ['docker:storage', 'docker:storage', 'docker:storage', 'docker:backend'];
+    await Promise.all(all.map((name) => networks.find(name, signal)));
+    await networks.find('docker:storage', signal);
+    const count = (what: RegExp): number => docker.changes().filter((one) => what.test(one)).length;
+    expect(docker.containers.size).toBe(2);
+    expect(count(/^POST \/containers\/create/)).toBe(2);
+    expect(count(/^POST \/containers\/c\d\/start/)).toBe(2);
+    docker.containers.clear();
+    await networks.find('docker:storage', signal);
+    // Two networks may both have found the image missing.
+    expect(count(/^POST \/images\/load/)).toBeLessThanOrEqual(2);
+  });
+
+  test('of an earlier run of the same instance is reused', async () => {
+    const { networks, docker } = await given();
+    await networks.find('docker:storage', signal);
+    const engines = new Map([['docker', open.use(createDockerClient({ ...docker, clock: systemClock() }))]] as const);
+    const before = docker.changes();
+    const later = createEngineNetworks({ engines, instance: 'one', log: silentLog(), hasHostNetwork: asHost });
+    expect(await later.find('docker:storage', signal)).toBe(here);
+    expect(docker.changes()).toEqual(before);
+    // The anchor of another instance is not.
+    const other = createEngineNetworks({ engines, instance: 'two', log: silentLog(), hasHostNetwork: asHost });
+    await other.find('docker:storage', signal);
+    expect(docker.containers.size).toBe(2);
+  });
+
+  test('of a network given by its id stays', async () => {
+    const { networks, docker } = await given();
+    await networks.find('docker:net-1', signal);
+    const { id } = theAnchor(docker);
+    await networks.find('docker:net-1', signal);
+    expect(theAnchor(docker).id).toBe(id);
+  });
+
+  test.each([
+    ['was stopped', (anchor: FakeContainer) => Object.assign(anchor, { running: false, sandbox: '' })],
+    ['was taken off the network', (anchor: FakeContainer) => Object.assign(anchor, { networks: {} })],
+  ])('that %s is created again', async (_how, change) => {
+    const { networks, docker } = await given();
+    await networks.find('docker:storage', signal);
+    const anchor = theAnchor(docker);
+    change(anchor);
+    docker.sandbox = another;
+    expect(await networks.find('docker:storage', signal)).toBe(another);
+    expect(theAnchor(docker).id).not.toBe(anchor.id);
+  });
+
+  test('is created again if its network was removed and created again', async () => {
+    const { networks, docker } = await given();
+    await networks.find('docker:storage', signal);
+    const anchor = theAnchor(docker);
+    Object.assign(anchor, { running: false, sandbox: '' });
+    docker.networks.set('storage', 'net-2');
+    await networks.find('docker:storage', signal);
+    expect(theAnchor(docker)).toMatchObject({ running: true, networks: { storage: { NetworkID: 'net-2' } } });
+    expect(theAnchor(docker).id).not.toBe(anchor.id);
+  });
+
+  test('is not left behind if its network is gone', async () => {
+    const { networks, docker } = await given();
+    await networks.find('docker:storage', signal);
+    Object.assign(theAnchor(docker), { running: false, sandbox: '' });
+    docker.networks.delete('storage');
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
+      code: 'unavailable',
+      reason: 'engine-network-missing',
+      message: "docker has no network 'storage'",
+      action: expect.stringMatching(/docker network create storage.*the store's option network, or in --from\.$/),
+    });
+    expect(docker.containers.size).toBe(0);
+  });
+
+  test('is not left behind if it cannot be started', async () => {
+    const { networks, docker } = await given();
+    docker.refusing.set('POST /containers/start', { status: 403, message: 'no available IPv4 addresses' });
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({
+      reason: 'engine-refused',
+      message: expect.stringContaining('no available IPv4 addresses'),
+    });
+    expect(docker.containers.size).toBe(0);
+    docker.refusing.clear();
+    expect(await networks.find('docker:storage', signal)).toBe(here);
+  });
+
+  test('stays in use while its engine does not answer, as long as its namespace exists', async () => {
+    const clock = createFakeClock();
+    const { networks, docker } = await given('one', clock);
+    await networks.find('docker:storage', signal);
+    await docker.stop();
+    expect(await networks.find('docker:storage', signal)).toBe(here);
+    await docker.start();
+    // The engine accepts connections and does not answer.
+    const { script } = docker;
+    const silent = Promise.withResolvers<void>();
+    docker.script = () => silent.resolve();
+    const found = networks.find('docker:storage', signal);
+    await silent.promise;
+    clock.advance(2_000);
+    expect(await found).toBe(here);
+    docker.script = script;
+    theAnchor(docker).sandbox = '/run/docker/netns/gone';
+    docker.sandbox = '/run/docker/netns/gone';
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-network-hidden' });
+    await docker.stop();
+    await expect(networks.find('docker:storage', signal)).rejects.toMatchObject({ reason: 'engine-unreachable' });
+  });
+
+  test('is not created for a caller that has given up', async () => {
+    const { networks, docker } = await given();
+    const caller = new AbortController();
+    const asked = Promise.withResolvers<void>();
+    const { script } = docker;
+    docker.script = () => asked.resolve();
+    const found = networks.find('docker:storage', caller.signal);
+    await asked.promise;
+    docker.script = script;
+    caller.abort();
+    await expect(found).rejects.toMatchObject({ code: 'canceled' });
+    expect(docker.containers.size).toBe(0);
+    expect(await networks.find('docker:storage', signal)).toBe(here);
+  });
+});
+
+describe('removing unused anchors', () => {
+  const names = ({ containers }: FakeEngine): readonly string[] =>
+    [...containers.values()].map(({ labels, name }) => labels['stowage.dev/anchor'] ?? name).sort();
+
+  test('removes ours that are not used', async () => {
+    const clock = createFakeClock();
+    const { networks, docker, podman } = await given('one', clock);
+    docker.networks.set('backend', 'net-2');
+    for (const name of ['docker:storage', 'docker:backend']) await networks.find(name, signal);
+    const theirs = { 'stowage.dev/anchor': 'theirs', 'stowage.dev/instance': 'two' };
+    docker.containers.set('theirs', container('theirs', { labels: theirs }));
+    docker.containers.set('keeper', container('keeper', { labels: { 'stowage.dev/instance': 'one' } }));
+    docker.containers.set('web', container('web'));
+    const left = { 'stowage.dev/anchor': 'podman:gone', 'stowage.dev/instance': 'one' };
+    podman.containers.set('left', container('left', { labels: left }));
+    const used = new Set(['docker:storage']);
+    // A check, or a store that was just added, may still need it.
+    await networks.tidy(used, signal);
+    expect(names(docker)).toEqual(['docker:backend', 'docker:storage', 'keeper', 'theirs', 'web']);
+    expect(names(podman)).toEqual([]);
+    clock.advance(20_000);
+    await networks.tidy(used, signal);
+    expect(names(docker)).toEqual(['docker:storage', 'keeper', 'theirs', 'web']);
+    await networks.tidy(new Set(), signal);
+    expect(names(docker)).toEqual(['keeper', 'theirs', 'web']);
+  });
+
+  test('continues with other engines if one does not answer or refuses', async () => {
+    const clock = createFakeClock();
+    const { networks, docker, podman } = await given('one', clock);
+    await networks.find('docker:storage', signal);
+    clock.advance(20_000);
+    const left = { 'stowage.dev/anchor': 'podman:gone', 'stowage.dev/instance': 'one' };
+    podman.containers.set('left', container('left', { labels: left }));
+    await networks.tidy(new Set(['docker:storage']), signal);
+    expect(names(podman)).toEqual([]);
+    podman.containers.set('left', container('left', { labels: left }));
+    docker.refusing.set('DELETE /containers', { status: 409, message: 'removal is already in progress' });
+    await networks.tidy(new Set(), signal);
+    expect(names(podman)).toEqual([]);
+    podman.containers.set('left', container('left', { labels: left }));
+    await docker.stop();
+    await networks.tidy(new Set(), signal);
+    expect(names(podman)).toEqual([]);
+  });
+
+  test('ends when the caller aborts', async () => {
+    const { networks, docker } = await given();
+    const caller = new AbortController();
+    docker.script = () => caller.abort(new Error('enough'));
+    await expect(networks.tidy(new Set(), caller.signal)).rejects.toThrow('enough');
+  });
+});

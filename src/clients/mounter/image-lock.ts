@@ -1,0 +1,85 @@
+import { open } from 'node:fs/promises';
+import type { Clock } from '#base/clock.ts';
+import { isErrno } from '#base/errno.ts';
+import { foreign, libc, SystemError } from '#base/linux/libc.ts';
+import { unlessMissing } from './paths.ts';
+
+const calls = foreign({
+  lock: 'int flock(int fd, int operation)',
+  control: 'int fcntl(int fd, int command, int64_t value)',
+});
+
+const [exclusive, withoutWaiting] = [2, 4];
+const [setSignal, setLease, readLease] = [10, 1024, 0];
+/** SIGURG: ignored by default. The kernel's default, SIGIO, would end the process. */
+const urgent = 23;
+const retryMs = 50;
+const badDescriptor = 9;
+
+async function call(name: 'lock' | 'control', ...args: readonly number[]): Promise<void> {
+  const { promise, resolve, reject } = Promise.withResolvers<void>();
+  calls()[name].async(...args, (failed: Error | null, result: number) => {
+    if (failed !== null) reject(failed);
+    else if (result < 0) reject(new SystemError(name === 'lock' ? 'flock' : 'fcntl', libc().koffi.errno()));
+    else resolve();
+  });
+  await promise;
+}
+
+export interface LockedImage extends AsyncDisposable {
+  readonly fd: number;
+}
+
+/**
+ * Keeps other Stowage processes of this machine from attaching the image between the search for its device and the attach: two devices
+ * on one image destroy it. A writable store belongs to one process, but any number of processes may open its directory as a read-only
+ * store. The kernel releases the lock when the process ends.
+ */
+export async function lockImage(image: string, clock: Clock, signal: AbortSignal): Promise<LockedImage | undefined> {
+  for (let flags = 'r'; ; ) {
+    await using stack = new AsyncDisposableStack();
+    const file = await unlessMissing(open(image, flags));
+    if (file === undefined) return undefined;
+    stack.use(file);
+    const state = await tryLock(file.fd);
+    if (state === 'locked' || state === 'without locks') {
+      const locked = stack.move();
+      return { fd: file.fd, [Symbol.asyncDispose]: () => locked.disposeAsync() };
+    }
+    await stack.disposeAsync();
+    if (state === 'not writable' && flags === 'r') flags = 'r+';
+    else if (state === 'not writable') throw new SystemError('flock', badDescriptor);
+    else await clock.sleep(retryMs, signal);
+  }
+}
+
+/** `not writable`: NFS needs a writable descriptor for an exclusive lock. `without locks`: the file system does not support locks. */
+async function tryLock(fd: number): Promise<'locked' | 'busy' | 'not writable' | 'without locks'> {
+  try {
+    await call('lock', fd, exclusive | withoutWaiting);
+    return 'locked';
+  } catch (cause) {
+    if (isErrno(cause, 'EAGAIN')) return 'busy';
+    if (isErrno(cause, 'EBADF')) return 'not writable';
+    if (isErrno(cause, 'EOPNOTSUPP', 'ENOSYS', 'ENOLCK')) return 'without locks';
+    throw cause;
+  }
+}
+
+/**
+ * True: no process and no loop device has the file open for writing; only then does the kernel grant a read lease. False: something has,
+ * or the file system does not support leases. No other device is asked.
+ */
+export async function isWrittenByNobody(path: string): Promise<boolean> {
+  await using file = await unlessMissing(open(path, 'r'));
+  if (file === undefined) return true;
+  // If another process opens the file before it is closed here, the kernel signals the lease holder.
+  await call('control', file.fd, setSignal, urgent);
+  try {
+    await call('control', file.fd, setLease, readLease);
+    return true;
+  } catch (cause) {
+    if (cause instanceof SystemError) return false;
+    throw cause;
+  }
+}
