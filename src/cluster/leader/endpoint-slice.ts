@@ -3,9 +3,9 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
-import { followOne } from '#wire/kube/followed.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
+import { followOne } from '#wire/kube/watched-object.ts';
 import { doorNames } from '../names.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 

@@ -1,7 +1,7 @@
 import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import type { Followed } from '#wire/kube/followed.ts';
+import type { Followed } from '#wire/kube/watched-object.ts';
 import { sleptOrWoken } from '../slept-or-woken.ts';
 
 export interface ReconcileLoop {

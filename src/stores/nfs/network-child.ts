@@ -6,7 +6,7 @@
 import { lookup } from 'node:dns/promises';
 import { connect, type Socket } from 'node:net';
 import process from 'node:process';
-import { localEnd } from '#wire/rpc/local-end.ts';
+import { localEnd } from '#wire/rpc/local-address.ts';
 import { type Answer, failed, mostQuestions, type Question, readQuestion } from './network-messages.ts';
 
 /** Whoever asked has given up long before. */

@@ -9,7 +9,7 @@ import {
 import { createServer, type Server, type Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
 import { patiently } from '#base/wait.ts';
-import { withAcceptableAuthority } from './authority.ts';
+import { withAcceptableAuthority } from './authority-filter.ts';
 import {
   framed,
   type GrpcCall,

@@ -3,8 +3,8 @@ import { createOutput, type Output } from './encode.ts';
 import { Errno, type ErrnoName, errno } from './errno.ts';
 import { type Agreement, agree, isSpoken, putAgreement, readOffer, type Wishes } from './init.ts';
 import { header, type Message, needs, number, u32 } from './message.ts';
+import { type Operation, table } from './operation-table.ts';
 import type { Operations, ReadReply, Request } from './operations.ts';
-import { type Operation, table } from './table.ts';
 
 /** Where answers go, and who keeps the memory that requests lie in. */
 export interface Desk {

@@ -5,7 +5,7 @@ import type { Identity, KubeAccess } from './access.ts';
 import { misconfigured } from './errors.ts';
 import { type Credential, execCredential, type Plugin } from './exec-credential.ts';
 import { type ClusterEntry, chosenContext, type UserEntry } from './kubeconfig.ts';
-import { fileText, type RenewedText, sameText } from './renewed.ts';
+import { fileText, type RenewedText, sameText } from './reloaded-file.ts';
 
 type Environment = Readonly<Record<string, string | undefined>>;
 

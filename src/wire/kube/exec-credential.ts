@@ -3,7 +3,7 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
-import type { RenewedText } from './renewed.ts';
+import type { RenewedText } from './reloaded-file.ts';
 
 /** A program that makes credentials, as clusters of cloud providers want it. */
 export interface Plugin extends ExecEntry {

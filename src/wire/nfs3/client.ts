@@ -4,9 +4,9 @@ import type { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import type { Text } from '../xdr/writer.ts';
 import { isAsSet, isCreated, isMarked, isSameText } from './attribute-matching.ts';
-import { createCalling, type Mutation } from './calling.ts';
 import { checkName } from './names.ts';
 import * as procedures from './procedures.ts';
+import { createCalling, type Mutation } from './retrying-calls.ts';
 import { isNfsError } from './status.ts';
 import {
   type Attributes,

@@ -6,9 +6,9 @@ import type { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import { listDirectory } from './listing.ts';
 import { getattr, lookup, readdirplus, remove, rmdir } from './procedures.ts';
-import { emptyDirectory, removeTree } from './removal.ts';
+import { emptyDirectory, removeTree } from './remove-tree.ts';
 import { type Attributes, fileType, writeAttributes, writePostAttributes, writePostHandle } from './structures.ts';
-import { walkTree } from './tree.ts';
+import { walkTree } from './walk-tree.ts';
 
 type Handle = ServedProcedure['handle'];
 

@@ -1,4 +1,5 @@
 import type { Clock } from '#base/clock.ts';
+import { createWatches } from './abort-listeners.ts';
 import {
   type Address,
   type Connect,
@@ -9,12 +10,11 @@ import {
   shown,
 } from './connection.ts';
 import { isPortTaken, isSystemError, RpcError } from './errors.ts';
-import { type Call, createLane, type Lane, type LastConnection } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { TlsWish } from './tls.ts';
+import { type Call, createLane, type Lane, type LastConnection } from './transport.ts';
 import { createVerifiers } from './verifiers.ts';
-import { createWatches } from './watches.ts';
 
 export interface CallOptions {
   readonly signal?: AbortSignal | undefined;

@@ -4,7 +4,7 @@ import { constants } from 'node:os';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { onAbort } from '#base/aborted.ts';
 import { RpcError } from './errors.ts';
-import { localEnd } from './local-end.ts';
+import { localEnd } from './local-address.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
 import { isOtherProtocol, probe, rpcOverTls, type TlsWish } from './tls.ts';

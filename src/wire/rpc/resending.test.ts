@@ -2,10 +2,10 @@ import { beforeEach, describe, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Connection } from './connection.ts';
 import { RpcError } from './errors.ts';
-import type { Call } from './lane.ts';
-import { createPending, type Pending } from './pending.ts';
+import { createPending, type Pending } from './pending-calls.ts';
 import type { Incarnation, Procedure } from './procedure.ts';
 import { createResending, type Resending } from './resending.ts';
+import type { Call } from './transport.ts';
 import { createVerifiers, type Verifiers } from './verifiers.ts';
 
 const incarnation: Incarnation = {

@@ -1,9 +1,9 @@
 import type { Clock } from '#base/clock.ts';
 import type { Connection } from './connection.ts';
 import { RpcError, type RpcFailure } from './errors.ts';
-import type { Call } from './lane.ts';
-import type { Pending } from './pending.ts';
+import type { Pending } from './pending-calls.ts';
 import type { Procedure } from './procedure.ts';
+import type { Call } from './transport.ts';
 import type { Known, Question, Verifiers } from './verifiers.ts';
 
 /** A connection, and the verifier that the server has reported on it. */

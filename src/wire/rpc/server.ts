@@ -3,16 +3,16 @@ import type { TlsOptions } from 'node:tls';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import { createCallReader, startTls, tooWeak } from './call.ts';
-import { type Crowd, createCrowd, type Member } from './crowd.ts';
-import { createHalfCalls, type HalfCallLimits, type HalfCalls } from './half-calls.ts';
-import { readByEvents, readDirectly } from './input.ts';
+import { createCallReader, startTls, tooWeak } from './call-reader.ts';
+import { type Crowd, createCrowd, type Member } from './connection-limit.ts';
+import { byNumber, type Performing, perform } from './dispatch.ts';
 import { type Identity, messageReply } from './message.ts';
-import { byNumber, type Performing, perform } from './perform.ts';
+import { createHalfCalls, type HalfCallLimits, type HalfCalls } from './partial-calls.ts';
 import { createReceiver, type Input } from './receiver.ts';
 import { createReplayCache, type Layout } from './replay-cache.ts';
-import { commonNameOf, createSecure, type Secure } from './secure.ts';
 import { createSender, type Sender } from './sender.ts';
+import { readByEvents, readDirectly } from './socket-reading.ts';
+import { commonNameOf, createSecure, type Secure } from './tls-upgrade.ts';
 
 /** Who calls, as far as that is known: an address, and who they say they are. */
 export interface Caller {

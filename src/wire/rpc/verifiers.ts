@@ -1,6 +1,6 @@
 import type { Address } from './connection.ts';
-import type { Call } from './lane.ts';
 import type { Incarnation, Procedure } from './procedure.ts';
+import type { Call } from './transport.ts';
 
 /** The last write verifier that the server at one address has reported. */
 export interface Known {

@@ -2,7 +2,7 @@ import { type BigIntStats, constants } from 'node:fs';
 import type { XdrWriter } from '../../xdr/writer.ts';
 import { type Attributes, fileType, writePostAttributes } from '../structures.ts';
 import type { Identities } from './identities.ts';
-import { nanosecondsShown } from './times.ts';
+import { nanosecondsShown } from './time-rounding.ts';
 
 const { S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFBLK, S_IFCHR, S_IFSOCK, S_IFIFO } = constants;
 const types: ReadonlyMap<number, number> = new Map([

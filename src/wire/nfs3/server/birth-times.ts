@@ -1,4 +1,4 @@
-import { statNewFile } from './new-file.ts';
+import { statNewFile } from './stat-new-file.ts';
 
 /**
  * A handle names a file by its inode number and birth time. Without birth times the handle of a deleted file opens any file that gets

@@ -6,15 +6,15 @@ import { needs } from '#testbed/needs.ts';
 import { XdrWriter } from '../../xdr/writer.ts';
 import { stability } from '../structures.ts';
 import { createDescribe } from './attributes.ts';
-import { createData } from './data.ts';
+import { createData } from './data-procedures.ts';
 import { createSharing } from './durability.ts';
 import type { Export } from './export.ts';
+import { createTree } from './exported-tree.ts';
 import { createHandles } from './handles.ts';
 import { createIdentities } from './identities.ts';
 import { createNode, createNodes } from './nodes.ts';
 import { readerOf, servedProcedure } from './procedure.ts';
 import { createReadMemory } from './read-memory.ts';
-import { createTree } from './tree.ts';
 
 describe('those who wait for the same file', () => {
   const node = createNode(1n, 1n, undefined, '');

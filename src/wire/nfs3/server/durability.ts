@@ -1,9 +1,9 @@
 import { closeSync, constants, fdatasync, fsync, openSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
 import type { Descriptor } from './descriptors.ts';
+import { Lost, type Tree } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
-import { Lost, type Tree } from './tree.ts';
 
 /**
  * Brings changes to the disk before they are answered. Whoever waits for the same file or directory shares one run of it:

@@ -1,16 +1,16 @@
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import { maxHandle } from '../structures.ts';
 import type { Describe } from './attributes.ts';
-import { checkReach } from './confined.ts';
+import { checkReach } from './confinement.ts';
 import type { Durability } from './durability.ts';
+import type { Tree } from './exported-tree.ts';
+import type { Search } from './file-search.ts';
 import type { Handles } from './handles.ts';
 import type { Identities } from './identities.ts';
 import type { Listings } from './listing.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
-import type { Pages } from './pages.ts';
+import type { Pages } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
-import type { Search } from './search.ts';
-import type { Tree } from './tree.ts';
 
 /** What all procedures work on. */
 export interface Export {
@@ -26,7 +26,7 @@ export interface Export {
   /** Changes of names and attributes are on the disk before they are answered. */
   readonly isDurable: boolean;
   readonly isReadOnly: boolean;
-  /** Whether this is the export as confined callers see it: see confined.ts. */
+  /** Whether this is the export as confined callers see it: see confinement.ts. */
   readonly isConfined: boolean;
   /** RFC 1813, section 3.3.7: another one tells clients that what they did not commit may be lost. */
   readonly verifier: { readonly bytes: Buffer; renew(): void };

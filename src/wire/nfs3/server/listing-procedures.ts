@@ -8,8 +8,8 @@ import { type Export, nodeOf } from './export.ts';
 import { firstCookie, type Listing } from './listing.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
-import type { Page } from './pages.ts';
 import type { Definition, Run } from './procedure.ts';
+import type { Page } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
 /** A larger answer would keep others waiting while it is made. */

@@ -1,8 +1,8 @@
 import { type BigIntStats, type Dir, opendirSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { Tree } from './exported-tree.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
-import type { Tree } from './tree.ts';
 
 /** 1 and 2 are `.` and `..`; those of names begin here. */
 export const firstCookie = 3;

@@ -3,10 +3,10 @@ import type { Caller, Reply, ServedProcedure, ServedProgram } from '../../rpc/se
 import { mountProgram, mountStatus, mountVersion } from '../mount.ts';
 import { maxPath } from '../structures.ts';
 import type { Export } from './export.ts';
+import { Lost } from './exported-tree.ts';
 import { type ByteString, readBytes, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
-import { Lost } from './tree.ts';
 
 /** For people to look at; clients that vanish never say so. */
 const maxRemembered = 1024;

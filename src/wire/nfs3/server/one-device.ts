@@ -1,5 +1,5 @@
 import { statfsSync, statSync } from 'node:fs';
-import { statNewFile } from './new-file.ts';
+import { statNewFile } from './stat-new-file.ts';
 
 /** statfs(2) */
 const overlayfs = 0x794c7630;

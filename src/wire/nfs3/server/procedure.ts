@@ -3,10 +3,10 @@ import { XdrError, XdrReader } from '../../xdr/reader.ts';
 import type { XdrWriter } from '../../xdr/writer.ts';
 import { nfsStatus } from '../status.ts';
 import type { Export } from './export.ts';
+import { Lost } from './exported-tree.ts';
 import type { Who } from './identities.ts';
 import type { Node } from './nodes.ts';
 import { refuse, statusOf } from './refusal.ts';
-import { Lost } from './tree.ts';
 
 export type Run = (exported: Export, reader: XdrReader, who: Who) => Reply | Promise<Reply>;
 

@@ -4,7 +4,7 @@ import { statfsSync } from 'node:fs';
 import type { AddressInfo, Server, Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
-import type { HalfCallLimits } from '../../rpc/half-calls.ts';
+import type { HalfCallLimits } from '../../rpc/partial-calls.ts';
 import {
   type Caller,
   createRpcServer,
@@ -14,30 +14,30 @@ import {
 } from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
-import { aboutFiles } from './about-files.ts';
+import { aboutFiles } from './attribute-procedures.ts';
 import { createDescribe } from './attributes.ts';
 import { requireBirthTimes } from './birth-times.ts';
-import { createIsConfined } from './confined.ts';
-import { createData } from './data.ts';
+import { createIsConfined } from './confinement.ts';
+import { making } from './creation-procedures.ts';
+import { createData } from './data-procedures.ts';
 import { createDurability } from './durability.ts';
 import type { Export } from './export.ts';
+import { createTree } from './exported-tree.ts';
+import { createSearch } from './file-search.ts';
+import { loadKey } from './handle-key.ts';
 import { createCode, createHandles } from './handles.ts';
 import { createIdentities, type IdentityOptions, type Mapped } from './identities.ts';
-import { loadKey } from './key.ts';
 import { cookieSecret, createListings } from './listing.ts';
 import { listingProcedures } from './listing-procedures.ts';
-import { making } from './making.ts';
 import { createMountProgram } from './mount-program.ts';
-import { naming } from './naming.ts';
+import { naming } from './name-procedures.ts';
 import { createMayConnect } from './networks.ts';
 import { createNodes } from './nodes.ts';
 import { requireOneDevice } from './one-device.ts';
-import { createPages } from './pages.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
 import { type Definition, servedProcedure } from './procedure.ts';
 import { createReadMemory, type ReadMemory } from './read-memory.ts';
-import { createSearch } from './search.ts';
-import { createTree } from './tree.ts';
+import { createPages } from './readdir-cache.ts';
 
 export interface NfsServerOptions {
   readonly replaysByPort?: RpcServerOptions['replaysByPort'];
@@ -67,7 +67,7 @@ export interface NfsServerOptions {
   readonly groups?: readonly Mapped[];
   /** RFC 9289. Required: whoever does not ask for it is refused. */
   readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
-  /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confined.ts. */
+  /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confinement.ts. */
   readonly confined?: readonly string[];
   /**
    * Default true: a change of names or attributes is on the disk before it is answered, as RFC 1813 wants it. False: it

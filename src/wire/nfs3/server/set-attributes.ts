@@ -5,7 +5,7 @@ import { checkSet, givenMode, modeAfterWrite } from './access.ts';
 import type { Export } from './export.ts';
 import type { Who } from './identities.ts';
 import { refuse } from './refusal.ts';
-import { toSystem } from './times.ts';
+import { toSystem } from './time-rounding.ts';
 
 /** (uid_t)-1 means "leave it" to the system. */
 const leaveIt = 0xffff_ffff;

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { XdrReader } from '../xdr/reader.ts';
-import { byNumber, type Performing, perform } from './perform.ts';
+import { byNumber, type Performing, perform } from './dispatch.ts';
 import { createReplayCache } from './replay-cache.ts';
 
 test('gives the answer of one certificate to no caller with another one', async () => {

@@ -7,7 +7,7 @@ import { fromBinary } from '@bufbuild/protobuf';
 import { afterEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 
-import { createAuthorityFilter, withAcceptableAuthority } from './authority.ts';
+import { createAuthorityFilter, withAcceptableAuthority } from './authority-filter.ts';
 import { GetPluginInfoResponseSchema, Identity } from './generated/csi.ts';
 import { framed, methodsOf, unframed } from './grpc.ts';
 import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.ts';

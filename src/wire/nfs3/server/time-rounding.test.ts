@@ -4,7 +4,7 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { nanosecondsShown, toSystem } from './times.ts';
+import { nanosecondsShown, toSystem } from './time-rounding.ts';
 
 /** As libuv does it. */
 const kept = (seconds: number, nanoseconds: number): number =>

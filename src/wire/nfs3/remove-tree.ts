@@ -13,7 +13,7 @@ import {
   pathOf,
   type TreeOptions,
   type Visit,
-} from './tree.ts';
+} from './walk-tree.ts';
 
 /** A directory that others fill while it is emptied is emptied again, but not for ever. */
 const mostPasses = 100;

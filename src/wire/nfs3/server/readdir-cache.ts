@@ -1,6 +1,6 @@
 import type { BigIntStats } from 'node:fs';
+import type { Tree } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
-import type { Tree } from './tree.ts';
 
 /** An answer to READDIRPLUS: its entries as they go over the wire. */
 export interface Page {

@@ -1,5 +1,5 @@
 import type { Clock } from '#base/clock.ts';
-import type { Member } from './crowd.ts';
+import type { Member } from './connection-limit.ts';
 import type { Receiver } from './receiver.ts';
 
 /** One connection, as far as the call goes that it is about to send. */

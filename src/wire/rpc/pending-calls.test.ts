@@ -1,7 +1,7 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import type { Call } from './lane.ts';
-import { createPending } from './pending.ts';
+import { createPending } from './pending-calls.ts';
+import type { Call } from './transport.ts';
 
 const call = (xid: number): Call => ({ xid, next: undefined }) as Call;
 

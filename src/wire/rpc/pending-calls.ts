@@ -1,4 +1,4 @@
-import type { Call } from './lane.ts';
+import type { Call } from './transport.ts';
 
 /**
  * Calls by their xid. Not a Map: one that is added to and deleted from all the time makes itself a new table every few

@@ -1,9 +1,9 @@
 import { XdrReader } from '../xdr/reader.ts';
 import type { Handlers } from './connection.ts';
-import type { Call } from './lane.ts';
 import { readReplyHead } from './message.ts';
-import type { Pending } from './pending.ts';
+import type { Pending } from './pending-calls.ts';
 import type { Direct } from './receiver.ts';
+import type { Call } from './transport.ts';
 
 /** What a lane wants to know of the replies. */
 interface Watching {

@@ -4,9 +4,9 @@ import { silentLog } from '#base/log.ts';
 import { eventually } from '#testing/controlled.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from './client.ts';
-import { type Followed, followOne } from './followed.ts';
 import { configMaps } from './resources.ts';
 import type { ConfigMap } from './types.ts';
+import { type Followed, followOne } from './watched-object.ts';
 
 const path = '/api/v1/namespaces/here/configmaps';
 const clock = systemClock();

@@ -4,7 +4,7 @@ import { readFile } from './file-reader.ts';
 import { createFileWriter } from './file-writer.ts';
 import { isNfsError } from './status.ts';
 import { type Attributes, type FileHandle, fileType, nameOf, type SetAttributes } from './structures.ts';
-import { type TreeOptions, walkTree } from './tree.ts';
+import { type TreeOptions, walkTree } from './walk-tree.ts';
 
 export interface CopyOptions extends TreeOptions {
   /** Whether owner and group are kept; only root may give files away. */

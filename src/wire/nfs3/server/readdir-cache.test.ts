@@ -6,7 +6,7 @@ import { needs } from '#testbed/needs.ts';
 import { type Mounted, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { EntryPlus, FileHandle } from '../structures.ts';
 import { createNode, type Node } from './nodes.ts';
-import { createPages, type Page } from './pages.ts';
+import { createPages, type Page } from './readdir-cache.ts';
 
 /** Its time goes on when told to; the wall clock is a second ahead, so that no directory looks as if it just changed. */
 function steppedClock() {

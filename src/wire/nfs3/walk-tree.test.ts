@@ -5,10 +5,10 @@ import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import type { NfsClient } from './client.ts';
-import { emptyDirectory, removeTree } from './removal.ts';
+import { emptyDirectory, removeTree } from './remove-tree.ts';
 import { NfsError } from './status.ts';
 import type { EntryPlus, FileHandle } from './structures.ts';
-import { walkTree } from './tree.ts';
+import { walkTree } from './walk-tree.ts';
 
 interface Meddled {
   readonly client: NfsClient;

@@ -1,6 +1,6 @@
 import { crc32 } from 'node:zlib';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
-import { accepted, badCredential, failed, type ReceivedCall, tooWeak, wrongRpcVersion } from './call.ts';
+import { accepted, badCredential, failed, type ReceivedCall, tooWeak, wrongRpcVersion } from './call-reader.ts';
 import type { Layout, ReplayCache } from './replay-cache.ts';
 import type { Caller, Reply, ServedProcedure, ServedProgram } from './server.ts';
 

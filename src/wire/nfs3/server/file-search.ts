@@ -2,11 +2,11 @@ import { type BigIntStats, opendirSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
+import { isSameFile, Lost, type Tree } from './exported-tree.ts';
 import { maxTrail, type Origin, trailByte } from './handles.ts';
 import type { ByteString } from './names.ts';
 import { createNode, type Node } from './nodes.ts';
 import { Refusal, refuse } from './refusal.ts';
-import { isSameFile, Lost, type Tree } from './tree.ts';
 
 /** Others are served in between. */
 const sliceMs = 4;

@@ -1,7 +1,7 @@
 import type { Caller } from '../../rpc/server.ts';
+import { maxDepth } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 import { refuse } from './refusal.ts';
-import { maxDepth } from './tree.ts';
 
 /** The control folder of a store. A data path keeps the ledger of its volume there, in `.stowage/quota/<volume id>`, and needs nothing else in it. */
 const control = '.stowage';

@@ -1,5 +1,5 @@
 import { expect, test, vi } from 'vitest';
-import { createWatches } from './watches.ts';
+import { createWatches } from './abort-listeners.ts';
 
 test('calls of one signal share a listener, which goes when they are done', () => {
   const aborted: AbortSignal[] = [];

@@ -20,13 +20,13 @@ import { fileType, maxPath, readSetAttributes, type SetAttributes, writePostAttr
 import { check, checkChange, givenMode, groupIn, may, modeIn } from './access.ts';
 import { writeChange } from './attributes.ts';
 import { checkWritable, type Export, nodeOf } from './export.ts';
+import { isSameFile } from './exported-tree.ts';
 import type { Who } from './identities.ts';
 import { type ByteString, checkedNewName, readBytes, readName, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
 import { type Definition, durable, ok, type Run } from './procedure.ts';
 import { refuse } from './refusal.ts';
 import { localAttributes, setAttributes, setTimes } from './set-attributes.ts';
-import { isSameFile } from './tree.ts';
 
 const bigint = { bigint: true } as const;
 

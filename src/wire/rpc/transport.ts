@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
 import type { CallOptions } from './client.ts';
 import type { Address, Connection, Handlers } from './connection.ts';
-import { createDoubts } from './doubts.ts';
 import { isPortTaken, RpcError } from './errors.ts';
+import { createDoubts } from './liveness-check.ts';
 import { messageCall, rpcVersion } from './message.ts';
-import { createPending, type Pending } from './pending.ts';
+import { createPending, type Pending } from './pending-calls.ts';
 import type { Procedure } from './procedure.ts';
-import { createReplies } from './replies.ts';
+import { createReplies } from './reply-handlers.ts';
 import { createResending, isSentMutation, type ResendingParts, type SentOn } from './resending.ts';
 import type { Encode } from './sender.ts';
 import type { Verifiers } from './verifiers.ts';

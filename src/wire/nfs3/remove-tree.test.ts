@@ -5,7 +5,7 @@ import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { openExport, user } from '#testing/nfs-export.ts';
 import { RpcError } from '../rpc/errors.ts';
 import type { NfsClient } from './client.ts';
-import { RemovalRefused, removeTree } from './removal.ts';
+import { RemovalRefused, removeTree } from './remove-tree.ts';
 import { NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 import { type Attributes, type EntryPlus, fileType } from './structures.ts';
 

@@ -4,11 +4,11 @@ import { writePostAttributes } from '../structures.ts';
 import { check, checkChange, checkTake, may } from './access.ts';
 import { writeChange } from './attributes.ts';
 import { checkWritable, type Export, nodeOf } from './export.ts';
+import { isSameFile } from './exported-tree.ts';
 import { type ByteString, checkedName, checkedNewName, readName } from './names.ts';
 import type { Node } from './nodes.ts';
 import { type Definition, durable, ok, type Run } from './procedure.ts';
 import { refuse } from './refusal.ts';
-import { isSameFile } from './tree.ts';
 
 interface Spot {
   readonly directory: Node;
