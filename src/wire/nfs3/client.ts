@@ -144,13 +144,13 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   function taking(place: Place, options: (CallOptions & Meaning) | undefined): CallOptions {
     const meant = options?.meant;
     if (meant === 'anything') return options ?? {};
-    const isUndone: CallOptions['isUndone'] = async (on) => {
+    const isUndone: CallOptions['isNotExecuted'] = async (on) => {
       if (meant === undefined) return undefined;
       const how = { signal: options?.signal, credential: options?.credential, ...on };
       const handle = await whatIs(place, how);
       return handle !== undefined && (isSameHandle(handle, meant) || (await isSameFile(handle, meant, how)));
     };
-    return { ...options, isUndone };
+    return { ...options, isNotExecuted: isUndone };
   }
 
   /** Servers may have given it another handle since. */

@@ -1,4 +1,4 @@
-import type { Incarnation, Procedure } from '../rpc/procedure.ts';
+import type { Procedure, ServerVerifier } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import type { Text, XdrWriter } from '../xdr/writer.ts';
 import { readList, readListPlus } from './entries.ts';
@@ -37,7 +37,7 @@ function procedure<A, R>(
     /** Sent behind the arguments, uncopied. */
     readonly dataOf?: (args: A) => Uint8Array;
     readonly mutates?: (args: A) => boolean;
-    readonly incarnation?: Incarnation;
+    readonly incarnation?: ServerVerifier;
   } = {},
 ): Procedure<A, R> {
   return {
@@ -46,7 +46,7 @@ function procedure<A, R>(
     number,
     name,
     mutates,
-    incarnation,
+    serverVerifier: incarnation,
     encode: (writer, args) => {
       encode(writer, args);
       return dataOf?.(args);
@@ -65,10 +65,10 @@ const always = (): boolean => true;
  * The write verifier. It is asked for by a WRITE of nothing, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would wait for
  * the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
-const incarnation: Incarnation = {
+const incarnation: ServerVerifier = {
   of: (result) => (result as { readonly verifier: bigint }).verifier,
-  witness: (args) => (args as { readonly handle: FileHandle }).handle,
-  ask: (witness) => ({ procedure: verifierQuestion as Procedure<unknown, unknown>, args: { handle: witness } }),
+  queryTarget: (args) => (args as { readonly handle: FileHandle }).handle,
+  query: (witness) => ({ procedure: verifierQuestion as Procedure<unknown, unknown>, args: { handle: witness } }),
 };
 
 const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
@@ -186,7 +186,7 @@ export const read: Procedure<ReadArgs, ReadResult> = {
       return result;
     },
   ),
-  head: (reader, args) => {
+  decodeHead: (reader, args) => {
     if (reader.u32() !== 0) return undefined;
     const result = readResultHead(reader, args);
     return { target: result.data, result };

@@ -42,7 +42,10 @@ beforeEach(() => {
 });
 
 const failing =
-  (failure: RpcFailure, more: { readonly maybeDone?: boolean; readonly decide?: RpcError['decide'] } = {}): Answer =>
+  (
+    failure: RpcFailure,
+    more: { readonly maybeDone?: boolean; readonly decide?: RpcError['outcomeCheck'] } = {},
+  ): Answer =>
   () => {
     throw new RpcError(failure, { failure, ...(more as object) });
   };

@@ -58,8 +58,8 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
    */
   async function decided<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
     const { procedure, options } = mutation;
-    const before = first.decide?.before ?? 0;
-    let after = first.decide?.after ?? 0;
+    const before = first.outcomeCheck?.before ?? 0;
+    let after = first.outcomeCheck?.after ?? 0;
     for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, longestBackOffMs)) {
       const wait = Math.max(0, after - clock.elapsed());
       if (clock.elapsed() + wait >= before) throw first;
@@ -128,7 +128,8 @@ const stillMaybeDone = (cause: unknown): unknown =>
 const isSilence = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && ['unreachable', 'lost'].includes(cause.failure));
 
-const decideOf = (cause: unknown): RpcError['decide'] => (cause instanceof RpcError ? cause.decide : undefined);
+const decideOf = (cause: unknown): RpcError['outcomeCheck'] =>
+  cause instanceof RpcError ? cause.outcomeCheck : undefined;
 
 /** Marks an error as the reply to a call that was sent more than once. */
 const asResent = (cause: unknown): unknown =>

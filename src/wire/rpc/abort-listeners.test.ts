@@ -1,19 +1,19 @@
 import { expect, test, vi } from 'vitest';
-import { createWatches } from './abort-listeners.ts';
+import { createAbortListeners } from './abort-listeners.ts';
 
 test('calls of one signal share a listener, which goes when they are done', () => {
   const aborted: AbortSignal[] = [];
-  const watches = createWatches((signal) => aborted.push(signal));
+  const watches = createAbortListeners((signal) => aborted.push(signal));
   const { signal } = new AbortController();
   const [add, remove] = [vi.spyOn(signal, 'addEventListener'), vi.spyOn(signal, 'removeEventListener')];
   for (let i = 0; i < 3; i++) watches.add(signal);
   expect(add).toHaveBeenCalledOnce();
   watches.remove(signal);
   watches.remove(signal);
-  watches.tidy();
+  watches.removeUnused();
   expect(remove).not.toHaveBeenCalled();
   watches.remove(signal);
-  watches.tidy();
+  watches.removeUnused();
   expect(remove).toHaveBeenCalledOnce();
   watches.add(signal);
   expect(add).toHaveBeenCalledTimes(2);
@@ -22,13 +22,13 @@ test('calls of one signal share a listener, which goes when they are done', () =
 
 test('an abort is told once, and not after the last call has ended', () => {
   const aborted: AbortSignal[] = [];
-  const watches = createWatches((signal) => aborted.push(signal));
+  const watches = createAbortListeners((signal) => aborted.push(signal));
   const [one, other] = [new AbortController(), new AbortController()];
   watches.add(one.signal);
   watches.add(one.signal);
   watches.add(other.signal);
   watches.remove(other.signal);
-  watches.tidy();
+  watches.removeUnused();
   one.abort();
   other.abort();
   expect(aborted).toEqual([one.signal]);

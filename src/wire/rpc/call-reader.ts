@@ -1,7 +1,7 @@
 import { XdrError, XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageCall } from './message.ts';
-import type { Layout } from './replay-cache.ts';
+import type { ReplyWriter } from './replay-cache.ts';
 import type { Caller } from './server.ts';
 
 /** The head of a call as a server reads it. One object, used again for each call. */
@@ -11,7 +11,7 @@ export interface ReceivedCall {
   program: number;
   version: number;
   procedure: number;
-  asksForTls: boolean;
+  isTlsProbe: boolean;
   /** Undefined: a kind of credential that is not taken, or a malformed one. */
   caller: Caller | undefined;
 }
@@ -27,13 +27,13 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     program: 0,
     version: 0,
     procedure: 0,
-    asksForTls: false,
+    isTlsProbe: false,
     caller: undefined,
   };
   let last: Buffer | undefined;
   let lastCaller: Caller | undefined;
 
-  function callerOf(flavor: number, body: Buffer): Caller | undefined {
+  function parseCaller(flavor: number, body: Buffer): Caller | undefined {
     if (flavor === authNone) return { ...from, identity: undefined };
     const identity = flavor === authSys ? readIdentity(body) : undefined;
     return identity && { ...from, identity };
@@ -43,9 +43,9 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     const { at } = reader;
     reader.take(4);
     reader.skip(maxAuth);
-    if (last !== undefined && isAt(last, reader.buffer, at, reader.at)) return lastCaller;
+    if (last !== undefined && bytesEqual(last, reader.buffer, at, reader.at)) return lastCaller;
     last = Buffer.from(reader.buffer.subarray(at, reader.at));
-    lastCaller = callerOf(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
+    lastCaller = parseCaller(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
     return lastCaller;
   }
 
@@ -58,7 +58,7 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     call.program = view.getUint32(at + 12);
     call.version = view.getUint32(at + 16);
     call.procedure = view.getUint32(at + 20);
-    call.asksForTls = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
+    call.isTlsProbe = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
     call.caller = readCaller(reader);
     reader.take(4);
     reader.skip(maxAuth);
@@ -66,7 +66,7 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
   };
 }
 
-function isAt(expected: Buffer, buffer: Buffer, from: number, end: number): boolean {
+function bytesEqual(expected: Buffer, buffer: Buffer, from: number, end: number): boolean {
   if (expected.length !== end - from) return false;
   for (let i = 0; i < expected.length; i++) if (expected[i] !== buffer[from + i]) return false;
   return true;
@@ -87,29 +87,29 @@ function readIdentity(body: Buffer): Identity | undefined {
 }
 
 /** RFC 5531, section 9: from after the xid and the type of the message. */
-export const accepted = (writer: XdrWriter, status: number): XdrWriter =>
+export const writeAcceptedHead = (writer: XdrWriter, status: number): XdrWriter =>
   writer.u32(0).u32(authNone).u32(0).u32(status);
 
-export const failed =
-  (status: number, ...more: readonly number[]): Layout =>
+export const acceptError =
+  (status: number, ...more: readonly number[]): ReplyWriter =>
   (writer) => {
-    accepted(writer, status);
+    writeAcceptedHead(writer, status);
     for (const word of more) writer.u32(word);
     return undefined;
   };
 
 const denied =
-  (...words: readonly number[]): Layout =>
+  (...words: readonly number[]): ReplyWriter =>
   (writer) => {
     writer.u32(1);
     for (const word of words) writer.u32(word);
     return undefined;
   };
 
-export const wrongRpcVersion = denied(0, 2, 2);
-export const badCredential = denied(1, 1);
-export const tooWeak = denied(1, 5);
-export const startTls: Layout = (writer) => {
+export const rpcMismatch = denied(0, 2, 2);
+export const authBadCredential = denied(1, 1);
+export const authTooWeak = denied(1, 5);
+export const startTlsReply: ReplyWriter = (writer) => {
   writer.u32(0).u32(authNone).opaque(Buffer.from('STARTTLS')).u32(0);
   return undefined;
 };

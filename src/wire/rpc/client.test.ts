@@ -196,7 +196,7 @@ describe("data that go into the caller's own buffer", () => {
       return undefined;
     },
     decode: (reader, into) => reader.window(into.length).copy(into),
-    head: (reader, into) => {
+    decodeHead: (reader, into) => {
       const length = reader.u32();
       return { target: into.subarray(0, length), result: length };
     },

@@ -1,9 +1,9 @@
 import type { Socket } from 'node:net';
 
 /** One connection among those of a server. */
-export interface Member {
+export interface AdmittedConnection {
   /** When it last sent something: a number that only grows. */
-  usedAt: number;
+  lastUse: number;
 }
 
 /**
@@ -11,47 +11,47 @@ export interface Member {
  * most, the one that has been quiet longest. Clients come back by themselves when they have something to say, so nobody
  * can shut out others by connecting often and saying nothing.
  */
-export interface Crowd {
-  admit(socket: Socket, address: string): Member;
-  used(member: Member): void;
+export interface ConnectionLimit {
+  admit(socket: Socket, address: string): AdmittedConnection;
+  touch(member: AdmittedConnection): void;
 }
 
-export function createCrowd(most: number): Crowd {
-  const byAddress = new Map<string, Map<Member, Socket>>();
+export function createConnectionLimit(max: number): ConnectionLimit {
+  const byAddress = new Map<string, Map<AdmittedConnection, Socket>>();
   let count = 0;
   let uses = 0;
 
-  function leave(member: Member, address: string): void {
+  function remove(member: AdmittedConnection, address: string): void {
     const members = byAddress.get(address);
     if (members?.delete(member) !== true) return;
     count--;
     if (members.size === 0) byAddress.delete(address);
   }
 
-  function dismissOne(): void {
-    let largest: readonly [string, ReadonlyMap<Member, Socket>] | undefined;
+  function evictOne(): void {
+    let largest: readonly [string, ReadonlyMap<AdmittedConnection, Socket>] | undefined;
     for (const one of byAddress) if (one[1].size > (largest?.[1].size ?? 0)) largest = one;
     if (largest === undefined) return;
     const [address, members] = largest;
-    let quietest: Member | undefined;
-    for (const member of members.keys()) if (member.usedAt < (quietest?.usedAt ?? uses + 1)) quietest = member;
+    let quietest: AdmittedConnection | undefined;
+    for (const member of members.keys()) if (member.lastUse < (quietest?.lastUse ?? uses + 1)) quietest = member;
     if (quietest === undefined) return;
     members.get(quietest)?.destroy();
-    leave(quietest, address);
+    remove(quietest, address);
   }
 
   return {
     admit: (socket, address) => {
-      if (count >= most) dismissOne();
-      const member: Member = { usedAt: ++uses };
-      const members = byAddress.get(address) ?? new Map<Member, Socket>();
+      if (count >= max) evictOne();
+      const member: AdmittedConnection = { lastUse: ++uses };
+      const members = byAddress.get(address) ?? new Map<AdmittedConnection, Socket>();
       byAddress.set(address, members.set(member, socket));
       count++;
-      socket.on('close', () => leave(member, address));
+      socket.on('close', () => remove(member, address));
       return member;
     },
-    used: (member) => {
-      member.usedAt = ++uses;
+    touch: (member) => {
+      member.lastUse = ++uses;
     },
   };
 }

@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { XdrReader } from '../xdr/reader.ts';
-import { byNumber, type Performing, perform } from './dispatch.ts';
+import { type DispatchContext, dispatch, programsByNumber } from './dispatch.ts';
 import { createReplayCache } from './replay-cache.ts';
 
 test('gives the answer of one certificate to no caller with another one', async () => {
@@ -11,20 +11,20 @@ test('gives the answer of one certificate to no caller with another one', async 
     return () => undefined;
   };
   const procedures = new Map([[1, { name: 'CREATE', once: true, handle }]]);
-  const shared: Performing = {
-    programs: byNumber([{ number: 100, version: 3, procedures }]),
+  const shared: DispatchContext = {
+    programs: programsByNumber([{ number: 100, version: 3, procedures }]),
     replays: createReplayCache(systemClock()),
     frequentReplays: createReplayCache(systemClock()),
     replaysByPort: false,
-    admits: () => true,
+    isAllowed: () => true,
     onError: () => undefined,
   };
   const callAs = (certificate?: string) => {
     const sent = Buffer.alloc(8);
     const reader = new XdrReader().reset(sent, new DataView(sent.buffer, sent.byteOffset, 8), 0, 8);
     const caller = { address: '10.0.0.1', port: 700, identity: undefined, isEncrypted: true, certificate };
-    const call = { xid: 1, rpcVersion: 2, program: 100, version: 3, procedure: 1, asksForTls: false, caller };
-    return perform(call, reader, shared);
+    const call = { xid: 1, rpcVersion: 2, program: 100, version: 3, procedure: 1, isTlsProbe: false, caller };
+    return dispatch(call, reader, shared);
   };
   for (const certificate of ['agent', 'agent', 'keeper', undefined, 'keeper', undefined]) await callAs(certificate);
   expect(asked).toEqual(['agent', 'keeper', undefined]);

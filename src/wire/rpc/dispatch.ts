@@ -1,20 +1,27 @@
 import { crc32 } from 'node:zlib';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
-import { accepted, badCredential, failed, type ReceivedCall, tooWeak, wrongRpcVersion } from './call-reader.ts';
-import type { Layout, ReplayCache } from './replay-cache.ts';
+import {
+  acceptError,
+  authBadCredential,
+  authTooWeak,
+  type ReceivedCall,
+  rpcMismatch,
+  writeAcceptedHead,
+} from './call-reader.ts';
+import type { ReplayCache, ReplyWriter } from './replay-cache.ts';
 import type { Caller, Reply, ServedProcedure, ServedProgram } from './server.ts';
 
-export interface Performing {
+export interface DispatchContext {
   readonly programs: ReadonlyMap<number, ReadonlyMap<number, ServedProgram>>;
   readonly replays: ReplayCache;
   /** Of procedures that are called so often that others' answers would be forgotten too soon. */
   readonly frequentReplays: ReplayCache;
   readonly replaysByPort: boolean;
-  readonly admits: (caller: Caller) => boolean;
+  readonly isAllowed: (caller: Caller) => boolean;
   readonly onError: (what: string, cause: unknown) => void;
 }
 
-export function byNumber(programs: readonly ServedProgram[]): Performing['programs'] {
+export function programsByNumber(programs: readonly ServedProgram[]): DispatchContext['programs'] {
   const numbers = new Map<number, Map<number, ServedProgram>>();
   for (const program of programs) {
     const versions = numbers.get(program.number) ?? new Map<number, ServedProgram>();
@@ -24,53 +31,54 @@ export function byNumber(programs: readonly ServedProgram[]): Performing['progra
 }
 
 /** Does what a call asks for. Undefined: it is not answered. */
-export function perform(
+export function dispatch(
   call: ReceivedCall,
   reader: XdrReader,
-  shared: Performing,
-): Layout | undefined | Promise<Layout | undefined> {
-  if (call.rpcVersion !== 2) return wrongRpcVersion;
+  shared: DispatchContext,
+): ReplyWriter | undefined | Promise<ReplyWriter | undefined> {
+  if (call.rpcVersion !== 2) return rpcMismatch;
   const versions = shared.programs.get(call.program);
-  if (versions === undefined) return failed(1);
+  if (versions === undefined) return acceptError(1);
   const program = versions.get(call.version);
-  if (program === undefined) return failed(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
+  if (program === undefined) return acceptError(2, Math.min(...versions.keys()), Math.max(...versions.keys()));
   const procedure = program.procedures.get(call.procedure);
-  if (procedure === undefined) return failed(3);
+  if (procedure === undefined) return acceptError(3);
   const { caller } = call;
-  if (caller === undefined) return badCredential;
-  if (call.procedure !== 0 && !shared.admits(caller)) return tooWeak;
-  if (procedure.once === undefined || procedure.once === false) return run(procedure, reader, caller, shared.onError);
+  if (caller === undefined) return authBadCredential;
+  if (call.procedure !== 0 && !shared.isAllowed(caller)) return authTooWeak;
+  if (procedure.nonIdempotent === undefined || procedure.nonIdempotent === false)
+    return run(procedure, reader, caller, shared.onError);
   // Of data only the beginning is compared, so everything else must be the same.
-  const isByPort = shared.replaysByPort || procedure.once === 'frequent';
+  const isByPort = shared.replaysByPort || procedure.nonIdempotent === 'frequent';
   const from = isByPort ? `${caller.address} ${caller.port}` : caller.address;
   // The certificate decides what a caller may reach: an answer to one certificate must not go to another.
   const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)} ${caller.certificate ?? ''}`;
-  const replays = procedure.once === 'frequent' ? shared.frequentReplays : shared.replays;
-  return replays.once(key, () => run(procedure, reader, caller, shared.onError));
+  const replays = procedure.nonIdempotent === 'frequent' ? shared.frequentReplays : shared.replays;
+  return replays.run(key, () => run(procedure, reader, caller, shared.onError));
 }
 
 /** As Linux tells calls apart: the whole of a large WRITE would cost more to sum up than to write. */
-const summed = 256;
+const fingerprintBytes = 256;
 const fingerprint = ({ buffer, at, end }: XdrReader): string =>
-  `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + summed)))}`;
+  `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + fingerprintBytes)))}`;
 
 function run(
   procedure: ServedProcedure,
   reader: XdrReader,
   caller: Caller,
   onError: (what: string, cause: unknown) => void,
-): Layout | Promise<Layout> {
+): ReplyWriter | Promise<ReplyWriter> {
   const success =
-    (reply: Reply): Layout =>
+    (reply: Reply): ReplyWriter =>
     (writer) => {
-      accepted(writer, 0);
+      writeAcceptedHead(writer, 0);
       return reply(writer);
     };
-  const failure = (cause: unknown): Layout => {
+  const failure = (cause: unknown): ReplyWriter => {
     // The arguments could not be read, or something of our own went wrong.
-    if (cause instanceof XdrError) return failed(4);
+    if (cause instanceof XdrError) return acceptError(4);
     onError(`${procedure.name} failed`, cause);
-    return failed(5);
+    return acceptError(5);
   };
   try {
     const reply = procedure.handle(reader, caller);

@@ -25,7 +25,7 @@ export type RpcFailure =
   | 'closed';
 
 /** When to ask the server whether a call was done, by the clock's elapsed time. */
-export interface Decide {
+export interface OutcomeCheck {
   /** From then on the first copy is not expected to run any more. 0: it cannot, since the server has restarted. */
   readonly after: number;
   /** The call's deadline. */
@@ -38,20 +38,20 @@ export class RpcError extends Error {
   /** The call was on its way: it may have been done, or may still be. */
   readonly maybeDone: boolean;
   /** Present: the server answers again, but would not recognise the call if it were resent. */
-  readonly decide: Decide | undefined;
+  readonly outcomeCheck: OutcomeCheck | undefined;
   constructor(
     message: string,
     about: {
       readonly failure: RpcFailure;
       readonly maybeDone?: boolean;
-      readonly decide?: Decide;
+      readonly outcomeCheck?: OutcomeCheck;
       readonly cause?: unknown;
     },
   ) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.maybeDone = about.maybeDone ?? false;
-    this.decide = about.decide;
+    this.outcomeCheck = about.outcomeCheck;
   }
 }
 

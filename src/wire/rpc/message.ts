@@ -64,7 +64,7 @@ const authFailures: Readonly<Record<number, string>> = {
 export function readReplyHead(reader: XdrReader, what: string): void {
   if (reader.u32() !== messageReply)
     throw new RpcError(`${what}: a call came where a reply should`, { failure: 'garbled' });
-  if (reader.u32() !== 0) throw rejected(reader, what);
+  if (reader.u32() !== 0) throw deniedError(reader, what);
   reader.u32();
   reader.skip(maxAuth);
   const status = reader.u32();
@@ -74,7 +74,7 @@ export function readReplyHead(reader: XdrReader, what: string): void {
   throw new RpcError(`${what}: ${why}`, { failure });
 }
 
-function rejected(reader: XdrReader, what: string): RpcError {
+function deniedError(reader: XdrReader, what: string): RpcError {
   const kind = reader.u32();
   if (kind === 0) {
     return new RpcError(`${what}: the server speaks RPC versions ${reader.u32()} to ${reader.u32()}`, {

@@ -110,7 +110,7 @@ describe('a call of which only a part comes', () => {
   });
 
   test('many of them hold so much memory and no more, and who is slow elsewhere is not the one to go', async () => {
-    const { connected, errors } = await listening({ halfCalls: { bytes: 16 * mib } });
+    const { connected, errors } = await listening({ partialCalls: { bytes: 16 * mib } });
     const honest = await connected('127.0.0.2');
     const long = Buffer.concat([words(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
     honest.write(long.subarray(0, mib / 2));
@@ -129,7 +129,7 @@ describe('a call of which only a part comes', () => {
   });
 
   test('of whatever size they are, they do not hold more', async () => {
-    const { connected } = await listening({ halfCalls: { bytes: 4 * mib } });
+    const { connected } = await listening({ partialCalls: { bytes: 4 * mib } });
     const probe = await connected('127.0.0.2');
     const several = (part: Buffer): Promise<readonly Socket[]> =>
       Promise.all(

@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
-import type { Member } from './connection-limit.ts';
+import type { AdmittedConnection } from './connection-limit.ts';
 import type { Receiver } from './receiver.ts';
 
 /** One connection, as far as the call goes that it is about to send. */
-export interface Sending {
+export interface CallSource {
   readonly address: string;
-  readonly member: Member;
-  readonly receiver: Pick<Receiver, 'held' | 'isHalf' | 'records'>;
+  readonly member: AdmittedConnection;
+  readonly receiver: Pick<Receiver, 'heldBytes' | 'isMidRecord' | 'records'>;
   /** Nothing is read from it at the moment, so that it is not to blame. */
   isPaused(): boolean;
   drop(why: string): void;
@@ -17,66 +17,66 @@ export interface Sending {
  * hold so much memory. Beyond that, of the address that holds most, the connection goes that has been quiet longest: who
  * really sends is heard all the time. One on which no call has begun may stay for ever.
  */
-export interface HalfCalls {
-  admit(sending: Sending): Watched;
+export interface PartialCalls {
+  admit(sending: CallSource): TrackedConnection;
   /** Memory that is not needed at the moment shall be let go. */
-  readonly isTight: boolean;
+  readonly isMemoryLow: boolean;
 }
 
-export interface Watched extends Disposable {
+export interface TrackedConnection extends Disposable {
   /** To be called when something was received. */
   update(): void;
 }
 
-export interface HalfCallLimits {
+export interface PartialCallLimits {
   readonly bytes: number;
   readonly ms: number;
 }
 
 interface Entry {
-  readonly sending: Sending;
-  held: number;
+  readonly sending: CallSource;
+  heldBytes: number;
   /** Which call was a half when it was last looked at; -1: none. */
   record: number;
   /** For how many looks it has been the same. */
-  looks: number;
+  checks: number;
 }
 
-const looksInTime = 4;
+const checksPerTimeout = 4;
 
-export function createHalfCalls(clock: Clock, limits: HalfCallLimits): HalfCalls {
+export function createPartialCalls(clock: Clock, limits: PartialCallLimits): PartialCalls {
   const entries = new Set<Entry>();
-  let held = 0;
-  let isLooking = false;
+  let heldBytes = 0;
+  let isScheduled = false;
 
-  function lookLater(): void {
-    isLooking = entries.size > 0;
-    if (isLooking) clock.after(limits.ms / looksInTime, look);
+  function scheduleCheck(): void {
+    isScheduled = entries.size > 0;
+    if (isScheduled) clock.after(limits.ms / checksPerTimeout, checkAll);
   }
 
-  function look(): void {
+  function checkAll(): void {
     for (const entry of entries) {
       const { receiver, isPaused, drop } = entry.sending;
-      const record = receiver.isHalf && !isPaused() ? receiver.records : -1;
-      entry.looks = record === entry.record ? entry.looks + 1 : 0;
+      const record = receiver.isMidRecord && !isPaused() ? receiver.records : -1;
+      entry.checks = record === entry.record ? entry.checks + 1 : 0;
       entry.record = record;
-      if (record >= 0 && entry.looks >= looksInTime) drop('half a call came, and not the rest in time');
+      if (record >= 0 && entry.checks >= checksPerTimeout) drop('half a call came, and not the rest in time');
     }
-    lookLater();
+    scheduleCheck();
   }
 
   function count(entry: Entry, now: number): void {
-    held += now - entry.held;
-    entry.held = now;
+    heldBytes += now - entry.heldBytes;
+    entry.heldBytes = now;
   }
 
   /** False: there is none. */
-  function dropOne(): boolean {
-    const halves = [...entries].filter(({ sending, held: own }) => own > 0 && sending.receiver.isHalf);
+  function evictOne(): boolean {
+    const halves = [...entries].filter(({ sending, heldBytes: own }) => own > 0 && sending.receiver.isMidRecord);
     const byAddress = Map.groupBy(halves, ({ sending }) => sending.address);
-    const sum = (some: readonly Entry[]): number => some.reduce((all, { held: own }) => all + own, 0);
+    const sum = (some: readonly Entry[]): number => some.reduce((all, { heldBytes: own }) => all + own, 0);
     const [largest = []] = [...byAddress.values()].sort((a, b) => sum(b) - sum(a));
-    const [quietest] = largest.toSorted((a, b) => a.sending.member.usedAt - b.sending.member.usedAt);
+    const [quietest] = largest.toSorted((a, b) => a.sending.member.lastUse - b.sending.member.lastUse);
     if (quietest === undefined) return false;
     // Before it is told to go, which may take a moment.
     count(quietest, 0);
@@ -87,16 +87,16 @@ export function createHalfCalls(clock: Clock, limits: HalfCallLimits): HalfCalls
 
   return {
     admit: (sending) => {
-      const entry: Entry = { sending, held: 0, record: -1, looks: 0 };
+      const entry: Entry = { sending, heldBytes: 0, record: -1, checks: 0 };
       entries.add(entry);
-      if (!isLooking) lookLater();
+      if (!isScheduled) scheduleCheck();
       return {
         update: () => {
-          const now = sending.receiver.held;
-          if (now === entry.held || !entries.has(entry)) return;
+          const now = sending.receiver.heldBytes;
+          if (now === entry.heldBytes || !entries.has(entry)) return;
           count(entry, now);
           // The quietest may hold much less than what just came.
-          while (held > limits.bytes && dropOne());
+          while (heldBytes > limits.bytes && evictOne());
         },
         [Symbol.dispose]: () => {
           count(entry, 0);
@@ -104,8 +104,8 @@ export function createHalfCalls(clock: Clock, limits: HalfCallLimits): HalfCalls
         },
       };
     },
-    get isTight() {
-      return held > limits.bytes / 4;
+    get isMemoryLow() {
+      return heldBytes > limits.bytes / 4;
     },
   };
 }

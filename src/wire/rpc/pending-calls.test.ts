@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { createPending } from './pending-calls.ts';
+import { createPendingCalls } from './pending-calls.ts';
 import type { Call } from './transport.ts';
 
 const call = (xid: number): Call => ({ xid, next: undefined }) as Call;
@@ -12,7 +12,7 @@ test('holds what a map would hold, whatever comes and goes', () => {
   const step = fc.record({ xid, adds: fc.oneof({ weight: 2, arbitrary: fc.constant(true) }, fc.constant(false)) });
   fc.assert(
     fc.property(fc.array(step, { minLength: 300, maxLength: 400 }), (steps) => {
-      const pending = createPending();
+      const pending = createPendingCalls();
       const expected = new Map<number, Call>();
       for (const each of steps) {
         const known = expected.get(each.xid);

@@ -5,7 +5,7 @@ import type { Call } from './transport.ts';
  * calls, and each old table points to the next. The collector of young memory then keeps all of them, and what they hold,
  * once it has kept one.
  */
-export interface Pending {
+export interface PendingCalls {
   readonly size: number;
   get(xid: number): Call | undefined;
   add(call: Call): void;
@@ -15,22 +15,22 @@ export interface Pending {
   values(): readonly Call[];
 }
 
-const initialPlaces = 64;
+const initialBuckets = 64;
 
-export function createPending(): Pending {
+export function createPendingCalls(): PendingCalls {
   /** Each the first of a chain of calls whose xids share their last bits. */
-  let places = empty(initialPlaces);
+  let buckets = empty(initialBuckets);
   let size = 0;
 
   function put(call: Call): void {
-    const place = call.xid & (places.length - 1);
-    call.next = places[place];
-    places[place] = call;
+    const place = call.xid & (buckets.length - 1);
+    call.next = buckets[place];
+    buckets[place] = call;
   }
 
   function values(): readonly Call[] {
     const all: Call[] = [];
-    for (const first of places) for (let call = first; call !== undefined; call = call.next) all.push(call);
+    for (const first of buckets) for (let call = first; call !== undefined; call = call.next) all.push(call);
     return all.sort((a, b) => a.xid - b.xid);
   }
 
@@ -40,26 +40,26 @@ export function createPending(): Pending {
     },
     values,
     get: (xid) => {
-      let call = places[xid & (places.length - 1)];
+      let call = buckets[xid & (buckets.length - 1)];
       while (call !== undefined && call.xid !== xid) call = call.next;
       return call;
     },
     add: (call) => {
-      if (size >= places.length) {
+      if (size >= buckets.length) {
         const all = values();
-        places = empty(places.length * 2);
+        buckets = empty(buckets.length * 2);
         for (const one of all) put(one);
       }
       put(call);
       size++;
     },
     delete: (call) => {
-      const place = call.xid & (places.length - 1);
+      const place = call.xid & (buckets.length - 1);
       let before: Call | undefined;
-      let at = places[place];
+      let at = buckets[place];
       while (at !== undefined && at !== call) [before, at] = [at, at.next];
       if (at === undefined) return false;
-      if (before === undefined) places[place] = call.next;
+      if (before === undefined) buckets[place] = call.next;
       else before.next = call.next;
       call.next = undefined;
       size--;

@@ -8,13 +8,13 @@ export const portmapProgram = 100000;
 export const tcp = 6;
 const maxUniversalAddress = 128;
 
-interface Wanted {
+interface ProgramVersion {
   readonly program: number;
   readonly version: number;
 }
 
 /** RFC 1833, section 3: where a program listens on TCP over IPv4; 0: nowhere. */
-export const getPort: Procedure<Wanted, number> = {
+export const getPort: Procedure<ProgramVersion, number> = {
   program: portmapProgram,
   version: 2,
   number: 3,
@@ -27,7 +27,7 @@ export const getPort: Procedure<Wanted, number> = {
 };
 
 /** RFC 1833, section 2: the same over any network; an empty address: nowhere. */
-const getAddress = (version: 3 | 4): Procedure<Wanted & { readonly network: string }, string> => ({
+const getAddress = (version: 3 | 4): Procedure<ProgramVersion & { readonly network: string }, string> => ({
   program: portmapProgram,
   version,
   number: 3,
@@ -49,17 +49,17 @@ export function portOf(universal: string): number {
 /** Asks a portmapper, in the newest way it speaks. Undefined: the program is not there. */
 export async function findPort(
   portmapper: Pick<RpcClient, 'call'>,
-  wanted: Wanted,
+  wanted: ProgramVersion,
   network: 'tcp' | 'tcp6',
   options: CallOptions,
 ): Promise<number | undefined> {
-  const ways = [
+  const attempts = [
     async () => portOf(await portmapper.call(getAddress(4), { ...wanted, network }, options)),
     async () => portOf(await portmapper.call(getAddress(3), { ...wanted, network }, options)),
     async () => await portmapper.call(getPort, wanted, options),
   ];
   // Version 2 knows no networks, and every server for IPv4 speaks it.
-  const usable = network === 'tcp' ? ways.reverse() : ways.slice(0, 2);
+  const usable = network === 'tcp' ? attempts.reverse() : attempts.slice(0, 2);
   let failure: unknown;
   for (const way of usable) {
     try {

@@ -15,21 +15,21 @@ export interface Procedure<A, R> {
    * Reads a result up to its data, for data that shall go directly where the caller wants them. Undefined: decode it as
    * usual, when all of it is there.
    */
-  head?(reader: XdrReader, args: A): { readonly target: Buffer; readonly result: R } | undefined;
+  decodeHead?(reader: XdrReader, args: A): { readonly target: Buffer; readonly result: R } | undefined;
   /**
    * The call changes something, so a second copy of it, or a first copy that runs late, can destroy what others did since. It is
    * resent only while the server recognises it. Left out: the call can be repeated at any time. See docs/designs/nfs-resends.md.
    */
   readonly mutates?: ((args: A) => boolean) | undefined;
   /** Present where the reply tells one run of the server from the next. */
-  readonly incarnation?: Incarnation | undefined;
+  readonly serverVerifier?: ServerVerifier | undefined;
 }
 
-export interface Incarnation {
+export interface ServerVerifier {
   /** Changes when the server restarts. Some servers change it after failed writes, too. */
   of(result: unknown): bigint;
   /** What `ask` needs; kept instead of the arguments, which may be large. */
-  witness(args: unknown): unknown;
+  queryTarget(args: unknown): unknown;
   /** A call that changes nothing, and whose reply has an incarnation too. */
-  ask(witness: unknown): { readonly procedure: Procedure<unknown, unknown>; readonly args: unknown };
+  query(witness: unknown): { readonly procedure: Procedure<unknown, unknown>; readonly args: unknown };
 }

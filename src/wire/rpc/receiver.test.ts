@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { createReceiver, type Direct, type Receiver } from './receiver.ts';
+import { createReceiver, type DirectRead, type Receiver } from './receiver.ts';
 
 /** Cuts a message into fragments, as record marking has it. */
 function framed(message: Buffer, ...cuts: readonly number[]): Buffer {
@@ -123,7 +123,7 @@ describe('data that go where the caller wants them', () => {
     const receiver = createReceiver({
       maxRecord: 1 << 21,
       onRecord: (_buffer, _view, from, end) => void log.push(`record ${end - from}`),
-      onHead: (_buffer, _view, from, have): Direct | undefined =>
+      onHead: (_buffer, _view, from, have): DirectRead | undefined =>
         have - from < 24
           ? undefined
           : { from: from + 24, target, done: () => void log.push(`done ${target.equals(data)}`) },

@@ -1,7 +1,7 @@
 import { RpcError } from './errors.ts';
 
 /** A reply whose data are put where the caller wants them, not into our buffer first. */
-export interface Direct {
+export interface DirectRead {
   /** Where in the received bytes the data begin. */
   readonly from: number;
   readonly target: Buffer;
@@ -15,11 +15,17 @@ export interface ReceiverOptions {
   /** A whole record. The bytes are ours again when it returns. */
   readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
   /** The beginning of a long record, `length` bytes in all. Undefined: it is received as any other. */
-  readonly onHead?: (buffer: Buffer, view: DataView, from: number, have: number, length: number) => Direct | undefined;
+  readonly onHead?: (
+    buffer: Buffer,
+    view: DataView,
+    from: number,
+    have: number,
+    length: number,
+  ) => DirectRead | undefined;
   /** Such a record may come next. Then little is read at first: what is read beyond the head has to be copied. */
   readonly expectsHead?: () => boolean;
   /** Memory is scarce: what a long record needed is let go at once, not kept for the next. */
-  readonly isTight?: () => boolean;
+  readonly isMemoryLow?: () => boolean;
 }
 
 /** Where bytes go as they come. */
@@ -35,9 +41,9 @@ export interface Input {
 /** Record marking of RPC over TCP (RFC 5531, section 11). */
 export interface Receiver extends Input {
   /** Bytes of memory for long records, beyond what every receiver has. */
-  readonly held: number;
+  readonly heldBytes: number;
   /** The beginning of a record is here, and its end is not. */
-  readonly isHalf: boolean;
+  readonly isMidRecord: boolean;
   /** How many came so far. */
   readonly records: number;
   readonly bytes: number;
@@ -45,32 +51,32 @@ export interface Receiver extends Input {
 
 const initialSize = 128 * 1024;
 /** Memory for a long record is let go when so often everything had been used up and none of it was long. */
-const quietEnough = 64;
+const maxRoundsWithoutLong = 64;
 /** Enough for the head of a record that is looked at, for some short records, and for a whole reply to a READ of 4 KiB. */
-const littleSize = 4096 + 512;
+const smallBufferSize = 4096 + 512;
 /** A READ below this is copied faster than it is arranged for. */
 const directFrom = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {
-  const { maxRecord, onRecord, onHead, expectsHead = () => false, isTight = () => false } = options;
+  const { maxRecord, onRecord, onHead, expectsHead = () => false, isMemoryLow = () => false } = options;
   let buffer = Buffer.allocUnsafeSlow(initialSize);
   let view = new DataView(buffer.buffer);
-  let little = buffer.subarray(0, littleSize);
+  let smallBuffer = buffer.subarray(0, smallBufferSize);
   /** What has arrived and is not used up: [at, have). */
   let at = 0;
   let have = 0;
-  let quiet = 0;
+  let roundsWithoutLong = 0;
   let records = 0;
   let total = 0;
   /** Fragments of a record before its last. */
   let assembly: Assembly | undefined;
-  let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
+  let direct: { readonly to: DirectRead; position: number; rest: number; padding: number } | undefined;
 
   /** Only while something is received: before that, Node has been told already where the next bytes go. */
-  function use(memory: Buffer<ArrayBuffer>): void {
+  function switchBuffer(memory: Buffer<ArrayBuffer>): void {
     buffer = memory;
     view = new DataView(memory.buffer);
-    little = memory.subarray(0, littleSize);
+    smallBuffer = memory.subarray(0, smallBufferSize);
   }
 
   /** Makes room for the rest of a record that begins at `at`. */
@@ -78,20 +84,20 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     if (at + length <= buffer.length) return;
     const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialSize);
     buffer.copy(target, 0, at, have);
-    if (target !== buffer) use(target);
+    if (target !== buffer) switchBuffer(target);
     have -= at;
     at = 0;
   }
 
-  function beginDirect(to: Direct, recordEnd: number): void {
+  function beginDirect(to: DirectRead, recordEnd: number): void {
     const here = Math.min(have - to.from, to.target.length);
     buffer.copy(to.target, 0, to.from, to.from + here);
     direct = { to, position: here, rest: to.target.length - here, padding: recordEnd - to.from - to.target.length };
     at = to.from + here;
-    directArrived();
+    finishDirect();
   }
 
-  function directArrived(): void {
+  function finishDirect(): void {
     if (direct === undefined || direct.rest > 0) return;
     const skipped = Math.min(direct.padding, have - at);
     at += skipped;
@@ -104,14 +110,14 @@ export function createReceiver(options: ReceiverOptions): Receiver {
   }
 
   /** False: more bytes are needed. */
-  function next(): boolean {
+  function readRecord(): boolean {
     if (have - at < 4) return false;
     const mark = view.getUint32(at);
     const length = mark & 0x7fff_ffff;
     const isLast = mark >>> 31 === 1;
     if (length + (assembly?.length ?? 0) > maxRecord)
       throw new RpcError(`a record of ${length} bytes, where at most ${maxRecord} are taken`, { failure: 'garbled' });
-    if (length > initialSize) quiet = 0;
+    if (length > initialSize) roundsWithoutLong = 0;
     const from = at + 4;
     const end = from + length;
     if (end > have) {
@@ -138,12 +144,13 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     return true;
   }
 
-  function work(): void {
-    directArrived();
-    if (direct === undefined) while (next());
+  function processReceived(): void {
+    finishDirect();
+    if (direct === undefined) while (readRecord());
     if (at === have) {
       at = have = 0;
-      if (buffer.length > initialSize && (++quiet > quietEnough || isTight())) use(Buffer.allocUnsafeSlow(initialSize));
+      if (buffer.length > initialSize && (++roundsWithoutLong > maxRoundsWithoutLong || isMemoryLow()))
+        switchBuffer(Buffer.allocUnsafeSlow(initialSize));
     } else if (have === buffer.length) makeRoom(buffer.length);
   }
 
@@ -154,7 +161,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         : // Mostly all of it is free: a view less to make for each read.
           have === 0
           ? expectsHead()
-            ? little
+            ? smallBuffer
             : buffer
           : buffer.subarray(have),
     received: (bytes) => {
@@ -163,7 +170,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         direct.position += bytes;
         direct.rest -= bytes;
       } else have += bytes;
-      work();
+      processReceived();
     },
     push: (chunk) => {
       for (let from = 0; from < chunk.length; ) {
@@ -172,10 +179,10 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         receiver.received(taken);
       }
     },
-    get held() {
+    get heldBytes() {
       return buffer.length - initialSize + (assembly?.size ?? 0);
     },
-    get isHalf() {
+    get isMidRecord() {
       return have > at || assembly !== undefined || direct !== undefined;
     },
     get records() {

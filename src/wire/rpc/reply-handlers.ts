@@ -1,12 +1,12 @@
 import { XdrReader } from '../xdr/reader.ts';
-import type { Handlers } from './connection.ts';
+import type { RecordHandlers } from './connection.ts';
 import { readReplyHead } from './message.ts';
-import type { Pending } from './pending-calls.ts';
-import type { Direct } from './receiver.ts';
+import type { PendingCalls } from './pending-calls.ts';
+import type { DirectRead } from './receiver.ts';
 import type { Call } from './transport.ts';
 
 /** What a lane wants to know of the replies. */
-interface Watching {
+interface ReplyEvents {
   /** It was the reply to a call. */
   answered(): void;
   /** It said yes. */
@@ -17,20 +17,20 @@ interface Watching {
 }
 
 /** Gives replies to the calls that wait for them. */
-export function createReplies(
-  pending: Pending,
+export function createReplyHandlers(
+  pending: PendingCalls,
   drop: (call: Call) => void,
-  { answered, decoded, receiving, expectsHead }: Watching,
-): Handlers {
+  { answered, decoded, receiving, expectsHead }: ReplyEvents,
+): RecordHandlers {
   const reader = new XdrReader();
 
-  function onHead(buffer: Buffer, view: DataView, from: number, have: number, length: number): Direct | undefined {
+  function onHead(buffer: Buffer, view: DataView, from: number, have: number, length: number): DirectRead | undefined {
     const call = have - from < 4 ? undefined : pending.get(view.getUint32(from));
-    if (call?.procedure.head === undefined) return undefined;
+    if (call?.procedure.decodeHead === undefined) return undefined;
     try {
       reader.reset(buffer, view, from + 4, have);
       readReplyHead(reader, call.procedure.name);
-      const found = call.procedure.head(reader, call.args);
+      const found = call.procedure.decodeHead(reader, call.args);
       // Data that would go on after their record are an error, which is found when all of it is there.
       if (found === undefined || reader.at + found.target.length > from + length) return undefined;
       const done = (): void => {

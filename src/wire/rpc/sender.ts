@@ -25,7 +25,7 @@ export interface Sender {
    * Lays out one record, which goes with the next flush. What `encode` gives is the data of its last opaque, whose length
    * it wrote: they go uncopied.
    */
-  record<A>(encode: Encode<A>, about: A): void;
+  addRecord<A>(encode: Encode<A>, about: A): void;
   /** For whoever knows that nothing more comes in this turn. */
   flush(): void;
   /** When all else of this turn is done, so that whatever that lays out goes along. */
@@ -39,19 +39,19 @@ export interface SenderOptions {
   /** Data that went uncopied are not needed any more; their memory may be used again. */
   readonly onSent?: ((data: Uint8Array) => void) | undefined;
   /** Nothing stands between the socket and the system's connection: no encryption, now or later. */
-  readonly isBare: boolean;
+  readonly isPlainTcp: boolean;
 }
 
-export function createSender(socket: Socket, { onError, onSent, isBare }: SenderOptions): Sender {
-  const fd = isBare ? descriptorOf(socket) : undefined;
+export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: SenderOptions): Sender {
+  const fd = isPlainTcp ? descriptorOf(socket) : undefined;
   let slab = new XdrWriter(slabSize);
   let sentTo = 0;
   let parts: Part[] = [];
   let scheduled = false;
   /** Of `parts`. */
-  let waiting = 0;
+  let partBytes = 0;
 
-  function cut(): void {
+  function endPart(): void {
     if (slab.at > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.at), sent: undefined });
     sentTo = slab.at;
   }
@@ -60,17 +60,17 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
     scheduled = false;
     if (socket.destroyed) {
       parts = [];
-      waiting = 0;
+      partBytes = 0;
       sentTo = slab.at;
       return;
     }
     // What is queued already goes first.
     if (fd !== undefined && socket.writableLength === 0) writeDirectly(fd);
     if (parts.length > 0 || slab.at > sentTo) {
-      cut();
+      endPart();
       queue(parts);
       parts = [];
-      waiting = 0;
+      partBytes = 0;
     }
     reuse();
   }
@@ -78,12 +78,12 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
   /** Nearly all there ever is lies in one piece, and is taken at once. */
   function writeDirectly(to: number): void {
     if (parts.length === 0) {
-      if (slab.at > sentTo) sentTo += writtenOf(to, slab.buffer, sentTo, slab.at);
+      if (slab.at > sentTo) sentTo += writeNow(to, slab.buffer, sentTo, slab.at);
       return;
     }
-    cut();
-    parts = unwritten(to, parts);
-    if (parts.length === 0) waiting = 0;
+    endPart();
+    parts = writeParts(to, parts);
+    if (parts.length === 0) partBytes = 0;
   }
 
   function queue(rest: readonly Part[]): void {
@@ -113,9 +113,9 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
       slab.fixed(data);
       return;
     }
-    cut();
+    endPart();
     parts.push({ bytes: data, sent: onSent && (() => onSent(data)) });
-    waiting += data.length;
+    partBytes += data.length;
     slab.reserve(4);
     slab.pad(data.length);
   }
@@ -129,7 +129,7 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
   };
 
   return {
-    record: (encode, about) => {
+    addRecord: (encode, about) => {
       const before = slab.at;
       try {
         record(encode, about);
@@ -145,7 +145,7 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
       process.nextTick(flushSafely);
     },
     get queued() {
-      return socket.writableLength + waiting + slab.at - sentTo;
+      return socket.writableLength + partBytes + slab.at - sentTo;
     },
   };
 }
@@ -156,7 +156,7 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
  */
 
 /** Gives how many bytes the kernel took. */
-function writtenOf(fd: number, buffer: Buffer, from: number, end: number): number {
+function writeNow(fd: number, buffer: Buffer, from: number, end: number): number {
   try {
     return writeSync(fd, buffer, from, end - from);
   } catch {
@@ -165,7 +165,7 @@ function writtenOf(fd: number, buffer: Buffer, from: number, end: number): numbe
 }
 
 /** Gives what the kernel did not take. */
-function unwritten(fd: number, parts: Part[]): Part[] {
+function writeParts(fd: number, parts: Part[]): Part[] {
   let taken = 0;
   try {
     taken = writevSync(

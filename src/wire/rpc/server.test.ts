@@ -48,7 +48,7 @@ function served(): { readonly procedures: ReadonlyMap<number, ServedProcedure>; 
       2,
       {
         name: 'COUNT',
-        once: true,
+        nonIdempotent: true,
         handle: () => {
           const n = ++calls;
           return (writer) => void writer.u32(n) as undefined;
@@ -216,7 +216,7 @@ describe('an RPC server', () => {
     const withNull = new Map([...procedures, [0, { name: 'NULL', handle: () => () => undefined }]]);
     const { port } = await listening({
       programs: [{ number: program, version: 3, procedures: withNull }],
-      admits: ({ identity }) => identity?.uid === 7,
+      isAllowed: ({ identity }) => identity?.uid === 7,
     });
     const nothing: Procedure<undefined, undefined> = {
       ...about(0, 'NULL'),

@@ -5,7 +5,7 @@ import type { Input } from './receiver.ts';
 type OnRead = { buffer(): Buffer; callback(bytes: number): boolean };
 
 /** Inside of Node's sockets: what the system's connection is, and that it can fill memory of our choosing. */
-interface Inside {
+interface SocketInternals {
   _handle: { readonly useUserBuffer?: unknown } | null;
 }
 
@@ -14,11 +14,11 @@ interface Inside {
  * system's connection is taken out of the accepted socket and put into one that does. Where Node's inside has changed,
  * bytes come by events. The accepted socket stays, as the server counts it; both end together.
  */
-export function readDirectly(accepted: Socket, receiver: Input): Socket {
-  const inside = accepted as unknown as Inside;
-  const handle = inside._handle;
-  if (typeof handle?.useUserBuffer !== 'function') return readByEvents(accepted, receiver);
-  inside._handle = null;
+export function readIntoReceiver(accepted: Socket, receiver: Input): Socket {
+  const internals = accepted as unknown as SocketInternals;
+  const handle = internals._handle;
+  if (typeof handle?.useUserBuffer !== 'function') return readFromDataEvents(accepted, receiver);
+  internals._handle = null;
   const onread: OnRead = {
     buffer: () => receiver.buffer(),
     callback: (bytes) => {
@@ -34,7 +34,7 @@ export function readDirectly(accepted: Socket, receiver: Input): Socket {
   return socket;
 }
 
-export function readByEvents(socket: Socket, receiver: Input): Socket {
+export function readFromDataEvents(socket: Socket, receiver: Input): Socket {
   socket.on('data', (chunk: Buffer) => receiver.push(chunk));
   socket.resume();
   return socket;

@@ -3,7 +3,7 @@ import { createServer, type TLSSocket, type TlsOptions } from 'node:tls';
 import { rpcOverTls } from './tls.ts';
 
 /** Makes a connection private, and gives it when the other side has shown what it had to. */
-export type Secure = (socket: Socket, then: (secured: TLSSocket) => void) => void;
+export type TlsUpgrade = (socket: Socket, then: (secured: TLSSocket) => void) => void;
 
 /** Of the certificate that the other side showed. */
 export function commonNameOf(secured: TLSSocket): string | undefined {
@@ -16,7 +16,7 @@ export function commonNameOf(secured: TLSSocket): string | undefined {
  * A TLS server that listens nowhere: connections are handed to it. By hand, a client's certificate would be asked for and
  * not looked at. Who offers other protocols than RPC is refused; who offers none, as Linux's client does, is not.
  */
-export function createSecure(options: TlsOptions): Secure {
+export function createTlsUpgrade(options: TlsOptions): TlsUpgrade {
   const expected = new Map<string, (secured: TLSSocket) => void>();
   const key = (socket: Socket): string => `${socket.remoteAddress} ${socket.remotePort}`;
   const server = createServer({ ...options, ALPNProtocols: [rpcOverTls] }, (secured) => {

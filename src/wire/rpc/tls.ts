@@ -7,7 +7,7 @@ import { createReceiver } from './receiver.ts';
 import { createSender } from './sender.ts';
 
 /** RFC 9289. The program whose NULL procedure the question goes to. */
-export interface TlsWish {
+export interface TlsClientOptions {
   readonly options: ConnectionOptions;
   readonly program: number;
   readonly version: number;
@@ -27,7 +27,7 @@ const probeXid = 0x5354_4f57;
 const startTls = Buffer.from('STARTTLS');
 
 /** RFC 9289, section 4.1: a NULL call with AUTH_TLS; a server that can answers with STARTTLS as its verifier. */
-export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): Promise<void> {
+export async function probeTls(socket: Socket, tls: TlsClientOptions, signal: AbortSignal): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const refused = (cause?: unknown): void =>
     reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
@@ -56,8 +56,8 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
   using _ = onAbort(signal, () =>
     reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason })),
   );
-  const sender = createSender(socket, { onError: broken, isBare: false });
-  sender.record((writer, { program, version }) => {
+  const sender = createSender(socket, { onError: broken, isPlainTcp: false });
+  sender.addRecord((writer, { program, version }) => {
     writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
     return undefined;
   }, tls);

@@ -16,7 +16,7 @@ export interface Definition {
   /** Words behind the status when it is not 0: attributes that are left out, each a "false". */
   readonly blanks: number;
   /** Doing it twice is not the same as once. */
-  readonly once?: ServedProcedure['once'];
+  readonly once?: ServedProcedure['nonIdempotent'];
   readonly run: Run;
 }
 
@@ -67,7 +67,7 @@ export function servedProcedure(exported: Export, { name, blanks, once, run }: D
 
   return {
     name,
-    ...(once === undefined ? {} : { once }),
+    ...(once === undefined ? {} : { nonIdempotent: once }),
     handle: (reader, caller) => {
       const who = exported.identities.who(caller);
       const { at } = reader;

@@ -4,7 +4,7 @@ import { statfsSync } from 'node:fs';
 import type { AddressInfo, Server, Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
-import type { HalfCallLimits } from '../../rpc/partial-calls.ts';
+import type { PartialCallLimits } from '../../rpc/partial-calls.ts';
 import {
   type Caller,
   createRpcServer,
@@ -80,7 +80,7 @@ export interface NfsServerOptions {
    */
   readonly ownsProcess?: boolean;
   readonly maxConnections?: number;
-  readonly halfCalls?: Partial<HalfCallLimits>;
+  readonly halfCalls?: Partial<PartialCallLimits>;
   readonly limits?: Partial<Limits>;
   readonly onError?: (what: string, cause: unknown) => void;
 }
@@ -126,11 +126,11 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const exported = createExport(options, limits, key, closing.signal);
   const about: Omit<RpcServerOptions, 'programs'> = {
     mayConnect: (address, socket) => isAllowed(address) && (options.mayConnect?.(socket) ?? true),
-    admits: createAdmits(options),
+    isAllowed: createAdmits(options),
     maxRecord: maxTransfer + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
     clock,
-    halfCalls: options.halfCalls ?? {},
+    partialCalls: options.halfCalls ?? {},
     onError: exported.onError,
   };
   const isConfined = createIsConfined(options.confined ?? []);
@@ -247,7 +247,11 @@ async function listenForPortmap(
     { program: mountProgram, version: mountVersion, port },
   ];
   // Whoever may connect may ask: who knows nothing yet cannot prove anything either.
-  const server = createRpcServer({ ...about, admits: () => true, programs: createPortmapPrograms(() => registered) });
+  const server = createRpcServer({
+    ...about,
+    isAllowed: () => true,
+    programs: createPortmapPrograms(() => registered),
+  });
   return await listen(open, server, host, portmapPort);
 }
 
