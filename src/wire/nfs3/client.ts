@@ -3,17 +3,17 @@ import type { CallOptions, RpcClient } from '../rpc/client.ts';
 import type { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import type { Text } from '../xdr/writer.ts';
-import { isAsSet, isCreated, isMarked, isSameText } from './attribute-matching.ts';
+import { hasTimesOf, isSameText, matchesCreate, matchesSetattr } from './attribute-matching.ts';
 import { checkName } from './names.ts';
 import * as procedures from './procedures.ts';
-import { createCalling, type Mutation } from './retrying-calls.ts';
+import { createRetryingCalls, type Mutation } from './retrying-calls.ts';
 import { isNfsError } from './status.ts';
 import {
   type Attributes,
+  type DirOpArgs,
   type FileHandle,
   fileType,
   maxTransfer,
-  type Place,
   type SetAttributes,
   type Time,
   type Wcc,
@@ -22,7 +22,7 @@ import {
 type Result<P> = P extends Procedure<never, infer R> ? R : never;
 
 /** What was made. Always with its handle: where a server leaves it out, it is looked up. */
-export interface New {
+export interface Created {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
   /** Of the directory, where the server told. */
@@ -30,13 +30,13 @@ export interface New {
 }
 
 /** For REMOVE, RMDIR and RENAME. */
-export interface Meaning {
+export interface ExpectedFile {
   /**
    * The file that the caller means by the name. If the connection is lost and the server cannot recognise the resent call, the client looks
    * the name up: if it leads to another file or to none, the call was done. If the client does not know whether the server restarted, it
    * resends the call only while the name leads to this file. 'anything': nobody else uses the name. Left out: the outcome stays unknown.
    */
-  readonly meant?: FileHandle | 'anything' | undefined;
+  readonly expected?: FileHandle | 'anything' | undefined;
 }
 
 /** Nothing is known of what a call changed. */
@@ -55,13 +55,13 @@ export interface NfsClient {
     set: SetAttributes,
     options?: CallOptions & { readonly ifChangedAt?: Time },
   ): Promise<Wcc>;
-  lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.Found>;
+  lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.LookupResult>;
   access(handle: FileHandle, mask: number, options?: CallOptions): Promise<number>;
   readlink(handle: FileHandle, options?: CallOptions): Promise<Text>;
   read(
     handle: FileHandle,
     offset: number,
-    into: Buffer | procedures.LateBuffer,
+    into: Buffer | procedures.DeferredBuffer,
     options?: CallOptions,
   ): Promise<procedures.ReadResult>;
   write(
@@ -71,44 +71,44 @@ export interface NfsClient {
     stable: number,
     options?: CallOptions,
   ): Promise<procedures.WriteResult>;
-  create(directory: FileHandle, name: Text, how: procedures.CreateArgs['how'], options?: CallOptions): Promise<New>;
-  mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
-  symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
-  mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<New>;
-  remove(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
-  rmdir(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
-  rename(from: Place, to: Place, options?: CallOptions & Meaning): Promise<procedures.Renamed>;
-  link(handle: FileHandle, to: Place, options?: CallOptions): Promise<procedures.Linked>;
+  create(directory: FileHandle, name: Text, how: procedures.CreateArgs['how'], options?: CallOptions): Promise<Created>;
+  mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<Created>;
+  symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<Created>;
+  mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<Created>;
+  remove(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
+  rmdir(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
+  rename(from: DirOpArgs, to: DirOpArgs, options?: CallOptions & ExpectedFile): Promise<procedures.RenameResult>;
+  link(handle: FileHandle, to: DirOpArgs, options?: CallOptions): Promise<procedures.LinkResult>;
   readdir(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdir>>;
   readdirplus(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdirplus>>;
   fsstat(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsstat>>;
   fsinfo(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsinfo>>;
   pathconf(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.pathconf>>;
-  commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.Committed>;
+  commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.CommitResult>;
 }
 
 export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): NfsClient {
-  const { call, mutate } = createCalling(rpc, clock);
+  const { call, mutate } = createRetryingCalls(rpc, clock);
 
-  const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> =>
-    named(place, () => call(procedures.lookup, place, options));
+  const lookup = (place: DirOpArgs, options: CallOptions | undefined): Promise<procedures.LookupResult> =>
+    withValidName(place, () => call(procedures.lookup, place, options));
 
   /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
-  function make<A extends Place>(
-    procedure: Procedure<A, procedures.Made>,
+  function createObject<A extends DirOpArgs>(
+    procedure: Procedure<A, procedures.CreateResult>,
     args: A,
     isOurs: (attributes: Attributes, handle: FileHandle) => boolean | Promise<boolean>,
     options: CallOptions | undefined,
-  ): Promise<New> {
-    const existing = async (cause: unknown): Promise<New> => {
+  ): Promise<Created> {
+    const existing = async (cause: unknown): Promise<Created> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
-      const { handle, attributes } = await find(args, options).catch(goneMeans(cause));
-      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(goneMeans(cause)));
-      if (!(await Promise.resolve(isOurs(about, handle)).catch(goneMeans(cause)))) throw cause;
+      const { handle, attributes } = await lookup(args, options).catch(rethrowIfGone(cause));
+      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(rethrowIfGone(cause)));
+      if (!(await Promise.resolve(isOurs(about, handle)).catch(rethrowIfGone(cause)))) throw cause;
       return { handle, attributes: about };
     };
-    return named(args, () =>
-      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
+    return withValidName(args, () =>
+      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : lookup(args, options))),
     );
   }
 
@@ -118,8 +118,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 
   /** Undefined: the name means nothing. */
-  const whatIs = (place: Place, options: CallOptions): Promise<FileHandle | undefined> =>
-    find(place, options).then(
+  const lookupHandle = (place: DirOpArgs, options: CallOptions): Promise<FileHandle | undefined> =>
+    lookup(place, options).then(
       ({ handle }) => handle,
       (cause: unknown) => {
         if (!isNfsError(cause, 'NOENT')) throw cause;
@@ -128,34 +128,34 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     );
 
   /** Whether a name still means what the call was about. Throws what was unknown if nobody said what that is. */
-  async function isStill(
-    place: Place,
-    meant: Meaning['meant'],
+  async function stillNames(
+    place: DirOpArgs,
+    expected: ExpectedFile['expected'],
     options: CallOptions,
     unknown: RpcError,
   ): Promise<boolean> {
-    const handle = await whatIs(place, options);
+    const handle = await lookupHandle(place, options);
     if (handle === undefined) return false;
-    if (meant === undefined) throw unknown;
-    return meant === 'anything' || isSameHandle(handle, meant) || (await isSameFile(handle, meant, options));
+    if (expected === undefined) throw unknown;
+    return expected === 'anything' || isSameHandle(handle, expected) || (await isSameFile(handle, expected, options));
   }
 
   /** Adds the question that is asked before the call is resent to a server that may have restarted. */
-  function taking(place: Place, options: (CallOptions & Meaning) | undefined): CallOptions {
-    const meant = options?.meant;
-    if (meant === 'anything') return options ?? {};
-    const isUndone: CallOptions['isNotExecuted'] = async (on) => {
-      if (meant === undefined) return undefined;
+  function withExpectedCheck(place: DirOpArgs, options: (CallOptions & ExpectedFile) | undefined): CallOptions {
+    const expected = options?.expected;
+    if (expected === 'anything') return options ?? {};
+    const isNotExecuted: CallOptions['isNotExecuted'] = async (on) => {
+      if (expected === undefined) return undefined;
       const how = { signal: options?.signal, credential: options?.credential, ...on };
-      const handle = await whatIs(place, how);
-      return handle !== undefined && (isSameHandle(handle, meant) || (await isSameFile(handle, meant, how)));
+      const handle = await lookupHandle(place, how);
+      return handle !== undefined && (isSameHandle(handle, expected) || (await isSameFile(handle, expected, how)));
     };
-    return { ...options, isNotExecuted: isUndone };
+    return { ...options, isNotExecuted };
   }
 
   /** Servers may have given it another handle since. */
-  async function isSameFile(found: FileHandle, meant: FileHandle, options: CallOptions): Promise<boolean> {
-    const before = await call(procedures.getattr, meant, options).catch((cause: unknown) => {
+  async function isSameFile(found: FileHandle, expected: FileHandle, options: CallOptions): Promise<boolean> {
+    const before = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
       return undefined;
     });
@@ -165,15 +165,15 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   }
 
   /** Success if the name is gone and it may have been our own first call that removed it. */
-  const take = (
-    procedure: Procedure<Place, Wcc>,
-    args: Place,
-    options: (CallOptions & Meaning) | undefined,
+  const removeName = (
+    procedure: Procedure<DirOpArgs, Wcc>,
+    args: DirOpArgs,
+    options: (CallOptions & ExpectedFile) | undefined,
   ): Promise<Wcc> => {
-    const isDone: Mutation<Place, Wcc>['isDone'] = async (inTime, unknown) =>
-      (await isStill(args, options?.meant, inTime, unknown)) ? undefined : unknownChange;
-    return named(args, () =>
-      mutate({ procedure, args, options: taking(args, options), isDone }, (cause) => {
+    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (inTime, unknown) =>
+      (await stillNames(args, options?.expected, inTime, unknown)) ? undefined : unknownChange;
+    return withValidName(args, () =>
+      mutate({ procedure, args, options: withExpectedCheck(args, options), findOutcome }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         return unknownChange;
       }),
@@ -191,44 +191,48 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         // The change since then may be the one that the first of the two made.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
         const after = await call(procedures.getattr, handle, options);
-        if (!isAsSet(after, set)) throw cause;
+        if (!matchesSetattr(after, set)) throw cause;
         return { before: undefined, after };
       }
     },
-    lookup: (directory, name, options) => find({ directory, name }, options),
+    lookup: (directory, name, options) => lookup({ directory, name }, options),
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
     readlink,
     read: (handle, offset, into, options) =>
       // More would be a reply longer than is taken.
-      call(procedures.read, { handle, offset, into: into.length > maxTransfer ? shorter(into) : into }, options),
+      call(
+        procedures.read,
+        { handle, offset, into: into.length > maxTransfer ? limitToMaxTransfer(into) : into },
+        options,
+      ),
     write: (handle, offset, data, stable, options) =>
       mutate({ procedure: procedures.write, args: { handle, offset, data, stable }, options }),
     create: (directory, name, how, options) =>
       // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
-      make(
+      createObject(
         procedures.create,
         { directory, name, how },
-        (found) => how.mode !== 'exclusive' && isCreated(found, how.set),
+        (found) => how.mode !== 'exclusive' && matchesCreate(found, how.set),
         options,
       ),
     mkdir: (directory, name, set, options) =>
-      make(
+      createObject(
         procedures.mkdir,
         { directory, name, set },
-        (found) => found.type === fileType.directory && isMarked(found, set),
+        (found) => found.type === fileType.directory && hasTimesOf(found, set),
         options,
       ),
     symlink: (directory, name, target, set, options) =>
-      make(
+      createObject(
         procedures.symlink,
         { directory, name, set, target },
         async ({ type }, handle) => type === fileType.link && isSameText(await readlink(handle, options), target),
         options,
       ),
     mknod: (args, options) =>
-      make(procedures.mknod, args, (found) => found.type === args.type && isMarked(found, args.set), options),
-    remove: (directory, name, options) => take(procedures.remove, { directory, name }, options),
-    rmdir: (directory, name, options) => take(procedures.rmdir, { directory, name }, options),
+      createObject(procedures.mknod, args, (found) => found.type === args.type && hasTimesOf(found, args.set), options),
+    remove: (directory, name, options) => removeName(procedures.remove, { directory, name }, options),
+    rmdir: (directory, name, options) => removeName(procedures.rmdir, { directory, name }, options),
     rename: async (from, to, options) => {
       checkName(from.name);
       checkName(to.name);
@@ -236,18 +240,18 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         return await mutate({
           procedure: procedures.rename,
           args: { from, to },
-          options: taking(from, options),
-          isDone: async (inTime, unknown) => {
-            if (await isStill(from, options?.meant, inTime, unknown)) return undefined;
+          options: withExpectedCheck(from, options),
+          findOutcome: async (inTime, unknown) => {
+            if (await stillNames(from, options?.expected, inTime, unknown)) return undefined;
             // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.
-            if (options?.meant === undefined && (await whatIs(to, inTime)) === undefined) throw unknown;
+            if (options?.expected === undefined && (await lookupHandle(to, inTime)) === undefined) throw unknown;
             return { from: unknownChange, to: unknownChange };
           },
         });
       } catch (cause) {
         // The first of the two may have moved it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
-        await find(to, options).catch(goneMeans(cause));
+        await lookup(to, options).catch(rethrowIfGone(cause));
         return { from: unknownChange, to: unknownChange };
       }
     },
@@ -258,8 +262,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
           procedure: procedures.link,
           args: { handle, to },
           options,
-          isDone: async (inTime) => {
-            const there = await whatIs(to, inTime);
+          findOutcome: async (inTime) => {
+            const there = await lookupHandle(to, inTime);
             if (there === undefined || !isSameHandle(there, handle)) return undefined;
             return { attributes: undefined, change: unknownChange };
           },
@@ -268,8 +272,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
         const [one, other] = await Promise.all([
           call(procedures.getattr, handle, options),
-          find(to, options).then((found) => call(procedures.getattr, found.handle, options)),
-        ]).catch(goneMeans(cause));
+          lookup(to, options).then((found) => call(procedures.getattr, found.handle, options)),
+        ]).catch(rethrowIfGone(cause));
         if (one.fileId !== other.fileId || one.fsid !== other.fsid) throw cause;
         return { attributes: other, change: unknownChange };
       }
@@ -284,7 +288,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
 }
 
 /** Another node removed it after the server had answered: then that answer holds. */
-const goneMeans =
+const rethrowIfGone =
   (cause: unknown) =>
   (missing: unknown): never => {
     throw isNfsError(missing, 'NOENT', 'STALE') ? cause : missing;
@@ -292,15 +296,15 @@ const goneMeans =
 
 const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;
 
-const shorter = (into: Buffer | procedures.LateBuffer): Buffer | procedures.LateBuffer =>
+const limitToMaxTransfer = (into: Buffer | procedures.DeferredBuffer): Buffer | procedures.DeferredBuffer =>
   into instanceof Uint8Array
     ? into.subarray(0, maxTransfer)
     : { length: maxTransfer, take: (length) => into.take(length) };
 
-const hasHandle = (made: procedures.Made): made is New => made.handle !== undefined;
+const hasHandle = (made: procedures.CreateResult): made is Created => made.handle !== undefined;
 
 /** A name that cannot be one is told as every other failure is. */
-function named<R>({ name }: Place, work: () => Promise<R>): Promise<R> {
+function withValidName<R>({ name }: DirOpArgs, work: () => Promise<R>): Promise<R> {
   try {
     checkName(name);
   } catch (cause) {

@@ -11,18 +11,24 @@ export interface CopyOptions extends TreeOptions {
   readonly keepOwner?: boolean;
 }
 
-const kept = ({ mode, uid, gid }: Attributes, keepOwner: boolean): SetAttributes => ({
+const copiedAttributes = ({ mode, uid, gid }: Attributes, keepOwner: boolean): SetAttributes => ({
   mode: mode & 0o7777,
   ...(keepOwner ? { uid, gid } : {}),
 });
 
-const times = (a: Attributes): SetAttributes => ({
+const copiedTimes = (a: Attributes): SetAttributes => ({
   atime: { seconds: a.atime, nanoseconds: a.atimeNs },
   mtime: { seconds: a.mtime, nanoseconds: a.mtimeNs },
 });
 
 /** Found where it is there already: copying goes on where it was stopped. */
-async function madeFolder(client: NfsClient, parent: FileHandle, name: Text, set: SetAttributes, options: CopyOptions) {
+async function ensureDirectory(
+  client: NfsClient,
+  parent: FileHandle,
+  name: Text,
+  set: SetAttributes,
+  options: CopyOptions,
+) {
   try {
     return (await client.mkdir(parent, name, set, options)).handle;
   } catch (cause) {
@@ -38,7 +44,7 @@ async function copyFile(
   to: { readonly directory: FileHandle; readonly name: Text },
   options: CopyOptions,
 ): Promise<FileHandle> {
-  const set = { ...kept(about, options.keepOwner ?? false), size: 0 };
+  const set = { ...copiedAttributes(about, options.keepOwner ?? false), size: 0 };
   const { handle } = await client.create(to.directory, to.name, { mode: 'unchecked', set }, options);
   const writer = createFileWriter(client, handle, options);
   let at = 0;
@@ -47,7 +53,7 @@ async function copyFile(
     at += data.length;
   }
   await writer.flush();
-  await client.setattr(handle, times(about), options);
+  await client.setattr(handle, copiedTimes(about), options);
   return handle;
 }
 
@@ -66,7 +72,7 @@ export async function copyTree(
   /** What became of each directory; a parent is walked before its children. */
   const folders = new Map<string, Promise<FileHandle>>([[keyOf(from), Promise.resolve(to)]]);
   const linked = new Map<bigint, Promise<FileHandle>>();
-  const afterwards: { readonly handle: Promise<FileHandle>; readonly about: Attributes }[] = [];
+  const finishedDirectories: { readonly handle: Promise<FileHandle>; readonly about: Attributes }[] = [];
 
   await walkTree(
     client,
@@ -74,13 +80,13 @@ export async function copyTree(
     async ({ entry, attributes, handle, parent }) => {
       const directory = await (folders.get(keyOf(parent)) ?? Promise.resolve(to));
       const name = nameOf(entry);
-      const set = kept(attributes, keepOwner);
+      const set = copiedAttributes(attributes, keepOwner);
       const place = { directory, name };
       if (attributes.type === fileType.directory) {
         // Writable by us until all is in it.
-        const made = madeFolder(client, directory, name, { ...set, mode: (set.mode ?? 0) | 0o700 }, options);
+        const made = ensureDirectory(client, directory, name, { ...set, mode: (set.mode ?? 0) | 0o700 }, options);
         folders.set(keyOf(handle), made);
-        afterwards.push({ handle: made, about: attributes });
+        finishedDirectories.push({ handle: made, about: attributes });
         await made;
       } else if (attributes.type === fileType.regular) {
         const first = linked.get(attributes.fileId);
@@ -99,6 +105,6 @@ export async function copyTree(
     },
     options,
   );
-  for (const { handle, about } of afterwards.toReversed())
-    await client.setattr(await handle, { ...kept(about, keepOwner), ...times(about) }, options);
+  for (const { handle, about } of finishedDirectories.toReversed())
+    await client.setattr(await handle, { ...copiedAttributes(about, keepOwner), ...copiedTimes(about) }, options);
 }

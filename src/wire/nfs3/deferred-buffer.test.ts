@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import type { LateBuffer } from './procedures.ts';
+import type { DeferredBuffer } from './procedures.ts';
 
 const mib = 1024 * 1024;
 
@@ -15,7 +15,7 @@ async function serve(content: Buffer) {
   return { nfs, handle: (await nfs.lookup(root, 'f')).handle };
 }
 
-function lateBuffer(length: number): LateBuffer & { readonly asked: number[] } {
+function lateBuffer(length: number): DeferredBuffer & { readonly asked: number[] } {
   const asked: number[] = [];
   return {
     length,
@@ -50,7 +50,7 @@ describe.skipIf(needs('linux'))('memory that is chosen when data come', () => {
     const { nfs, handle } = await serve(content);
     const free: Buffer[] = [];
     let made = 0;
-    const into: LateBuffer = {
+    const into: DeferredBuffer = {
       length: mib,
       take: () => {
         const known = free.pop();

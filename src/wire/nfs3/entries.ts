@@ -11,13 +11,13 @@ import {
 } from './structures.ts';
 
 /** A page of a listing. */
-export interface Listed<E> {
+export interface DirectoryPage<E> {
   readonly verifier: bigint;
   readonly entries: readonly E[];
   readonly isEnd: boolean;
 }
 
-export function readList(reader: XdrReader): Listed<Entry> {
+export function readDirectoryPage(reader: XdrReader): DirectoryPage<Entry> {
   const verifier = readHead(reader);
   const entries: Entry[] = [];
   while (reader.bool()) {
@@ -78,7 +78,7 @@ class PageEntry implements EntryPlus {
   }
 }
 
-export function readListPlus(reader: XdrReader): Listed<EntryPlus> {
+export function readDirectoryPagePlus(reader: XdrReader): DirectoryPage<EntryPlus> {
   const verifier = readHead(reader);
   const entries: EntryPlus[] = [];
   const from = reader.at;

@@ -25,7 +25,7 @@ export interface FileWriter {
   flush(): Promise<void>;
 }
 
-interface Piece {
+interface PendingWrite {
   readonly offset: number;
   readonly data: Uint8Array;
   verifier: bigint;
@@ -33,18 +33,18 @@ interface Piece {
 
 const defaultWindow = 32 * 1024 * 1024;
 /** A server that restarts again and again while we write to it is given up. */
-const mostRounds = 8;
+const maxCommitRounds = 8;
 
 export function createFileWriter(client: NfsClient, handle: FileHandle, options: FileWriterOptions = {}): FileWriter {
   const { size = maxTransfer, window = defaultWindow } = options;
   const limit = createLimiter(options.atOnce ?? 16);
-  const unsafe = new Set<Piece>();
-  const underWay = new Set<Promise<void>>();
+  const uncommitted = new Set<PendingWrite>();
+  const inFlight = new Set<Promise<void>>();
   let bytes = 0;
   let failure: { readonly cause: unknown } | undefined;
 
   /** Servers may take less than they were given. */
-  async function send(piece: Piece): Promise<void> {
+  async function send(piece: PendingWrite): Promise<void> {
     let from = 0;
     let isStable = true;
     while (from < piece.data.length) {
@@ -69,38 +69,38 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
     if (isStable) forget(piece);
   }
 
-  function forget(piece: Piece): void {
-    if (unsafe.delete(piece)) bytes -= piece.data.length;
+  function forget(piece: PendingWrite): void {
+    if (uncommitted.delete(piece)) bytes -= piece.data.length;
   }
 
-  function start(piece: Piece): Promise<void> {
+  function start(piece: PendingWrite): Promise<void> {
     const work = limit
       .run(() => send(piece))
       .catch((cause: unknown) => {
         failure ??= { cause };
       });
-    underWay.add(work);
-    void work.then(() => underWay.delete(work));
+    inFlight.add(work);
+    void work.then(() => inFlight.delete(work));
     return work;
   }
 
-  async function settle(): Promise<void> {
-    while (underWay.size > 0) await Promise.all(underWay);
+  async function waitForWrites(): Promise<void> {
+    while (inFlight.size > 0) await Promise.all(inFlight);
     if (failure !== undefined) throw failure.cause;
   }
 
   async function flush(): Promise<void> {
     for (let round = 0; ; round++) {
-      await settle();
-      if (unsafe.size === 0) return;
-      if (round === mostRounds) throw new Error('the server forgot what was written to it, again and again');
+      await waitForWrites();
+      if (uncommitted.size === 0) return;
+      if (round === maxCommitRounds) throw new Error('the server forgot what was written to it, again and again');
       const { verifier } = await client.commit(handle, 0, 0, options);
-      const forgotten: Piece[] = [];
-      for (const piece of unsafe) {
+      const uncommittedByRestart: PendingWrite[] = [];
+      for (const piece of uncommitted) {
         if (piece.verifier === verifier) forget(piece);
-        else forgotten.push(piece);
+        else uncommittedByRestart.push(piece);
       }
-      for (const piece of forgotten) void start(piece);
+      for (const piece of uncommittedByRestart) void start(piece);
     }
   }
 
@@ -110,8 +110,8 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
       for (let from = 0; from < data.length; from += size) {
         if (failure !== undefined) throw failure.cause;
         if (bytes >= window) await flush();
-        const piece: Piece = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
-        unsafe.add(piece);
+        const piece: PendingWrite = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
+        uncommitted.add(piece);
         bytes += piece.data.length;
         void start(piece);
       }

@@ -1,7 +1,7 @@
 import type { CallOptions } from '../rpc/client.ts';
 import { XdrError } from '../xdr/reader.ts';
 import type { NfsClient } from './client.ts';
-import { isPossibleName } from './names.ts';
+import { isValidName } from './names.ts';
 import { isNfsError } from './status.ts';
 import { type EntryPlus, type FileHandle, nameOf } from './structures.ts';
 
@@ -9,19 +9,19 @@ export interface ListingOptions extends CallOptions {
   /** How much is asked for at once. */
   readonly bytes?: number;
   /** A directory with more entries is not believed. */
-  readonly mostEntries?: number;
+  readonly maxEntries?: number;
   /** Without handles and attributes, which a server has to look for. */
   readonly namesOnly?: boolean;
 }
 
 const defaultBytes = 64 * 1024;
 /** Asked for when a server finds that too much; then less. */
-const leastBytes = 4096;
-const defaultMostEntries = 10_000_000;
+const minBytes = 4096;
+const defaultMaxEntries = 10_000_000;
 /** Names that are remembered, so that a listing can begin anew without giving anything twice: so many, and so much. */
-const mostRemembered = 500_000;
-const mostRememberedLength = 32 * 1024 * 1024;
-const mostRestarts = 16;
+const maxSeen = 500_000;
+const maxSeenLength = 32 * 1024 * 1024;
+const maxRestarts = 16;
 const slack = 64;
 
 /**
@@ -35,8 +35,8 @@ export async function* listDirectory(
   options: ListingOptions = {},
 ): AsyncGenerator<readonly EntryPlus[], void> {
   const pages = createPages(client, directory, options);
-  const { mostEntries = defaultMostEntries } = options;
-  const seen = createMemory();
+  const { maxEntries = defaultMaxEntries } = options;
+  const seen = createSeenNames();
   let given = 0;
   let position = { cookie: 0n, verifier: 0n };
   let restarts = 0;
@@ -45,14 +45,14 @@ export async function* listDirectory(
   for (;;) {
     const page = await pages.next(position).catch((cause: unknown) => {
       if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.isFull) throw cause;
-      if (++restarts > mostRestarts) throw new XdrError('the directory changes faster than the server can list it');
+      if (++restarts > maxRestarts) throw new XdrError('the directory changes faster than the server can list it');
       return undefined;
     });
     if (page === undefined) {
       position = { cookie: 0n, verifier: 0n };
       continue;
     }
-    const fresh = page.entries.filter((entry) => isPossibleName(nameOf(entry)) && !seen.knows(entry));
+    const fresh = page.entries.filter((entry) => isValidName(nameOf(entry)) && !seen.checkAndAdd(entry));
     if (fresh.length > 0) {
       // It goes on, however often it has to begin anew.
       restarts = stale = 0;
@@ -62,23 +62,23 @@ export async function* listDirectory(
     if (page.isEnd) return;
     const last = page.entries.at(-1);
     // Listed anew it gives at most what it gave before; more than that is a circle.
-    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > mostEntries)
+    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > maxEntries)
       throw new XdrError('the server lists a directory without coming to its end');
     position = { cookie: last.cookie, verifier: page.verifier };
   }
 }
 
-interface Memory {
+interface SeenNames {
   readonly size: number;
   readonly isFull: boolean;
   /** Whether it was given before. If not it is remembered, while there is room. */
-  knows(entry: EntryPlus): boolean;
+  checkAndAdd(entry: EntryPlus): boolean;
 }
 
-function createMemory(): Memory {
+function createSeenNames(): SeenNames {
   const names = new Set<string>();
   let length = 0;
-  const isFull = (): boolean => names.size >= mostRemembered || length >= mostRememberedLength;
+  const isFull = (): boolean => names.size >= maxSeen || length >= maxSeenLength;
   return {
     get size() {
       return names.size;
@@ -86,7 +86,7 @@ function createMemory(): Memory {
     get isFull() {
       return isFull();
     },
-    knows: ({ name, bytes }) => {
+    checkAndAdd: ({ name, bytes }) => {
       const key = bytes === undefined ? name : `\0${Buffer.from(bytes).toString('latin1')}`;
       if (names.has(key)) return true;
       if (isFull()) return false;
@@ -122,7 +122,7 @@ function createPages(
         } catch (cause) {
           if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
           else if (isNfsError(cause, 'TOOSMALL') && bytes < defaultBytes * 4) bytes *= 4;
-          else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) bytes = leastBytes;
+          else if (isNfsError(cause, 'INVAL') && bytes > minBytes) bytes = minBytes;
           else throw cause;
         }
       }

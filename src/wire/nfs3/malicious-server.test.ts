@@ -89,7 +89,7 @@ describe('a directory without end', () => {
     let held = 0;
     let given = 0;
     const list = async (): Promise<void> => {
-      for await (const { length } of listDirectory(nfs, root, { mostEntries: 400_000 })) {
+      for await (const { length } of listDirectory(nfs, root, { maxEntries: 400_000 })) {
         given += length;
         if (given % 100_000 === 0) held = heldMib() - before;
       }

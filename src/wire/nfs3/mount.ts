@@ -1,6 +1,6 @@
 import type { Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
-import { namesOf } from './status.ts';
+import { namesByStatus } from './status.ts';
 import { type FileHandle, maxPath, readHandle } from './structures.ts';
 
 export const mountProgram = 100005;
@@ -21,7 +21,7 @@ export const mountStatus = {
 
 export type MountStatusName = keyof typeof mountStatus;
 
-const names = namesOf(mountStatus);
+const names = namesByStatus(mountStatus);
 
 /** The MOUNT service answered, and the answer is no. */
 export class MountError extends Error {
@@ -36,9 +36,14 @@ export class MountError extends Error {
   }
 }
 
-const about = (number: number, name: string) => ({ program: mountProgram, version: mountVersion, number, name });
+const mountProcedure = (number: number, name: string) => ({
+  program: mountProgram,
+  version: mountVersion,
+  number,
+  name,
+});
 
-export interface Mounted {
+export interface MountResult {
   readonly handle: FileHandle;
   /** Kinds of authentication the server takes for it, its favourite first. */
   readonly flavors: readonly number[];
@@ -48,8 +53,8 @@ export interface Mounted {
 const maxFlavors = 64;
 const maxListed = 10_000;
 
-export const mnt: Procedure<string, Mounted> = {
-  ...about(1, 'MNT'),
+export const mnt: Procedure<string, MountResult> = {
+  ...mountProcedure(1, 'MNT'),
   encode: (writer, path) => {
     writer.string(path);
     return undefined;
@@ -66,7 +71,7 @@ export const mnt: Procedure<string, Mounted> = {
 
 /** Tells the server that we are done; it keeps a list, for people to look at. */
 export const unmnt: Procedure<string, undefined> = {
-  ...about(3, 'UMNT'),
+  ...mountProcedure(3, 'UMNT'),
   encode: (writer, path) => {
     writer.string(path);
     return undefined;
@@ -90,7 +95,7 @@ function readList<T>(reader: XdrReader, one: () => T): T[] {
 }
 
 export const listExports: Procedure<undefined, readonly Export[]> = {
-  ...about(5, 'EXPORT'),
+  ...mountProcedure(5, 'EXPORT'),
   encode: () => undefined,
   decode: (reader) =>
     readList(reader, () => ({

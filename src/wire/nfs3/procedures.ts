@@ -1,15 +1,15 @@
 import type { Procedure, ServerVerifier } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import type { Text, XdrWriter } from '../xdr/writer.ts';
-import { readList, readListPlus } from './entries.ts';
+import { readDirectoryPage, readDirectoryPagePlus } from './entries.ts';
 import { NfsError } from './status.ts';
 import {
   type Attributes,
+  type DirOpArgs,
   type FileHandle,
   maxPath,
   nfsProgram,
   nfsVersion,
-  type Place,
   readAttributes,
   readHandle,
   readPostAttributes,
@@ -19,7 +19,7 @@ import {
   stability,
   type Time,
   type Wcc,
-  writePlace,
+  writeDirOpArgs,
   writeSetAttributes,
 } from './structures.ts';
 
@@ -65,10 +65,10 @@ const always = (): boolean => true;
  * The write verifier. It is asked for by a WRITE of nothing, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would wait for
  * the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
-const incarnation: ServerVerifier = {
+const writeVerifier: ServerVerifier = {
   of: (result) => (result as { readonly verifier: bigint }).verifier,
   queryTarget: (args) => (args as { readonly handle: FileHandle }).handle,
-  query: (witness) => ({ procedure: verifierQuestion as Procedure<unknown, unknown>, args: { handle: witness } }),
+  query: (witness) => ({ procedure: verifierQuery as Procedure<unknown, unknown>, args: { handle: witness } }),
 };
 
 const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
@@ -103,7 +103,7 @@ export const setattr = procedure(
   { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
-export interface Found {
+export interface LookupResult {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
   /** Attributes of where it was found. */
@@ -113,8 +113,8 @@ export interface Found {
 export const lookup = procedure(
   3,
   'LOOKUP',
-  writePlace,
-  (reader): Found => ({
+  writeDirOpArgs,
+  (reader): LookupResult => ({
     handle: readHandle(reader),
     attributes: readPostAttributes(reader),
     directory: readPostAttributes(reader),
@@ -141,7 +141,7 @@ export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
  * Memory that is chosen when data come. Of many reads under way, few have theirs at once: so whoever uses the same memory
  * again for the next finds it in the processor's cache, which halves what a large read costs.
  */
-export interface LateBuffer {
+export interface DeferredBuffer {
   /** The most that is asked for. */
   readonly length: number;
   /** A buffer of that length. */
@@ -152,7 +152,7 @@ export interface ReadArgs {
   readonly handle: FileHandle;
   readonly offset: number;
   /** As much as fits into it is asked for; what comes is put there. */
-  readonly into: Buffer | LateBuffer;
+  readonly into: Buffer | DeferredBuffer;
 }
 
 export interface ReadResult {
@@ -220,11 +220,11 @@ export const write = procedure(
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
-  { dataOf: ({ data }) => data, mutates: always, incarnation },
+  { dataOf: ({ data }) => data, mutates: always, incarnation: writeVerifier },
 );
 
 /** Without `mutates`: it can be repeated at any time. */
-const verifierQuestion = procedure(
+const verifierQuery = procedure(
   7,
   'WRITE',
   (writer, { handle }: { readonly handle: FileHandle }) => {
@@ -238,10 +238,10 @@ const verifierQuestion = procedure(
     reader.u32();
     return { verifier: reader.u64() };
   },
-  { incarnation },
+  { incarnation: writeVerifier },
 );
 
-export interface Made {
+export interface CreateResult {
   /** Servers may leave it out: then it has to be looked up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
@@ -249,13 +249,13 @@ export interface Made {
   readonly change?: Wcc | undefined;
 }
 
-const readMade = (reader: XdrReader): Made => ({
+const readCreateResult = (reader: XdrReader): CreateResult => ({
   handle: readPostHandle(reader),
   attributes: readPostAttributes(reader),
   change: readWcc(reader),
 });
 
-export interface CreateArgs extends Place {
+export interface CreateArgs extends DirOpArgs {
   /** Exclusive: the same verifier again finds what the first call made. */
   readonly how:
     | { readonly mode: 'unchecked' | 'guarded'; readonly set: SetAttributes }
@@ -266,14 +266,14 @@ export const create = procedure(
   8,
   'CREATE',
   (writer, args: CreateArgs) => {
-    writePlace(writer, args);
+    writeDirOpArgs(writer, args);
     if (args.how.mode === 'exclusive') writer.u32(2).u64(args.how.verifier);
     else {
       writer.u32(args.how.mode === 'guarded' ? 1 : 0);
       writeSetAttributes(writer, args.how.set);
     }
   },
-  readMade,
+  readCreateResult,
   // Exclusive too: a copy that runs late would make a file that somebody has removed since.
   { mutates: always },
 );
@@ -281,27 +281,27 @@ export const create = procedure(
 export const mkdir = procedure(
   9,
   'MKDIR',
-  (writer, args: Place & { readonly set: SetAttributes }) => {
-    writePlace(writer, args);
+  (writer, args: DirOpArgs & { readonly set: SetAttributes }) => {
+    writeDirOpArgs(writer, args);
     writeSetAttributes(writer, args.set);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
 export const symlink = procedure(
   10,
   'SYMLINK',
-  (writer, args: Place & { readonly set: SetAttributes; readonly target: Text }) => {
-    writePlace(writer, args);
+  (writer, args: DirOpArgs & { readonly set: SetAttributes; readonly target: Text }) => {
+    writeDirOpArgs(writer, args);
     writeSetAttributes(writer, args.set);
     writer.string(args.target);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
-export interface MknodArgs extends Place {
+export interface MknodArgs extends DirOpArgs {
   /** One of `fileType`, but neither regular nor directory nor link. */
   readonly type: number;
   readonly set: SetAttributes;
@@ -313,20 +313,20 @@ export const mknod = procedure(
   11,
   'MKNOD',
   (writer, args: MknodArgs) => {
-    writePlace(writer, args);
+    writeDirOpArgs(writer, args);
     writer.u32(args.type);
     writeSetAttributes(writer, args.set);
     if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
-export const remove = procedure(12, 'REMOVE', writePlace, readWcc, { mutates: always });
-export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc, { mutates: always });
+export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: always });
+export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: always });
 
 /** How a RENAME changed its two directories. */
-export interface Renamed {
+export interface RenameResult {
   readonly from: Wcc;
   readonly to: Wcc;
 }
@@ -334,15 +334,15 @@ export interface Renamed {
 export const rename = procedure(
   14,
   'RENAME',
-  (writer, { from, to }: { readonly from: Place; readonly to: Place }) => {
-    writePlace(writer, from);
-    writePlace(writer, to);
+  (writer, { from, to }: { readonly from: DirOpArgs; readonly to: DirOpArgs }) => {
+    writeDirOpArgs(writer, from);
+    writeDirOpArgs(writer, to);
   },
-  (reader): Renamed => ({ from: readWcc(reader), to: readWcc(reader) }),
+  (reader): RenameResult => ({ from: readWcc(reader), to: readWcc(reader) }),
   { mutates: always },
 );
 
-export interface Linked {
+export interface LinkResult {
   readonly attributes: Attributes | undefined;
   /** Of the directory. */
   readonly change: Wcc;
@@ -351,11 +351,11 @@ export interface Linked {
 export const link = procedure(
   15,
   'LINK',
-  (writer, { handle, to }: { readonly handle: FileHandle; readonly to: Place }) => {
+  (writer, { handle, to }: { readonly handle: FileHandle; readonly to: DirOpArgs }) => {
     writer.opaque(handle);
-    writePlace(writer, to);
+    writeDirOpArgs(writer, to);
   },
-  (reader): Linked => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
+  (reader): LinkResult => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
   { mutates: always },
 );
 
@@ -372,7 +372,7 @@ export const readdir = procedure(
   (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
     writer.opaque(directory).u64(cookie).u64(verifier).u32(bytes);
   },
-  readList,
+  readDirectoryPage,
 );
 
 export const readdirplus = procedure(
@@ -387,7 +387,7 @@ export const readdirplus = procedure(
       .u32(Math.max(4096, bytes >> 2))
       .u32(bytes);
   },
-  readListPlus,
+  readDirectoryPagePlus,
 );
 
 export const fsstat = procedure(18, 'FSSTAT', writeHandle, (reader) => ({
@@ -426,7 +426,7 @@ export const pathconf = procedure(20, 'PATHCONF', writeHandle, (reader) => ({
   preservesCase: reader.bool(),
 }));
 
-export interface Committed {
+export interface CommitResult {
   readonly verifier: bigint;
   readonly change?: Wcc;
 }
@@ -440,6 +440,6 @@ export const commit = procedure(
       .size(args.offset ?? 0)
       .u32(args.count ?? 0);
   },
-  (reader): Committed => ({ change: readWcc(reader), verifier: reader.u64() }),
-  { incarnation },
+  (reader): CommitResult => ({ change: readWcc(reader), verifier: reader.u64() }),
+  { incarnation: writeVerifier },
 );

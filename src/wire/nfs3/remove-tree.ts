@@ -5,20 +5,20 @@ import { isNfsError } from './status.ts';
 import { type EntryPlus, type FileHandle, fileType, nameOf } from './structures.ts';
 import {
   defaultAtOnce,
-  descend,
-  eachKnown,
-  type Folder,
+  forEachEntry,
   isGone,
-  type Known,
   pathOf,
+  type ResolvedEntry,
   type TreeOptions,
   type Visit,
+  type WalkedDirectory,
+  walkDirectories,
 } from './walk-tree.ts';
 
 /** A directory that others fill while it is emptied is emptied again, but not for ever. */
-const mostPasses = 100;
+const maxPasses = 100;
 /** Of one directory that is being emptied: then these come first, and the rest of it when it is listed again. */
-const mostChildren = 10_000;
+const maxChildren = 10_000;
 
 /** Another file system is mounted in the tree that was to be removed. */
 class ForeignFileSystem extends Error {
@@ -58,11 +58,11 @@ function createRefusals() {
   let first: { readonly cause: Error; readonly path: string } | undefined;
   return {
     /** Throws what is no refusal. */
-    add: (cause: unknown, folder: Folder, ...below: readonly Text[]): void => {
+    add: (cause: unknown, folder: WalkedDirectory, ...below: readonly Text[]): void => {
       if (!isRefusal(cause)) throw cause;
       count++;
       first ??= { cause, path: pathOf(folder, ...below) };
-      folder.isKept = true;
+      folder.hasFailures = true;
     },
     throwIfAny: (): void => {
       if (first !== undefined) throw new RemovalRefused(first.cause, first.path, count);
@@ -83,12 +83,12 @@ export async function emptyDirectory(
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
   const { fsid } = await client.getattr(directory, options);
   const refusals = createRefusals();
-  const doneBefore = new WeakMap<Folder, number>();
+  const doneBefore = new WeakMap<WalkedDirectory, number>();
   let done = 0;
 
-  async function removeFile(parent: FileHandle, entry: EntryPlus, meant: FileHandle): Promise<void> {
+  async function removeFile(parent: FileHandle, entry: EntryPlus, expected: FileHandle): Promise<void> {
     try {
-      await limit.run(() => client.remove(parent, nameOf(entry), { ...options, meant }));
+      await limit.run(() => client.remove(parent, nameOf(entry), { ...options, expected }));
     } catch (cause) {
       if (!isGone(cause)) throw cause;
     }
@@ -97,18 +97,18 @@ export async function emptyDirectory(
 
   const visit: Visit = async (folder, into) => {
     folder.passes++;
-    folder.isCut = false;
+    folder.isPartial = false;
     doneBefore.set(folder, done);
-    const remove = async (entry: EntryPlus, { handle, attributes }: Known): Promise<void> => {
+    const remove = async (entry: EntryPlus, { handle, attributes }: ResolvedEntry): Promise<void> => {
       if (attributes.type !== fileType.directory) return await removeFile(folder.handle, entry, handle);
       if (attributes.fsid !== fsid) throw new ForeignFileSystem('another file system is mounted there');
       return into({ handle, name: nameOf(entry) });
     };
     try {
-      await eachKnown(client, folder.handle, limit, options, remove, {
+      await forEachEntry(client, folder.handle, limit, options, remove, {
         isEnough: () => {
-          folder.isCut = folder.children > mostChildren;
-          return folder.isCut;
+          folder.isPartial = folder.children > maxChildren;
+          return folder.isPartial;
         },
         failed: (cause, entry) => refusals.add(cause, folder, nameOf(entry)),
       });
@@ -117,31 +117,31 @@ export async function emptyDirectory(
     }
   };
 
-  async function leave(folder: Folder): Promise<'again' | 'done'> {
-    const { parent, name, isCut, isKept } = folder;
+  async function finishDirectory(folder: WalkedDirectory): Promise<'again' | 'done'> {
+    const { parent, name, isPartial, hasFailures } = folder;
     // What was left is found again: only where something else went is there more to see.
-    if (isCut && (!isKept || (done > (doneBefore.get(folder) ?? 0) && folder.passes < mostPasses))) {
+    if (isPartial && (!hasFailures || (done > (doneBefore.get(folder) ?? 0) && folder.passes < maxPasses))) {
       // Only passes that find it filled anew are counted, and those that leave something.
-      if (!isKept) folder.passes--;
+      if (!hasFailures) folder.passes--;
       return 'again';
     }
     if (parent === undefined) return 'done';
-    if (isKept) {
-      parent.isKept = true;
+    if (hasFailures) {
+      parent.hasFailures = true;
       return 'done';
     }
     try {
-      await limit.run(() => client.rmdir(parent.handle, name, { ...options, meant: folder.handle }));
+      await limit.run(() => client.rmdir(parent.handle, name, { ...options, expected: folder.handle }));
       options.onProgress?.(++done);
     } catch (cause) {
       // Some servers say IO where they mean NOTEMPTY.
-      if (isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') && folder.passes < mostPasses) return 'again';
+      if (isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') && folder.passes < maxPasses) return 'again';
       if (!isGone(cause) && !isNfsError(cause, 'NOTDIR')) refusals.add(cause, parent, name);
     }
     return 'done';
   }
 
-  await descend(directory, visit, leave);
+  await walkDirectories(directory, visit, finishDirectory);
   refusals.throwIfAny();
 }
 
@@ -158,12 +158,12 @@ export async function removeTree(
       const { type } = attributes ?? (await client.getattr(handle, options));
       if (type === fileType.directory) {
         await emptyDirectory(client, handle, options);
-        await client.rmdir(parent, name, { ...options, meant: handle });
-      } else await client.remove(parent, name, { ...options, meant: handle });
+        await client.rmdir(parent, name, { ...options, expected: handle });
+      } else await client.remove(parent, name, { ...options, expected: handle });
       return;
     } catch (cause) {
       if (isGone(cause)) return;
-      if (!isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') || pass >= mostPasses) throw cause;
+      if (!isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') || pass >= maxPasses) throw cause;
     }
   }
 }

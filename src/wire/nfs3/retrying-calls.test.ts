@@ -7,7 +7,7 @@ import { NfsError, nfsStatus } from './status.ts';
 import type { FileHandle } from './structures.ts';
 
 const directory = Buffer.from('directory') as unknown as FileHandle;
-const meant = Buffer.from('meant') as unknown as FileHandle;
+const expected = Buffer.from('expected') as unknown as FileHandle;
 const another = Buffer.from('another') as unknown as FileHandle;
 const hard = { deadlineMs: Number.POSITIVE_INFINITY };
 const done = { before: undefined, after: undefined };
@@ -75,7 +75,7 @@ async function ended<R>(call: Promise<R>): Promise<R> {
   return await over;
 }
 
-const removed = () => ended(nfs.remove(directory, 'f', { ...hard, meant }));
+const removed = () => ended(nfs.remove(directory, 'f', { ...hard, expected }));
 
 describe('a REMOVE that the server would not recognise', () => {
   test('is done if the name refers to nothing', async () => {
@@ -100,7 +100,7 @@ describe('a REMOVE that the server would not recognise', () => {
   });
 
   test('is looked for again when it is lost a second time', async () => {
-    answers = { REMOVE: [lost(), lost()], LOOKUP: [found(meant), refused('NOENT')] };
+    answers = { REMOVE: [lost(), lost()], LOOKUP: [found(expected), refused('NOENT')] };
     await removed();
     expect(asked).toEqual(['REMOVE', 'LOOKUP', 'REMOVE', 'LOOKUP']);
   });
@@ -144,7 +144,7 @@ describe('a REMOVE that the server would not recognise', () => {
   test('ends when nobody waits for it any more', async () => {
     const mine = new AbortController();
     answers = { REMOVE: [lost(20_000)] };
-    const call = nfs.remove(directory, 'f', { ...hard, meant, signal: mine.signal });
+    const call = nfs.remove(directory, 'f', { ...hard, expected, signal: mine.signal });
     mine.abort();
     await expect(call).rejects.toMatchObject({ failure: 'canceled', maybeDone: true });
   });
@@ -152,11 +152,11 @@ describe('a REMOVE that the server would not recognise', () => {
 
 describe('a MKDIR that the server would not recognise', () => {
   test("is not taken for somebody else's when it is sent again after the server was away", async () => {
-    const made = { handle: meant, attributes: { type: 2 } };
+    const made = { handle: expected, attributes: { type: 2 } };
     answers = {
       MKDIR: [lost(), failing('unreachable'), refused('EXIST', 'MKDIR')],
       LOOKUP: [() => made],
     };
-    expect(await ended(nfs.mkdir(directory, 'd', {}, hard))).toMatchObject({ handle: meant });
+    expect(await ended(nfs.mkdir(directory, 'd', {}, hard))).toMatchObject({ handle: expected });
   });
 });

@@ -4,7 +4,7 @@ import { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import { isNfsError, NfsError, nfsStatus } from './status.ts';
 
-type Failed<R> = (cause: unknown) => R | Promise<R>;
+type OnError<R> = (cause: unknown) => R | Promise<R>;
 
 /** A call that changes something. */
 export interface Mutation<A, R> {
@@ -15,13 +15,13 @@ export interface Mutation<A, R> {
    * Called after the connection was lost if the server would not recognise the call. Returns the result if the server executed the call,
    * and undefined if it did not or if repeating it is safe. Throws `unknown` if that cannot be determined.
    */
-  readonly isDone?: ((options: CallOptions, unknown: RpcError) => Promise<R | undefined>) | undefined;
+  readonly findOutcome?: ((options: CallOptions, unknown: RpcError) => Promise<R | undefined>) | undefined;
 }
 
 /** Makes NFS calls. Retries JUKEBOX and resolves lost mutations. `failed` handles an error: it returns a result or throws. */
-export interface Calling {
-  call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, failed?: Failed<R>): Promise<R>;
-  mutate<A, R>(mutation: Mutation<A, R>, failed?: Failed<R>): Promise<R>;
+export interface RetryingCalls {
+  call<A, R>(procedure: Procedure<A, R>, args: A, options: CallOptions | undefined, failed?: OnError<R>): Promise<R>;
+  mutate<A, R>(mutation: Mutation<A, R>, failed?: OnError<R>): Promise<R>;
 }
 
 /** A server that says "later" (a tape, a quota being counted) is asked again for as long as the deadline allows. */
@@ -29,10 +29,10 @@ const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 
 const never = new AbortController().signal;
 const firstBackOffMs = 100;
-const longestBackOffMs = 5_000;
+const maxBackOffMs = 5_000;
 
-export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calling {
-  async function later<A, R>(
+export function createRetryingCalls(rpc: Pick<RpcClient, 'call'>, clock: Clock): RetryingCalls {
+  async function retryJukebox<A, R>(
     { procedure, args, options }: Mutation<A, R>,
     since: number,
     refusal: NfsError,
@@ -46,7 +46,7 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
         return await rpc.call(procedure, args, { ...options, deadlineMs: left });
       } catch (cause) {
         if (isNfsError(cause, 'JUKEBOX')) continue;
-        throw refusal.resent ? asResent(cause) : cause;
+        throw refusal.resent ? markResent(cause) : cause;
       }
     }
     throw refusal;
@@ -56,27 +56,27 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
    * Waits until the first copy is not expected to run any more, asks the server whether it ran, and repeats the call if it did not. Errors
    * on the way leave the outcome unknown: the first copy may have run, whatever a later attempt returns.
    */
-  async function decided<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
+  async function resolveOutcome<A, R>(mutation: Mutation<A, R>, first: RpcError): Promise<R> {
     const { procedure, options } = mutation;
     const before = first.outcomeCheck?.before ?? 0;
     let after = first.outcomeCheck?.after ?? 0;
-    for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, longestBackOffMs)) {
+    for (let backOff = firstBackOffMs; ; backOff = Math.min(backOff * 2, maxBackOffMs)) {
       const wait = Math.max(0, after - clock.elapsed());
       if (clock.elapsed() + wait >= before) throw first;
       await pause(wait, procedure.name, options?.signal ?? never);
       try {
-        return await onceMore(mutation, before, first);
+        return await checkAndRepeat(mutation, before, first);
       } catch (cause) {
-        if (cause === first || !isSilence(cause)) throw stillMaybeDone(cause);
-        after = decideOf(cause)?.after ?? clock.elapsed() + backOff;
+        if (cause === first || !isUnanswered(cause)) throw asMaybeDone(cause);
+        after = outcomeCheckOf(cause)?.after ?? clock.elapsed() + backOff;
       }
     }
   }
 
-  async function onceMore<A, R>(mutation: Mutation<A, R>, before: number, first: RpcError): Promise<R> {
-    const { procedure, args, options, isDone } = mutation;
+  async function checkAndRepeat<A, R>(mutation: Mutation<A, R>, before: number, first: RpcError): Promise<R> {
+    const { procedure, args, options, findOutcome } = mutation;
     const inTime = (): CallOptions => ({ ...options, deadlineMs: before - clock.elapsed() });
-    const done = await isDone?.(inTime(), first).catch((cause: unknown) => {
+    const done = await findOutcome?.(inTime(), first).catch((cause: unknown) => {
       // Callers handle STALE and BADHANDLE of the directory. Other errors of the lookup do not decide the outcome.
       throw cause instanceof NfsError && !isNfsError(cause, 'JUKEBOX', 'STALE', 'BADHANDLE') ? first : cause;
     });
@@ -84,7 +84,7 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     try {
       return await rpc.call(procedure, args, inTime());
     } catch (cause) {
-      throw asResent(cause);
+      throw markResent(cause);
     }
   }
 
@@ -94,14 +94,14 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
     throw new RpcError(`${name}: cancelled`, { failure: 'canceled', maybeDone: true, cause: signal.reason });
   }
 
-  function recovered<A, R>(
+  function recover<A, R>(
     mutation: Mutation<A, R>,
-    failed: Failed<R>,
+    failed: OnError<R>,
     ...[cause, since]: Parameters<Recover<R>>
   ): R | Promise<R> {
     const unlessLost = (why: unknown): R | Promise<R> =>
-      decideOf(why) === undefined ? failed(why) : decided(mutation, why as RpcError).catch(failed);
-    if (isNfsError(cause, 'JUKEBOX')) return later(mutation, since, cause).catch(unlessLost);
+      outcomeCheckOf(why) === undefined ? failed(why) : resolveOutcome(mutation, why as RpcError).catch(failed);
+    if (isNfsError(cause, 'JUKEBOX')) return retryJukebox(mutation, since, cause).catch(unlessLost);
     // Treat a missing procedure like NFS3ERR_NOTSUPP.
     if (cause instanceof RpcError && cause.failure === 'no-procedure')
       throw new NfsError(mutation.procedure.name, nfsStatus.NOTSUPP, false);
@@ -109,32 +109,32 @@ export function createCalling(rpc: Pick<RpcClient, 'call'>, clock: Clock): Calli
   }
 
   // Without `await` or `catch` on the way: a call costs a few microseconds, and each promise is a part of that.
-  const mutate: Calling['mutate'] = (mutation, failed = thrown) =>
+  const mutate: RetryingCalls['mutate'] = (mutation, failed = rethrow) =>
     rpc.call(mutation.procedure, mutation.args, mutation.options, (cause, since) =>
-      recovered(mutation, failed, cause, since),
+      recover(mutation, failed, cause, since),
     );
-  const call: Calling['call'] = (procedure, args, options, failed = thrown) =>
-    rpc.call(procedure, args, options, (cause, since) => recovered({ procedure, args, options }, failed, cause, since));
+  const call: RetryingCalls['call'] = (procedure, args, options, failed = rethrow) =>
+    rpc.call(procedure, args, options, (cause, since) => recover({ procedure, args, options }, failed, cause, since));
 
   return { call, mutate };
 }
 
-const stillMaybeDone = (cause: unknown): unknown =>
+const asMaybeDone = (cause: unknown): unknown =>
   cause instanceof RpcError && !cause.maybeDone
     ? new RpcError(cause.message, { failure: cause.failure, maybeDone: true, cause })
     : cause;
 
 /** The server was unreachable or answered JUKEBOX, so the outcome is still unknown. */
-const isSilence = (cause: unknown): boolean =>
+const isUnanswered = (cause: unknown): boolean =>
   isNfsError(cause, 'JUKEBOX') || (cause instanceof RpcError && ['unreachable', 'lost'].includes(cause.failure));
 
-const decideOf = (cause: unknown): RpcError['outcomeCheck'] =>
+const outcomeCheckOf = (cause: unknown): RpcError['outcomeCheck'] =>
   cause instanceof RpcError ? cause.outcomeCheck : undefined;
 
 /** Marks an error as the reply to a call that was sent more than once. */
-const asResent = (cause: unknown): unknown =>
+const markResent = (cause: unknown): unknown =>
   cause instanceof NfsError ? new NfsError(cause.procedure, cause.status, true) : cause;
 
-function thrown(cause: unknown): never {
+function rethrow(cause: unknown): never {
   throw cause;
 }

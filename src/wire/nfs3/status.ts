@@ -33,10 +33,10 @@ export const nfsStatus = {
 export type NfsStatusName = keyof typeof nfsStatus;
 
 /** The other way round. */
-export const namesOf = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
+export const namesByStatus = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
   new Map(Object.entries<number>(statuses).map(([name, status]) => [status, name as N]));
 
-const names = namesOf(nfsStatus);
+const names = namesByStatus(nfsStatus);
 
 /**
  * The server answered, and the answer is no. Without a stack: it would tell where the answer was read, which is always the

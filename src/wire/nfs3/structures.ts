@@ -113,7 +113,7 @@ export function writePostAttributes(writer: XdrWriter, attributes: Attributes | 
 }
 
 /** wcc_attr: enough to tell whether anything changed. */
-export interface Before {
+export interface WccAttr {
   readonly size: number;
   readonly mtime: number;
   readonly mtimeNs: number;
@@ -123,11 +123,11 @@ export interface Before {
 
 /** wcc_data: what changed through a call. Where `before` is what the caller knew, nobody else changed anything. */
 export interface Wcc {
-  readonly before: Before | undefined;
+  readonly before: WccAttr | undefined;
   readonly after: Attributes | undefined;
 }
 
-function readBefore(reader: XdrReader): Before {
+function readWccAttr(reader: XdrReader): WccAttr {
   const { view } = reader;
   const at = reader.take(24);
   return {
@@ -140,7 +140,7 @@ function readBefore(reader: XdrReader): Before {
 }
 
 export function readWcc(reader: XdrReader): Wcc {
-  const before = reader.bool() ? readBefore(reader) : undefined;
+  const before = reader.bool() ? readWccAttr(reader) : undefined;
   return { before, after: readPostAttributes(reader) };
 }
 
@@ -171,7 +171,7 @@ export interface SetAttributes {
   readonly mtime?: Time | 'now' | undefined;
 }
 
-const optional = (writer: XdrWriter, value: number | undefined): void => {
+const writeOptional = (writer: XdrWriter, value: number | undefined): void => {
   writer.bool(value !== undefined);
   if (value !== undefined) writer.u32(value);
 };
@@ -191,9 +191,9 @@ function readSetTime(reader: XdrReader): Time | 'now' | undefined {
 }
 
 export function writeSetAttributes(writer: XdrWriter, set: SetAttributes): void {
-  optional(writer, set.mode);
-  optional(writer, set.uid);
-  optional(writer, set.gid);
+  writeOptional(writer, set.mode);
+  writeOptional(writer, set.uid);
+  writeOptional(writer, set.gid);
   writer.bool(set.size !== undefined);
   if (set.size !== undefined) writer.size(set.size);
   writeSetTime(writer, set.atime);
@@ -208,12 +208,12 @@ export function readSetAttributes(reader: XdrReader): SetAttributes {
 }
 
 /** A name in a directory. */
-export interface Place {
+export interface DirOpArgs {
   readonly directory: FileHandle;
   readonly name: Text;
 }
 
-export function writePlace(writer: XdrWriter, { directory, name }: Place): void {
+export function writeDirOpArgs(writer: XdrWriter, { directory, name }: DirOpArgs): void {
   writer.opaque(directory).string(name);
 }
 

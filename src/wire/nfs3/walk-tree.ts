@@ -15,54 +15,57 @@ export interface TreeOptions extends CallOptions {
 
 export const defaultAtOnce = 32;
 /** Directories that are listed at once; deeper ones first, so that what waits stays small. */
-const listedAtOnce = 4;
+const listingWorkers = 4;
 /** Directories that are known and not done: a tree that has more is without end, or too large for our memory. */
-const mostUnfinished = 250_000;
+const maxUnfinished = 250_000;
 
 /** What a directory becomes on its way: its children are counted, and it is done when none is left. */
-export interface Folder {
+export interface WalkedDirectory {
   readonly handle: FileHandle;
-  readonly parent: Folder | undefined;
+  readonly parent: WalkedDirectory | undefined;
   readonly name: Text;
   children: number;
   passes: number;
   /** Not all of it was looked at. */
-  isCut: boolean;
+  isPartial: boolean;
   /** Something in it could not be dealt with. */
-  isKept: boolean;
+  hasFailures: boolean;
 }
 
-const newFolder = (handle: FileHandle, parent: Folder | undefined, name: Text): Folder => ({
+const newWalkedDirectory = (handle: FileHandle, parent: WalkedDirectory | undefined, name: Text): WalkedDirectory => ({
   handle,
   parent,
   name,
   children: 1,
   passes: 0,
-  isCut: false,
-  isKept: false,
+  isPartial: false,
+  hasFailures: false,
 });
 
-export type Visit = (folder: Folder, into: (child: Pick<Folder, 'handle' | 'name'>) => void) => Promise<void>;
+export type Visit = (
+  folder: WalkedDirectory,
+  into: (child: Pick<WalkedDirectory, 'handle' | 'name'>) => void,
+) => Promise<void>;
 
 /** Hands directories to a few workers, deepest first, and tells when each of them has no unfinished children. */
-export async function descend(
+export async function walkDirectories(
   root: FileHandle,
   visit: Visit,
-  leave: (folder: Folder) => Promise<'again' | 'done'>,
+  leave: (folder: WalkedDirectory) => Promise<'again' | 'done'>,
 ): Promise<void> {
-  const stack: Folder[] = [newFolder(root, undefined, '')];
+  const stack: WalkedDirectory[] = [newWalkedDirectory(root, undefined, '')];
   let left = 1;
   let wake = Promise.withResolvers<void>();
   let failure: { readonly cause: unknown } | undefined;
 
-  const push = (folder: Folder): void => {
+  const push = (folder: WalkedDirectory): void => {
     stack.push(folder);
     wake.resolve();
     wake = Promise.withResolvers();
   };
 
-  async function finish(folder: Folder): Promise<void> {
-    for (let one: Folder | undefined = folder; one !== undefined && --one.children === 0; one = one.parent) {
+  async function finish(folder: WalkedDirectory): Promise<void> {
+    for (let one: WalkedDirectory | undefined = folder; one !== undefined && --one.children === 0; one = one.parent) {
       if ((await leave(one)) === 'again') return push(Object.assign(one, { children: 1 }));
       left--;
     }
@@ -78,10 +81,10 @@ export async function descend(
       }
       try {
         await visit(folder, ({ handle, name }) => {
-          if (left >= mostUnfinished) throw new Error('the tree has more directories than can be kept in mind');
+          if (left >= maxUnfinished) throw new Error('the tree has more directories than can be kept in mind');
           folder.children++;
           left++;
-          push(newFolder(handle, folder, name));
+          push(newWalkedDirectory(handle, folder, name));
         });
         await finish(folder);
       } catch (cause) {
@@ -91,33 +94,33 @@ export async function descend(
     }
   }
 
-  await Promise.all(Array.from({ length: listedAtOnce }, worker));
+  await Promise.all(Array.from({ length: listingWorkers }, worker));
   if (failure !== undefined) throw failure.cause;
 }
 
 /** Of a directory, or of something in it, from the root of the descent; names joined by '/'. */
-export function pathOf(folder: Folder, ...below: readonly Text[]): string {
-  const names = below.map(shown);
-  for (let one = folder; one.parent !== undefined; one = one.parent) names.unshift(shown(one.name));
+export function pathOf(folder: WalkedDirectory, ...below: readonly Text[]): string {
+  const names = below.map(toDisplayName);
+  for (let one = folder; one.parent !== undefined; one = one.parent) names.unshift(toDisplayName(one.name));
   return names.length === 0 ? '.' : names.join('/');
 }
 
-const shown = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());
+const toDisplayName = (name: Text): string => (typeof name === 'string' ? name : Buffer.from(name).toString());
 
 export const isGone = (thrown: unknown): boolean => isNfsError(thrown, 'NOENT', 'STALE', 'BADHANDLE');
 
-export interface Known {
+export interface ResolvedEntry {
   readonly handle: FileHandle;
   readonly attributes: Attributes;
 }
 
 /** The handle and attributes of an entry, asked for where the listing has none. Undefined: it is gone by now. */
-async function known(
+async function resolveEntry(
   client: NfsClient,
   directory: FileHandle,
   entry: EntryPlus,
   options: CallOptions,
-): Promise<Known | undefined> {
+): Promise<ResolvedEntry | undefined> {
   try {
     // Once: an entry reads them anew each time.
     const listed = { handle: entry.handle, attributes: entry.attributes };
@@ -133,12 +136,12 @@ async function known(
 }
 
 /** What is in a directory, with handle and attributes, page by page. A directory that is gone by now holds nothing. */
-export async function eachKnown(
+export async function forEachEntry(
   client: NfsClient,
   directory: FileHandle,
   limit: Limiter,
   options: CallOptions,
-  work: (entry: EntryPlus, about: Known) => Promise<void>,
+  work: (entry: EntryPlus, about: ResolvedEntry) => Promise<void>,
   {
     isEnough = () => false,
     failed = (cause) => {
@@ -156,7 +159,7 @@ export async function eachKnown(
       await Promise.all(
         page.map(async (entry) => {
           try {
-            const about = await limit.run(() => known(client, directory, entry, options));
+            const about = await limit.run(() => resolveEntry(client, directory, entry, options));
             if (about !== undefined) await work(entry, about);
           } catch (cause) {
             failed(cause, entry);
@@ -170,7 +173,7 @@ export async function eachKnown(
   }
 }
 
-export interface Visited extends Known {
+export interface Visited extends ResolvedEntry {
   /** From the root of the walk; names joined by '/'. */
   readonly path: string;
   readonly entry: EntryPlus;
@@ -189,12 +192,12 @@ export async function walkTree(
   const limit = createLimiter(options.atOnce ?? defaultAtOnce);
   let done = 0;
   const visit: Visit = (folder, into) =>
-    eachKnown(client, folder.handle, limit, options, async (entry, about) => {
+    forEachEntry(client, folder.handle, limit, options, async (entry, about) => {
       const wanted = await onEntry({ ...about, entry, parent: folder.handle, path: pathOf(folder, entry.name) });
       options.onProgress?.(++done);
       if (wanted !== false && about.attributes.type === fileType.directory)
         into({ handle: about.handle, name: nameOf(entry) });
     });
 
-  await descend(directory, visit, async () => 'done');
+  await walkDirectories(directory, visit, async () => 'done');
 }

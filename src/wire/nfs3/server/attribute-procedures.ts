@@ -1,60 +1,60 @@
 import { readlinkSync, statfsSync } from 'node:fs';
 import type { Text } from '../../xdr/writer.ts';
 import { maxName, maxTransfer, readSetAttributes, writeAttributes, writePostAttributes } from '../structures.ts';
-import { check, granted, may } from './access.ts';
-import { writeChange } from './attributes.ts';
-import { checkWritable, nodeOf } from './export.ts';
+import { grantedAccess, permission, requirePermission } from './access.ts';
+import { writeWccData } from './attributes.ts';
+import { readNode, requireWritable } from './export.ts';
 import { checkedName, readName } from './names.ts';
-import { type Definition, durable, ok, type Run } from './procedure.ts';
+import { ok, type ProcedureDefinition, type ProcedureHandler, replyWhenDurable } from './procedure.ts';
 import { refuse } from './refusal.ts';
 import { localAttributes, setAttributes } from './set-attributes.ts';
 
-const getattr: Run = (exported, reader) => {
-  const attributes = exported.describe(exported.tree.stat(nodeOf(exported, reader)));
+const getattr: ProcedureHandler = (exported, reader) => {
+  const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
   return ok((writer) => writeAttributes(writer, attributes));
 };
 
-const setattr: Run = (exported, reader, who) => {
-  const { tree, describe } = exported;
-  const node = nodeOf(exported, reader);
+const setattr: ProcedureHandler = (exported, reader, who) => {
+  const { tree, toAttributes } = exported;
+  const node = readNode(exported, reader);
   const set = localAttributes(exported, readSetAttributes(reader));
   const ifChangedAt = reader.bool() ? { seconds: reader.u32(), nanoseconds: reader.u32() } : undefined;
-  checkWritable(exported);
-  const change = tree.holding(node, (own, stats) => {
-    const before = describe(stats);
+  requireWritable(exported);
+  const change = tree.withOpenPath(node, (own, stats) => {
+    const before = toAttributes(stats);
     if (
       ifChangedAt !== undefined &&
       (before.ctime !== ifChangedAt.seconds || before.ctimeNs !== ifChangedAt.nanoseconds)
     )
       refuse('NOT_SYNC');
     setAttributes(own, stats, set, who);
-    return { before, after: describe(tree.stat(node)) };
+    return { before, after: toAttributes(tree.stat(node)) };
   });
-  return durable(
+  return replyWhenDurable(
     exported,
-    ok((writer) => writeChange(writer, change)),
+    ok((writer) => writeWccData(writer, change)),
     node,
   );
 };
 
-const lookup: Run = (exported, reader, who) => {
-  const { tree, nodes, describe } = exported;
-  const directory = nodeOf(exported, reader);
+const lookup: ProcedureHandler = (exported, reader, who) => {
+  const { tree, nodes, toAttributes } = exported;
+  const directory = readNode(exported, reader);
   const name = readName(reader);
   const above = tree.statDirectory(directory);
-  check(above, who, may.execute);
-  const around = describe(above);
+  requirePermission(above, who, permission.execute);
+  const around = toAttributes(above);
   if (name === '..' && exported.isConfined) refuse('ACCES');
   if (name === '.' || name === '..') {
     const node = name === '.' ? directory : (directory.parent ?? tree.root);
-    const own = describe(tree.stat(node));
+    const own = toAttributes(tree.stat(node));
     return ok((writer) => {
       writer.latin1(nodes.handleOf(node));
       writePostAttributes(writer, own);
       writePostAttributes(writer, around);
     });
   }
-  const stats = tree.look(directory, checkedName(name));
+  const stats = tree.lookup(directory, checkedName(name));
   if (stats === undefined) {
     return (writer) => {
       writer.u32(2);
@@ -62,8 +62,8 @@ const lookup: Run = (exported, reader, who) => {
       return undefined;
     };
   }
-  const handle = nodes.handleOf(tree.child(directory, name, stats));
-  const attributes = describe(stats);
+  const handle = nodes.handleOf(tree.nodeFor(directory, name, stats));
+  const attributes = toAttributes(stats);
   return ok((writer) => {
     writer.latin1(handle);
     writePostAttributes(writer, attributes);
@@ -71,32 +71,32 @@ const lookup: Run = (exported, reader, who) => {
   });
 };
 
-const access: Run = (exported, reader, who) => {
-  const stats = exported.tree.stat(nodeOf(exported, reader));
-  const rights = granted(stats, who, reader.u32(), exported.isReadOnly);
-  const attributes = exported.describe(stats);
+const access: ProcedureHandler = (exported, reader, who) => {
+  const stats = exported.tree.stat(readNode(exported, reader));
+  const rights = grantedAccess(stats, who, reader.u32(), exported.isReadOnly);
+  const attributes = exported.toAttributes(stats);
   return ok((writer) => {
     writePostAttributes(writer, attributes);
     writer.u32(rights);
   });
 };
 
-const readlink: Run = (exported, reader) => {
-  const { tree, describe } = exported;
-  const node = nodeOf(exported, reader);
+const readlink: ProcedureHandler = (exported, reader) => {
+  const { tree, toAttributes } = exported;
+  const node = readNode(exported, reader);
   const stats = tree.stat(node);
   if (!stats.isSymbolicLink() || node.parent === undefined) refuse('INVAL');
-  const attributes = describe(stats);
-  const target: Text = readlinkSync(tree.at(node.parent, node.name), { encoding: 'buffer' });
+  const attributes = toAttributes(stats);
+  const target: Text = readlinkSync(tree.pathForChange(node.parent, node.name), { encoding: 'buffer' });
   return ok((writer) => {
     writePostAttributes(writer, attributes);
     writer.string(target);
   });
 };
 
-const fsstat: Run = (exported, reader) => {
-  const { tree, describe } = exported;
-  const attributes = describe(tree.stat(nodeOf(exported, reader)));
+const fsstat: ProcedureHandler = (exported, reader) => {
+  const { tree, toAttributes } = exported;
+  const attributes = toAttributes(tree.stat(readNode(exported, reader)));
   const all = statfsSync(tree.directory(tree.root).prefix, { bigint: true });
   return ok((writer) => {
     writePostAttributes(writer, attributes);
@@ -109,8 +109,8 @@ const fsstat: Run = (exported, reader) => {
 const properties = 0x01 | 0x02 | 0x08 | 0x10;
 const preferredReaddir = 64 * 1024;
 
-const fsinfo: Run = (exported, reader) => {
-  const attributes = exported.describe(exported.tree.stat(nodeOf(exported, reader)));
+const fsinfo: ProcedureHandler = (exported, reader) => {
+  const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
   return ok((writer) => {
     writePostAttributes(writer, attributes);
     for (const size of [maxTransfer, maxTransfer, 4096]) writer.u32(size);
@@ -123,21 +123,21 @@ const fsinfo: Run = (exported, reader) => {
 /** What ext4 takes; others take as many or more. */
 const maxLinks = 65_000;
 
-const pathconf: Run = (exported, reader) => {
-  const attributes = exported.describe(exported.tree.stat(nodeOf(exported, reader)));
+const pathconf: ProcedureHandler = (exported, reader) => {
+  const attributes = exported.toAttributes(exported.tree.stat(readNode(exported, reader)));
   return ok((writer) => {
     writePostAttributes(writer, attributes);
     writer.u32(maxLinks).u32(maxName).bool(true).bool(true).bool(false).bool(true);
   });
 };
 
-export const aboutFiles: readonly Definition[] = [
-  { number: 1, name: 'GETATTR', blanks: 0, run: getattr },
-  { number: 2, name: 'SETATTR', blanks: 2, once: true, run: setattr },
-  { number: 3, name: 'LOOKUP', blanks: 1, run: lookup },
-  { number: 4, name: 'ACCESS', blanks: 1, run: access },
-  { number: 5, name: 'READLINK', blanks: 1, run: readlink },
-  { number: 18, name: 'FSSTAT', blanks: 1, run: fsstat },
-  { number: 19, name: 'FSINFO', blanks: 1, run: fsinfo },
-  { number: 20, name: 'PATHCONF', blanks: 1, run: pathconf },
+export const attributeProcedures: readonly ProcedureDefinition[] = [
+  { number: 1, name: 'GETATTR', failureWords: 0, handle: getattr },
+  { number: 2, name: 'SETATTR', failureWords: 2, nonIdempotent: true, handle: setattr },
+  { number: 3, name: 'LOOKUP', failureWords: 1, handle: lookup },
+  { number: 4, name: 'ACCESS', failureWords: 1, handle: access },
+  { number: 5, name: 'READLINK', failureWords: 1, handle: readlink },
+  { number: 18, name: 'FSSTAT', failureWords: 1, handle: fsstat },
+  { number: 19, name: 'FSINFO', failureWords: 1, handle: fsinfo },
+  { number: 20, name: 'PATHCONF', failureWords: 1, handle: pathconf },
 ];

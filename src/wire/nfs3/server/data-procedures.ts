@@ -2,12 +2,12 @@ import { type BigIntStats, fchmodSync, fstatSync, read as readLater, readSync, w
 import type { Reply } from '../../rpc/server.ts';
 import { XdrError } from '../../xdr/reader.ts';
 import { type Attributes, maxTransfer, stability, writePostAttributes } from '../structures.ts';
-import { checkData, may, modeAfterWrite } from './access.ts';
-import { writeChange } from './attributes.ts';
+import { modeAfterWrite, permission, requireDataPermission } from './access.ts';
+import { writeWccData } from './attributes.ts';
 import type { Descriptor } from './descriptors.ts';
-import { checkWritable, type Export, nodeOf } from './export.ts';
+import { type Export, readNode, requireWritable } from './export.ts';
 import type { Node } from './nodes.ts';
-import { type Definition, ok, type Run } from './procedure.ts';
+import { ok, type ProcedureDefinition, type ProcedureHandler } from './procedure.ts';
 import type { ReadMemory } from './read-memory.ts';
 import { refuse } from './refusal.ts';
 
@@ -16,28 +16,28 @@ const bigint = { bigint: true } as const;
 /** The sender copies data up to this: they may lie in memory that is used again at once. */
 const smallRead = 4096;
 /** After a read that had to wait for the disk, so many are done beside the others, in Node's threads. */
-const readsAside = 64;
+const threadReadsAfterSlow = 64;
 /** Each holds up to a MiB. */
-const maxAside = 32;
+const maxThreadReads = 32;
 
 /** Opens the data, if the caller may use them. */
-function dataFor(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
-  const descriptor = exported.tree.data(node, forWriting);
+function openDataFor(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
+  const descriptor = exported.tree.openData(node, forWriting);
   const stats = fstatSync(descriptor.fd, bigint);
   // Removed by others, while it was kept open here.
   if (stats.nlink === 0n) {
-    exported.tree.removed(stats);
+    exported.tree.noteRemoval(stats);
     refuse('STALE');
   }
   return [descriptor, stats];
 }
 
-function createRead(memory: ReadMemory, slowMs: number): Run {
+function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
   const scratch = Buffer.allocUnsafeSlow(smallRead);
-  let aside = 0;
+  let threadReadsLeft = 0;
   let running = 0;
 
-  async function readAside(exported: Export, held: Descriptor, offset: number, count: number): Promise<Buffer> {
+  async function readInThread(exported: Export, held: Descriptor, offset: number, count: number): Promise<Buffer> {
     const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
     const into = memory.take(count);
     held.users++;
@@ -57,27 +57,28 @@ function createRead(memory: ReadMemory, slowMs: number): Run {
    * In line: what the system has in memory is there in a microsecond, where a thread takes thirty. One slow read holds
    * everybody up, so those that follow it go through threads.
    */
-  function readNow(held: Descriptor, offset: number, count: number): Buffer {
+  function readSynchronously(held: Descriptor, offset: number, count: number): Buffer {
     const into = count <= smallRead ? scratch : memory.take(count);
     const started = performance.now();
     const bytes = readSync(held.fd, into, 0, count, offset);
     // Copying takes its time, too: a millisecond for a megabyte at the very most.
-    if (performance.now() - started > slowMs + count / 1_000_000) aside = readsAside;
+    if (performance.now() - started > slowMs + count / 1_000_000) threadReadsLeft = threadReadsAfterSlow;
     return into.subarray(0, bytes);
   }
 
   return (exported, reader, who) => {
-    const node = nodeOf(exported, reader);
+    const node = readNode(exported, reader);
     const offset = reader.size();
     const wanted = Math.min(reader.u32(), maxTransfer);
-    const [held, stats] = dataFor(exported, node, false);
-    checkData(stats, who, may.read);
+    const [held, stats] = openDataFor(exported, node, false);
+    requireDataPermission(stats, who, permission.read);
     const size = Number(stats.size);
     const count = Math.max(0, Math.min(wanted, size - offset));
-    const attributes = exported.describe(stats);
-    if (aside === 0 || running >= maxAside) return readReply(attributes, readNow(held, offset, count), offset, size);
-    aside--;
-    return readAside(exported, held, offset, count).then((data) => readReply(attributes, data, offset, size));
+    const attributes = exported.toAttributes(stats);
+    if (threadReadsLeft === 0 || running >= maxThreadReads)
+      return readReply(attributes, readSynchronously(held, offset, count), offset, size);
+    threadReadsLeft--;
+    return readInThread(exported, held, offset, count).then((data) => readReply(attributes, data, offset, size));
   };
 }
 
@@ -93,30 +94,30 @@ function readReply(attributes: Attributes, data: Buffer, offset: number, size: n
   };
 }
 
-const write: Run = (exported, reader, who) => {
-  const { describe, verifier } = exported;
-  const node = nodeOf(exported, reader);
+const write: ProcedureHandler = (exported, reader, who) => {
+  const { toAttributes, verifier } = exported;
+  const node = readNode(exported, reader);
   const offset = reader.size();
   const count = reader.u32();
   const stable = reader.u32();
   if (stable > stability.fileSync) throw new XdrError(`${stable} is no degree of stability`);
   const data = reader.window(reader.left);
-  checkWritable(exported);
-  const [held, before] = dataFor(exported, node, true);
-  checkData(before, who, may.write);
+  requireWritable(exported);
+  const [held, before] = openDataFor(exported, node, true);
+  requireDataPermission(before, who, permission.write);
   if (offset + data.length > Number.MAX_SAFE_INTEGER) refuse('FBIG');
   const written = writeAll(held.fd, data.subarray(0, Math.min(count, data.length)), offset);
   // A WRITE of zero bytes changes nothing. Our client uses it to ask for the write verifier.
   const mode = written === 0 ? undefined : modeAfterWrite(before, who);
   if (mode !== undefined) fchmodSync(held.fd, mode);
   const answer = (): Reply => {
-    const change = { before: describe(before), after: describe(fstatSync(held.fd, bigint)) };
+    const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
     return ok((writer) => {
-      writeChange(writer, change);
+      writeWccData(writer, change);
       writer.u32(written).u32(stable).fixed(verifier.bytes);
     });
   };
-  return stable === stability.unstable ? answer() : whenSaved(exported, node, held, answer);
+  return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
 };
 
 /** In line, out of the received bytes themselves. A disk that is full takes a part, and says so the next time. */
@@ -137,7 +138,7 @@ function writeAll(fd: number, data: Buffer, offset: number): number {
 }
 
 /** What could not be saved is lost, of whomever it was: the new verifier tells all to send again what they have. */
-async function whenSaved(exported: Export, node: Node, held: Descriptor, answer: () => Reply): Promise<Reply> {
+async function replyWhenSynced(exported: Export, node: Node, held: Descriptor, answer: () => Reply): Promise<Reply> {
   held.users++;
   try {
     await exported.durability.data(node, held);
@@ -150,23 +151,23 @@ async function whenSaved(exported: Export, node: Node, held: Descriptor, answer:
   }
 }
 
-const commit: Run = (exported, reader) => {
-  const { describe, verifier } = exported;
-  const node = nodeOf(exported, reader);
+const commit: ProcedureHandler = (exported, reader) => {
+  const { toAttributes, verifier } = exported;
+  const node = readNode(exported, reader);
   // Offset and count: all of it is saved, which is allowed, and no slower.
   reader.take(12);
-  const [held, before] = dataFor(exported, node, false);
-  return whenSaved(exported, node, held, () => {
-    const change = { before: describe(before), after: describe(fstatSync(held.fd, bigint)) };
+  const [held, before] = openDataFor(exported, node, false);
+  return replyWhenSynced(exported, node, held, () => {
+    const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
     return ok((writer) => {
-      writeChange(writer, change);
+      writeWccData(writer, change);
       writer.fixed(verifier.bytes);
     });
   });
 };
 
-export const createData = (memory: ReadMemory, slowMs: number): readonly Definition[] => [
-  { number: 6, name: 'READ', blanks: 1, run: createRead(memory, slowMs) },
-  { number: 7, name: 'WRITE', blanks: 2, once: 'frequent', run: write },
-  { number: 21, name: 'COMMIT', blanks: 2, run: commit },
+export const createDataProcedures = (memory: ReadMemory, slowMs: number): readonly ProcedureDefinition[] => [
+  { number: 6, name: 'READ', failureWords: 1, handle: createRead(memory, slowMs) },
+  { number: 7, name: 'WRITE', failureWords: 2, nonIdempotent: 'frequent', handle: write },
+  { number: 21, name: 'COMMIT', failureWords: 2, handle: commit },
 ];

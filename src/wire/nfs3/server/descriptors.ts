@@ -21,13 +21,13 @@ export interface Descriptors {
   drop(descriptor: Descriptor): void;
   release(descriptor: Descriptor): void;
   /** Another turn begins. */
-  turn(): void;
+  startTurn(): void;
   /** Closes all that nobody waits for. */
   closeAll(): void;
   readonly size: number;
 }
 
-interface Kept extends Descriptor {
+interface KeptDescriptor extends Descriptor {
   turn: number;
   isRecent: boolean;
   isDropped: boolean;
@@ -35,10 +35,10 @@ interface Kept extends Descriptor {
 }
 
 export function createDescriptors(limit: number): Descriptors {
-  const all = new Set<Kept>();
+  const all = new Set<KeptDescriptor>();
   let turn = 0;
 
-  function drop(kept: Kept): void {
+  function drop(kept: KeptDescriptor): void {
     if (kept.isDropped) return;
     kept.isDropped = true;
     all.delete(kept);
@@ -47,7 +47,7 @@ export function createDescriptors(limit: number): Descriptors {
   }
 
   /** Second chance: those used since they were last looked at go to the end. */
-  function makeRoom(): void {
+  function evict(): void {
     for (let looks = all.size * 2; all.size >= limit && looks > 0; looks--) {
       const [oldest] = all;
       if (oldest === undefined) return;
@@ -61,24 +61,24 @@ export function createDescriptors(limit: number): Descriptors {
 
   return {
     keep: (fd, onClosed) => {
-      makeRoom();
+      evict();
       const prefix = `/proc/self/fd/${fd}/`;
-      const kept: Kept = { fd, prefix, users: 0, turn, isRecent: false, isDropped: false, onClosed };
+      const kept: KeptDescriptor = { fd, prefix, users: 0, turn, isRecent: false, isDropped: false, onClosed };
       all.add(kept);
       return kept;
     },
     touch: (descriptor) => {
-      const kept = descriptor as Kept;
+      const kept = descriptor as KeptDescriptor;
       kept.turn = turn;
       kept.isRecent = true;
     },
-    drop: (descriptor) => drop(descriptor as Kept),
+    drop: (descriptor) => drop(descriptor as KeptDescriptor),
     release: (descriptor) => {
-      const kept = descriptor as Kept;
+      const kept = descriptor as KeptDescriptor;
       kept.users--;
       if (kept.users === 0 && kept.isDropped) close(kept.fd);
     },
-    turn: () => {
+    startTurn: () => {
       turn++;
     },
     closeAll: () => {

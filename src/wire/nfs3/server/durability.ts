@@ -1,7 +1,7 @@
 import { closeSync, constants, fdatasync, fsync, openSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
 import type { Descriptor } from './descriptors.ts';
-import { Lost, type Tree } from './exported-tree.ts';
+import { type ExportedTree, FileMoved } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
@@ -18,14 +18,14 @@ export interface Durability {
 
 type Sync = (fd: number, done: (cause: Error | null) => void) => void;
 
-export function createDurability(tree: Tree): Durability {
+export function createDurability(tree: ExportedTree): Durability {
   const { descriptors } = tree;
-  const [ofData, ofChanges] = [createSharing(), createSharing()];
+  const [ofData, ofChanges] = [createSyncCoalescer(), createSyncCoalescer()];
 
-  async function held(descriptor: Descriptor, how: Sync): Promise<void> {
+  async function syncHeld(descriptor: Descriptor, how: Sync): Promise<void> {
     descriptor.users++;
     try {
-      await synced(how, descriptor.fd);
+      await sync(how, descriptor.fd);
     } finally {
       descriptors.release(descriptor);
     }
@@ -33,27 +33,27 @@ export function createDurability(tree: Tree): Durability {
 
   async function change(node: Node): Promise<void> {
     // Its data are open: that will do. Else a descriptor of its own, which is closed after.
-    if (node.file !== undefined) return await held(node.file, fsync);
-    const fd = reopened(tree, node);
+    if (node.file !== undefined) return await syncHeld(node.file, fsync);
+    const fd = reopen(tree, node);
     if (fd === undefined) return;
     try {
-      await synced(fsync, fd);
+      await sync(fsync, fd);
     } finally {
       closeSync(fd);
     }
   }
 
   return {
-    data: (node, descriptor) => ofData(node, () => held(descriptor, fdatasync)),
+    data: (node, descriptor) => ofData(node, () => syncHeld(descriptor, fdatasync)),
     changes: async (nodes) => {
       await Promise.all(nodes.map((node) => ofChanges(node, () => change(node))));
     },
   };
 }
 
-export type Share = (node: Node, run: () => Promise<void>) => Promise<void>;
+export type CoalescedSync = (node: Node, run: () => Promise<void>) => Promise<void>;
 
-export function createSharing(): Share {
+export function createSyncCoalescer(): CoalescedSync {
   const running = new Map<Node, Promise<void>>();
   const following = new Map<Node, Promise<void>>();
 
@@ -83,20 +83,20 @@ export function createSharing(): Share {
 }
 
 /** Only files and directories can be opened to be synced; of what else there is, the directory's own sync takes care. */
-function reopened(tree: Tree, node: Node): number | undefined {
+function reopen(tree: ExportedTree, node: Node): number | undefined {
   try {
     if (node.directory !== undefined) return openSync(node.directory.prefix, constants.O_RDONLY);
-    return tree.holding(node, (path, stats) =>
+    return tree.withOpenPath(node, (path, stats) =>
       stats.isFile() || stats.isDirectory() ? openSync(path, constants.O_RDONLY) : undefined,
     );
   } catch (cause) {
     // Removed or moved meanwhile by others; or a mode that keeps even the owner out: the system writes it in its own time.
-    if (cause instanceof Lost || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
+    if (cause instanceof FileMoved || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
 }
 
-async function synced(how: Sync, fd: number): Promise<void> {
+async function sync(how: Sync, fd: number): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   how(fd, (cause) => (cause === null ? resolve() : reject(cause)));
   try {

@@ -1,27 +1,27 @@
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import { maxHandle } from '../structures.ts';
-import type { Describe } from './attributes.ts';
+import type { ToAttributes } from './attributes.ts';
 import { checkReach } from './confinement.ts';
 import type { Durability } from './durability.ts';
-import type { Tree } from './exported-tree.ts';
-import type { Search } from './file-search.ts';
+import type { ExportedTree } from './exported-tree.ts';
+import type { FileSearch } from './file-search.ts';
 import type { Handles } from './handles.ts';
 import type { Identities } from './identities.ts';
 import type { Listings } from './listing.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
-import type { Pages } from './readdir-cache.ts';
+import type { ReaddirCache } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
 /** What all procedures work on. */
 export interface Export {
-  readonly tree: Tree;
+  readonly tree: ExportedTree;
   readonly nodes: Nodes;
   readonly handles: Handles;
-  readonly search: Search;
+  readonly search: FileSearch;
   readonly identities: Identities;
-  readonly describe: Describe;
+  readonly toAttributes: ToAttributes;
   readonly listings: Listings;
-  readonly pages: Pages;
+  readonly readdirCache: ReaddirCache;
   readonly durability: Durability;
   /** Changes of names and attributes are on the disk before they are answered. */
   readonly isDurable: boolean;
@@ -36,14 +36,14 @@ export interface Export {
 }
 
 /** The file that a call is about, if the caller may reach it. */
-export function nodeOf(exported: Export, reader: XdrReader): Node {
-  const node = nodeBy(exported, reader);
+export function readNode(exported: Export, reader: XdrReader): Node {
+  const node = readNodeByHandle(exported, reader);
   if (exported.isConfined) checkReach(node, exported.tree.root);
   return node;
 }
 
 /** One that was seen before costs no more than to compare its handle. */
-function nodeBy({ nodes, handles, tree }: Export, reader: XdrReader): Node {
+function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
   if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
   const from = reader.take((length + 3) & ~3);
@@ -61,11 +61,11 @@ function nodeBy({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   if (present !== undefined && present.birth === origin.birth) return present;
   // Another file has its number now: then it is gone, unless that one is gone, too.
   if (present !== undefined && !present.isGone && tree.stat(present).nlink > 0n) refuse('STALE');
-  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.trail };
+  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.parentHashes };
   nodes.add(node);
   return node;
 }
 
-export function checkWritable({ isReadOnly }: Export): void {
+export function requireWritable({ isReadOnly }: Export): void {
   if (isReadOnly) refuse('ROFS');
 }

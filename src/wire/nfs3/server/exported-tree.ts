@@ -16,7 +16,7 @@ const bigint = { bigint: true } as const;
 const orNothing = { bigint: true, throwIfNoEntry: false } as const;
 
 /** It is no longer where it was seen; it may be elsewhere. */
-export class Lost extends Error {
+export class FileMoved extends Error {
   override readonly name = 'Lost';
   readonly node: Node;
   constructor(node: Node) {
@@ -30,7 +30,7 @@ export class Lost extends Error {
  * nothing that clients or others plant, move or swap leads outside. Calls are synchronous: such a call takes a few
  * microseconds, through Node's threads ten times that, and the server has a process of its own.
  */
-export interface Tree {
+export interface ExportedTree {
   readonly root: Node;
   /** Throws Lost, or refuses what is gone. */
   stat(node: Node): BigIntStats;
@@ -38,25 +38,25 @@ export interface Tree {
   directory(node: Node): Descriptor;
   statDirectory(node: Node): BigIntStats;
   /** Where a name in a directory is, for a system call that changes the directory. */
-  at(directory: Node, name: ByteString): string | Buffer;
+  pathForChange(directory: Node, name: ByteString): string | Buffer;
   /** Undefined: no such name. */
-  look(directory: Node, name: ByteString): BigIntStats | undefined;
+  lookup(directory: Node, name: ByteString): BigIntStats | undefined;
   /** For many names of one directory. Nothing else may be done meanwhile. */
-  looking<T>(directory: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T;
+  withLookup<T>(directory: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T;
   /** What was found under a name. */
-  child(directory: Node, name: ByteString, stats: BigIntStats): Node;
+  nodeFor(directory: Node, name: ByteString, stats: BigIntStats): Node;
   /** Its data. Only regular files have some. */
-  data(node: Node, forWriting: boolean): Descriptor;
+  openData(node: Node, forWriting: boolean): Descriptor;
   /** Keeps the descriptor that a new file was made with. */
-  keepData(node: Node, fd: number): void;
+  adoptData(node: Node, fd: number): void;
   /** Opens what is there now, whatever it is, so that what is done next is done to that and nothing else. */
-  holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T;
+  withOpenPath<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T;
   /** Something was changed about it, or in it if it is a directory, in a way that none of the others here knows. */
-  changed(node: Node): void;
+  noteChange(node: Node): void;
   /** How many changes there were. */
-  readonly changes: number;
+  readonly changeCount: number;
   /** A name is gone; if it was the last one, so is the file. */
-  removed(stats: BigIntStats): void;
+  noteRemoval(stats: BigIntStats): void;
   /** Asks anew where everything is: what was moved away or removed by others is let go. */
   refresh(): void;
   readonly descriptors: Descriptors;
@@ -67,14 +67,17 @@ export function isSameFile(stats: BigIntStats, node: Pick<Node, 'ino' | 'birth'>
   return stats.ino === node.ino && stats.birthtimeNs === node.birth;
 }
 
-export interface TreeOptions {
+export interface ExportedTreeOptions {
   readonly path: string;
   readonly maxDescriptors: number;
   /** Nothing else runs in this process, so that its working directory may be changed for a moment. */
   readonly ownsProcess: boolean;
 }
 
-export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, nodes: Nodes): Tree {
+export function createExportedTree(
+  { path, maxDescriptors, ownsProcess }: ExportedTreeOptions,
+  nodes: Nodes,
+): ExportedTree {
   const rootFd = openSync(path, pathOnly | constants.O_DIRECTORY);
   const rootStats = fstatSync(rootFd, bigint);
   const { dev } = rootStats;
@@ -84,8 +87,8 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
   let changes = 0;
   root.directory = { fd: rootFd, prefix: `/proc/self/fd/${rootFd}/`, users: 1 };
 
-  function changed(node: Node): void {
-    node.changed = ++changes;
+  function noteChange(node: Node): void {
+    node.lastChange = ++changes;
   }
 
   /** Other file systems below the export are not part of it: their inode numbers would be taken for ours. */
@@ -95,7 +98,7 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
   }
 
   /** A bare name costs the system less than half of what a path through /proc does. */
-  function looking<T>(parent: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T {
+  function withLookup<T>(parent: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T {
     const { prefix } = directory(parent);
     if (!ownsProcess || !canEnter(prefix)) return use((name) => lookAt(prefix, name));
     try {
@@ -105,13 +108,13 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
     }
   }
 
-  function opened(directory: Node, depth: number): Descriptor | undefined {
+  function openIfPossible(directory: Node, depth: number): Descriptor | undefined {
     const { parent } = directory;
     if (directory.directory !== undefined) {
       if (parent !== undefined) descriptors.touch(directory.directory);
       return directory.directory;
     }
-    const above = parent === undefined || depth > maxDepth ? undefined : opened(parent, depth + 1);
+    const above = parent === undefined || depth > maxDepth ? undefined : openIfPossible(parent, depth + 1);
     const fd = above && openIfThere(toPath(above.prefix + directory.name), asDirectory);
     if (fd === undefined) return undefined;
     const stats = fstatSync(fd, bigint);
@@ -127,18 +130,18 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
 
   function directory(node: Node): Descriptor {
     if (node.isGone) refuse('STALE');
-    const held = opened(node, 0);
+    const held = openIfPossible(node, 0);
     if (held !== undefined) return held;
     const stats = stat(node);
     if (!stats.isDirectory()) refuse('NOTDIR');
-    throw new Lost(node);
+    throw new FileMoved(node);
   }
 
   /** What is open may have lost its last name meanwhile. */
   function statOpen(node: Node, held: Descriptor): BigIntStats {
     const stats = fstatSync(held.fd, bigint);
     if (stats.nlink > 0n) return stats;
-    gone(node);
+    markGone(node);
     return refuse('STALE');
   }
 
@@ -146,28 +149,28 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
     if (node.isGone) refuse('STALE');
     const held = node.file ?? node.directory;
     if (held !== undefined) return statOpen(node, held);
-    const above = node.parent && opened(node.parent, 0);
+    const above = node.parent && openIfPossible(node.parent, 0);
     const stats = above && lookAt(above.prefix, node.name);
-    if (stats === undefined || !isSameFile(stats, node)) throw new Lost(node);
+    if (stats === undefined || !isSameFile(stats, node)) throw new FileMoved(node);
     return stats;
   }
 
-  function gone(node: Node): void {
+  function markGone(node: Node): void {
     node.isGone = true;
     if (node.file !== undefined) descriptors.drop(node.file);
     if (node.directory !== undefined && node !== root) descriptors.drop(node.directory);
   }
 
-  function holding<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T {
+  function withOpenPath<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T {
     if (node.isGone) refuse('STALE');
-    changed(node);
+    noteChange(node);
     if (node === root) return use(`/proc/self/fd/${rootFd}`, fstatSync(rootFd, bigint));
-    const above = node.parent && opened(node.parent, 0);
+    const above = node.parent && openIfPossible(node.parent, 0);
     const fd = above && openIfThere(toPath(above.prefix + node.name), asItself);
-    if (fd === undefined) throw new Lost(node);
+    if (fd === undefined) throw new FileMoved(node);
     try {
       const stats = fstatSync(fd, bigint);
-      if (!isSameFile(stats, node) || stats.dev !== dev) throw new Lost(node);
+      if (!isSameFile(stats, node) || stats.dev !== dev) throw new FileMoved(node);
       return use(`/proc/self/fd/${fd}`, stats);
     } finally {
       closeSync(fd);
@@ -184,13 +187,13 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
   }
 
   function data(node: Node, forWriting: boolean): Descriptor {
-    if (forWriting) changed(node);
+    if (forWriting) noteChange(node);
     if (node.file !== undefined && (node.isWritable || !forWriting)) {
       descriptors.touch(node.file);
       return node.file;
     }
     // Through the descriptor that names it: what is opened is what was looked at, and a regular file.
-    const fd = holding(node, (own, stats) => {
+    const fd = withOpenPath(node, (own, stats) => {
       if (stats.isDirectory()) refuse('ISDIR');
       if (!stats.isFile()) refuse('INVAL');
       return openSync(own, forWriting ? constants.O_RDWR : constants.O_RDONLY);
@@ -203,13 +206,13 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
     stat,
     directory,
     statDirectory: (node) => statOpen(node, directory(node)),
-    at: (parent, name) => {
-      changed(parent);
+    pathForChange: (parent, name) => {
+      noteChange(parent);
       return toPath(directory(parent).prefix + name);
     },
-    look: (parent, name) => lookAt(directory(parent).prefix, name),
-    looking,
-    child: (parent, name, stats) => {
+    lookup: (parent, name) => lookAt(directory(parent).prefix, name),
+    withLookup,
+    nodeFor: (parent, name, stats) => {
       const known = nodes.find(stats.ino);
       if (known !== undefined && known.birth === stats.birthtimeNs) {
         known.isGone = false;
@@ -222,18 +225,18 @@ export function createTree({ path, maxDescriptors, ownsProcess }: TreeOptions, n
       nodes.add(node);
       return node;
     },
-    data,
-    keepData: (node, fd) => void keepData(node, fd, true),
-    holding,
-    changed,
-    get changes() {
+    openData: data,
+    adoptData: (node, fd) => void keepData(node, fd, true),
+    withOpenPath,
+    noteChange,
+    get changeCount() {
       return changes;
     },
-    removed: (stats) => {
+    noteRemoval: (stats) => {
       const node = nodes.find(stats.ino);
       if (node === undefined || !isSameFile(stats, node)) return;
-      changed(node);
-      if (stats.isDirectory() || stats.nlink <= 1n) gone(node);
+      noteChange(node);
+      if (stats.isDirectory() || stats.nlink <= 1n) markGone(node);
       // Another name is left. Which, only a search can tell; the data stay open until then.
     },
     refresh: () => descriptors.closeAll(),

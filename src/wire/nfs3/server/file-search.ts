@@ -2,8 +2,8 @@ import { type BigIntStats, opendirSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
-import { isSameFile, Lost, type Tree } from './exported-tree.ts';
-import { maxTrail, type Origin, trailByte } from './handles.ts';
+import { type ExportedTree, FileMoved, isSameFile } from './exported-tree.ts';
+import { type HandleContents, maxParentHashes, parentHash } from './handles.ts';
 import type { ByteString } from './names.ts';
 import { createNode, type Node } from './nodes.ts';
 import { Refusal, refuse } from './refusal.ts';
@@ -22,12 +22,12 @@ export interface SearchLimits {
   readonly maxVisits: number;
 }
 
-export interface Search {
+export interface FileSearch {
   /**
    * Finds a file whose handle is good, after a restart or because somebody moved it. Its directories are followed first;
    * then everything is looked through. Undefined: it is gone. Refuses with JUKEBOX ("later") what comes too often.
    */
-  find(origin: Origin): Promise<Node | undefined>;
+  find(origin: HandleContents): Promise<Node | undefined>;
 }
 
 interface Found {
@@ -38,19 +38,24 @@ interface Found {
 
 type Visit = (found: Found) => boolean;
 
-interface Wanted {
-  readonly origin: Origin;
+interface WantedFile {
+  readonly origin: HandleContents;
   found: Found | undefined;
 }
 
-export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, limits: SearchLimits): Search {
+export function createFileSearch(
+  tree: ExportedTree,
+  clock: Clock,
+  closing: AbortSignal,
+  limits: SearchLimits,
+): FileSearch {
   const { elapsed } = clock;
   let slice = elapsed();
-  let gathering: { readonly wanted: Map<bigint, Wanted>; readonly walked: Promise<void> } | undefined;
+  let gathering: { readonly wanted: Map<bigint, WantedFile>; readonly walked: Promise<void> } | undefined;
   let isWalking = false;
   let restUntil = 0;
 
-  async function pace(): Promise<void> {
+  async function yieldIfDue(): Promise<void> {
     if (elapsed() - slice < sliceMs) return;
     await nextTurn();
     slice = elapsed();
@@ -64,9 +69,9 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
       try {
         for (let entry = names.readSync(); entry !== null; entry = names.readSync()) {
           closing.throwIfAborted();
-          const stats = tree.look(directory, entry.name);
+          const stats = tree.lookup(directory, entry.name);
           if (stats !== undefined && visit({ directory, name: entry.name, stats })) return true;
-          await pace();
+          await yieldIfDue();
         }
       } finally {
         names.closeSync();
@@ -74,17 +79,18 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
     } catch (cause) {
       // Moved or removed under us, or not for us to see.
       closing.throwIfAborted();
-      if (!(cause instanceof Lost || cause instanceof Refusal || errnoOf(cause) !== undefined)) throw cause;
+      if (!(cause instanceof FileMoved || cause instanceof Refusal || errnoOf(cause) !== undefined)) throw cause;
     }
     return false;
   }
 
-  const below = ({ directory, name, stats }: Found): Node => createNode(stats.ino, stats.birthtimeNs, directory, name);
+  const nodeFor = ({ directory, name, stats }: Found): Node =>
+    createNode(stats.ino, stats.birthtimeNs, directory, name);
 
-  async function alongTrail(origin: Origin): Promise<Found | undefined> {
+  async function followParentHashes(origin: HandleContents): Promise<Found | undefined> {
     let found: Found | undefined;
     let level = [tree.root];
-    for (let depth = 0; depth <= origin.trail.length && found === undefined; depth++) {
+    for (let depth = 0; depth <= origin.parentHashes.length && found === undefined; depth++) {
       const next: Node[] = [];
       for (const directory of level) {
         const isFound = await scan(directory, (here) => {
@@ -92,9 +98,9 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
           else if (
             next.length < maxCandidates &&
             here.stats.isDirectory() &&
-            trailByte(here.stats.ino) === origin.trail[depth]
+            parentHash(here.stats.ino) === origin.parentHashes[depth]
           )
-            next.push(below(here));
+            next.push(nodeFor(here));
           return found !== undefined;
         });
         if (isFound) break;
@@ -105,7 +111,7 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
   }
 
   /** Looks for all that are wanted at once. */
-  async function everywhere(wanted: ReadonlyMap<bigint, Wanted>): Promise<void> {
+  async function searchWholeTree(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
     const started = elapsed();
     let visits = 0;
     let missing = wanted.size;
@@ -117,7 +123,7 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
           one.found = here;
           missing--;
         }
-        if (here.stats.isDirectory()) todo.push(below(here));
+        if (here.stats.isDirectory()) todo.push(nodeFor(here));
         return missing === 0 || ++visits > limits.maxVisits;
       });
       if (isDone) break;
@@ -126,22 +132,22 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
     restUntil = ended + (ended - started) * restFactor;
   }
 
-  async function gathered(wanted: ReadonlyMap<bigint, Wanted>): Promise<void> {
+  async function gatherAndSearch(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
     await clock.sleep(gatherMs, closing);
     gathering = undefined;
     isWalking = true;
     try {
-      await everywhere(wanted);
+      await searchWholeTree(wanted);
     } finally {
       isWalking = false;
     }
   }
 
-  async function throughAll(origin: Origin): Promise<Found | undefined> {
+  async function joinTreeSearch(origin: HandleContents): Promise<Found | undefined> {
     if (gathering === undefined) {
       if (isWalking || elapsed() < restUntil) refuse('JUKEBOX');
-      const wanted = new Map<bigint, Wanted>();
-      gathering = { wanted, walked: gathered(wanted) };
+      const wanted = new Map<bigint, WantedFile>();
+      gathering = { wanted, walked: gatherAndSearch(wanted) };
     }
     const { wanted, walked } = gathering;
     const one = wanted.get(origin.ino) ?? { origin, found: undefined };
@@ -154,9 +160,9 @@ export function createSearch(tree: Tree, clock: Clock, closing: AbortSignal, lim
 
   return {
     find: async (origin) => {
-      const isDeep = origin.trail.length >= maxTrail;
-      const found = (isDeep ? undefined : await alongTrail(origin)) ?? (await throughAll(origin));
-      return found && tree.child(found.directory, found.name, found.stats);
+      const isDeep = origin.parentHashes.length >= maxParentHashes;
+      const found = (isDeep ? undefined : await followParentHashes(origin)) ?? (await joinTreeSearch(origin));
+      return found && tree.nodeFor(found.directory, found.name, found.stats);
     },
   };
 }

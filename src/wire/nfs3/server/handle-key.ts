@@ -12,7 +12,7 @@ const keyLength = 32;
  * The secret that file handles are made with: who has it can make a handle for any file. It is kept in a folder outside
  * of what is exported, so that handles stay good over a restart and no client can read it.
  */
-export async function loadKey(state: string, exported: string): Promise<Buffer> {
+export async function loadHandleKey(state: string, exported: string): Promise<Buffer> {
   await makeFolders(state, 0o700);
   const [inside, outside] = [realpathSync(state), realpathSync(exported)];
   if (`${inside}${sep}`.startsWith(outside.endsWith(sep) ? outside : `${outside}${sep}`))

@@ -1,7 +1,7 @@
 import type { Caller } from '../../rpc/server.ts';
 
 /** Whom a call is done for, after squashing and mapping. */
-export interface Who {
+export interface Credentials {
   readonly uid: number;
   readonly gid: number;
   readonly groups: readonly number[];
@@ -10,7 +10,7 @@ export interface Who {
 }
 
 /** One user or group, as clients and as this machine number them. */
-export interface Mapped {
+export interface IdMapping {
   readonly client: number;
   readonly here: number;
 }
@@ -19,61 +19,60 @@ export interface IdentityOptions {
   /** Who is made anonymous: root (as clients can claim to be anybody, at least not that), everybody, or nobody. */
   readonly squash: 'root' | 'all' | 'none';
   readonly anonymous: { readonly uid: number; readonly gid: number };
-  readonly users: readonly Mapped[];
-  readonly groups: readonly Mapped[];
+  readonly users: readonly IdMapping[];
+  readonly groups: readonly IdMapping[];
   /**
    * Set where the server itself is an ordinary user: everything is done as that one, since it can be done as no other,
    * and everything it makes belongs to it.
    */
-  readonly only?: Who | undefined;
+  readonly serverUser?: Credentials | undefined;
 }
 
 export interface Identities {
-  who(caller: Caller): Who;
+  credentialsOf(caller: Caller): Credentials;
   /** Of an owner on disk, for clients. */
-  shownUid(uid: number): number;
-  shownGid(gid: number): number;
+  toClientUid(uid: number): number;
+  toClientGid(gid: number): number;
   /** Of an owner that a client wants to give. */
-  givenUid(uid: number): number;
-  givenGid(gid: number): number;
+  toLocalUid(uid: number): number;
+  toLocalGid(gid: number): number;
 }
 
 /** (uid_t)-1 means "leave it" to the system: nobody can be that. */
-const nobodyCanBe = 0xffff_ffff;
+const noId = 0xffff_ffff;
 
 export function createIdentities(options: IdentityOptions): Identities {
-  const { squash, anonymous, only } = options;
-  const [users, groups] = [translation(options.users), translation(options.groups)];
-  const nobody: Who = { ...anonymous, groups: [], isRoot: false };
+  const { squash, anonymous, serverUser } = options;
+  const [users, groups] = [createTranslation(options.users), createTranslation(options.groups)];
+  const nobody: Credentials = { ...anonymous, groups: [], isRoot: false };
   // A caller is one object for as long as a connection sends the same credential.
-  const known = new WeakMap<Caller, Who>();
+  const known = new WeakMap<Caller, Credentials>();
 
-  function identify({ identity }: Caller): Who {
-    if (only !== undefined) return only;
+  function identify({ identity }: Caller): Credentials {
+    if (serverUser !== undefined) return serverUser;
     if (identity === undefined || squash === 'all') return nobody;
-    const squashed = (id: number, to: number): number =>
-      id === nobodyCanBe || (id === 0 && squash === 'root') ? to : id;
+    const squashed = (id: number, to: number): number => (id === noId || (id === 0 && squash === 'root') ? to : id);
     const uid = squashed(users.here(identity.uid), anonymous.uid);
     const group = (gid: number): number => squashed(groups.here(gid), anonymous.gid);
     return { uid, gid: group(identity.gid), groups: identity.groups.map(group), isRoot: uid === 0 };
   }
 
   return {
-    who: (caller) => {
+    credentialsOf: (caller) => {
       const found = known.get(caller);
       if (found !== undefined) return found;
       const who = identify(caller);
       known.set(caller, who);
       return who;
     },
-    shownUid: users.there,
-    shownGid: groups.there,
-    givenUid: users.here,
-    givenGid: groups.here,
+    toClientUid: users.there,
+    toClientGid: groups.there,
+    toLocalUid: users.here,
+    toLocalGid: groups.here,
   };
 }
 
-function translation(mapped: readonly Mapped[]): {
+function createTranslation(mapped: readonly IdMapping[]): {
   readonly here: (id: number) => number;
   readonly there: (id: number) => number;
 } {

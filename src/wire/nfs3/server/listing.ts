@@ -1,6 +1,6 @@
 import { type BigIntStats, type Dir, opendirSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { Tree } from './exported-tree.ts';
+import type { ExportedTree } from './exported-tree.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
 
@@ -33,7 +33,7 @@ export interface Listings {
   /** Whether it shows the directory as it is now; false where that cannot be told. */
   isCurrent(listing: Listing, stats: BigIntStats): boolean;
   /** The first place after the cookie. */
-  placeAfter(listing: Listing, cookie: number): number;
+  indexAfter(listing: Listing, cookie: number): number;
 }
 
 export interface ListingLimits {
@@ -48,7 +48,12 @@ const namesPerTurn = 4096;
 /** File systems note times in steps of a tick. */
 const tickMs = 50;
 
-export function createListings(tree: Tree, secret: CookieSecret, now: () => number, limits: ListingLimits): Listings {
+export function createListings(
+  tree: ExportedTree,
+  secret: CookieSecret,
+  now: () => number,
+  limits: ListingLimits,
+): Listings {
   const kept = new Map<Node, Listing>();
   let total = 0;
   let reading: Promise<unknown> = Promise.resolve();
@@ -81,18 +86,23 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
     return listing;
   }
 
-  function start(directory: Node, cookie: number): Reading {
+  function start(directory: Node, cookie: number): DirectoryRead {
     const { prefix } = tree.directory(directory);
     // Of large directories the names are read in parts, each time from the beginning: the system has no order of ours.
-    return createReading(opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }), cookie, secret, limits.maxNames);
+    return createDirectoryRead(
+      opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }),
+      cookie,
+      secret,
+      limits.maxNames,
+    );
   }
 
-  async function readOn(begun: Reading): Promise<Reading> {
+  async function readOn(begun: DirectoryRead): Promise<DirectoryRead> {
     while (!begun.more()) await nextTurn();
     return begun;
   }
 
-  function queued(work: () => Promise<Listing>): Promise<Listing> {
+  function enqueue(work: () => Promise<Listing>): Promise<Listing> {
     waiting++;
     const done = reading.then(work).finally(() => {
       waiting--;
@@ -106,20 +116,20 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
       const found = usable(directory, cookie, stats);
       if (found !== undefined) return found;
       const from = cookie < firstCookie ? 0 : cookie;
-      const finish = (done: Reading): Listing => {
+      const finish = (done: DirectoryRead): Listing => {
         const isSettled = now() - Number(stats.ctimeNs / 1_000_000n) > tickMs;
         return keep(directory, { ...done.listing(), mtime: stats.mtimeNs, ctime: stats.ctimeNs, isSettled });
       };
       if (waiting === 0) {
         const first = start(directory, from);
         if (first.more()) return finish(first);
-        return queued(async () => finish(await readOn(first)));
+        return enqueue(async () => finish(await readOn(first)));
       }
       // One at a time: a reading holds many names.
-      return queued(async () => finish(await readOn(start(directory, from))));
+      return enqueue(async () => finish(await readOn(start(directory, from))));
     },
     isCurrent,
-    placeAfter: ({ cookies }, cookie) => {
+    indexAfter: ({ cookies }, cookie) => {
       let [low, high] = [0, cookies.length];
       while (low < high) {
         const middle = (low + high) >>> 1;
@@ -134,15 +144,15 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
 const isCurrent = ({ mtime, ctime, isSettled }: Listing, stats: BigIntStats): boolean =>
   isSettled && mtime === stats.mtimeNs && ctime === stats.ctimeNs;
 
-interface Reading {
+interface DirectoryRead {
   /** Reads some more. True: all is read. */
   more(): boolean;
   listing(): Pick<Listing, 'after' | 'cookies' | 'names' | 'isEnd'>;
 }
 
-function createReading(names: Dir, after: number, secret: CookieSecret, max: number): Reading {
+function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, max: number): DirectoryRead {
   let found = new Map<number, ByteString>();
-  let isCut = false;
+  let isPartial = false;
 
   function add(name: ByteString): void {
     let cookie = cookieOf(name, secret);
@@ -152,10 +162,10 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
   }
 
   /** Only the first `max` are held. */
-  function cut(): void {
+  function keepFirst(): void {
     const cookies = sorted(found).subarray(0, max);
     found = new Map(Array.from(cookies, (cookie) => [cookie, found.get(cookie) as ByteString]));
-    isCut = true;
+    isPartial = true;
   }
 
   function readSome(): boolean {
@@ -164,7 +174,7 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
       if (entry === null) return true;
       add(entry.name);
     }
-    if (found.size >= 2 * max) cut();
+    if (found.size >= 2 * max) keepFirst();
     return false;
   }
 
@@ -180,9 +190,9 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
       }
     },
     listing: () => {
-      if (found.size > max) cut();
+      if (found.size > max) keepFirst();
       const cookies = sorted(found);
-      return { after, cookies, names: Array.from(cookies, (cookie) => found.get(cookie) ?? ''), isEnd: !isCut };
+      return { after, cookies, names: Array.from(cookies, (cookie) => found.get(cookie) ?? ''), isEnd: !isPartial };
     },
   };
 }

@@ -3,7 +3,7 @@ import type { Caller, Reply, ServedProcedure, ServedProgram } from '../../rpc/se
 import { mountProgram, mountStatus, mountVersion } from '../mount.ts';
 import { maxPath } from '../structures.ts';
 import type { Export } from './export.ts';
-import { Lost } from './exported-tree.ts';
+import { FileMoved } from './exported-tree.ts';
 import { type ByteString, readBytes, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
@@ -90,19 +90,19 @@ function walk(exported: Export, path: ByteString, wanted: ByteString): Node | nu
   const { tree } = exported;
   const [from, names] = [partsOf(path), partsOf(wanted)];
   if (from.some((name, i) => names[i] !== name)) return mountStatus.NOENT;
-  tree.descriptors.turn();
+  tree.descriptors.startTurn();
   try {
     let node = tree.root;
     for (const name of names.slice(from.length)) {
       if (name === '..' || name.length > maxNameLength || name.includes('\0')) return mountStatus.INVAL;
-      const stats = tree.look(node, name);
+      const stats = tree.lookup(node, name);
       if (stats === undefined) return mountStatus.NOENT;
       if (!stats.isDirectory()) return mountStatus.NOTDIR;
-      node = tree.child(node, name, stats);
+      node = tree.nodeFor(node, name, stats);
     }
     return node;
   } catch (cause) {
-    if (cause instanceof Lost) return mountStatus.NOENT;
+    if (cause instanceof FileMoved) return mountStatus.NOENT;
     if (cause instanceof Refusal) return cause.status;
     exported.onError('MNT failed', cause);
     return mountStatus.IO;

@@ -1,5 +1,5 @@
 import type { XdrReader } from '../../xdr/reader.ts';
-import { isPossibleName } from '../names.ts';
+import { isValidName } from '../names.ts';
 import { maxName, maxPath } from '../structures.ts';
 import { refuse } from './refusal.ts';
 
@@ -19,7 +19,7 @@ export const readName = (reader: XdrReader): ByteString => readBytes(reader, max
 /** Steps over a name, and over what it may hold. */
 export function checkedName(name: ByteString): ByteString {
   if (name.length > maxName) refuse('NAMETOOLONG');
-  if (!isPossibleName(isAscii(name) ? name : Buffer.from(name, 'latin1'))) refuse('INVAL');
+  if (!isValidName(isAscii(name) ? name : Buffer.from(name, 'latin1'))) refuse('INVAL');
   return name;
 }
 

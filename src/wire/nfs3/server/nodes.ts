@@ -1,9 +1,9 @@
 import type { Descriptor } from './descriptors.ts';
-import { type Handles, isSame, maxTrail, type Origin, trailByte } from './handles.ts';
+import { equalsInConstantTime, type HandleContents, type Handles, maxParentHashes, parentHash } from './handles.ts';
 import type { ByteString } from './names.ts';
 
 /** A file or directory that a client knows, or came by. */
-export interface Node extends Origin {
+export interface Node extends HandleContents {
   /** Where it was last seen; undefined: it is the root. */
   parent: Node | undefined;
   name: ByteString;
@@ -17,9 +17,9 @@ export interface Node extends Origin {
   file: Descriptor | undefined;
   isWritable: boolean;
   /** The trail of what lies in it. */
-  below: Uint8Array | undefined;
+  childParentHashes: Uint8Array | undefined;
   /** Which change of the tree was the last that was made to it through this server. */
-  changed: number;
+  lastChange: number;
 }
 
 /** Those that were asked for lately, by inode number: about `limit` to twice as many. */
@@ -31,19 +31,19 @@ export interface Nodes {
   byHandle(buffer: Buffer, from: number, end: number): Node | undefined;
 }
 
-const noTrail = new Uint8Array(0);
+const noParentHashes = new Uint8Array(0);
 
-function trailBelow(parent: Node | undefined): Uint8Array {
-  if (parent?.parent === undefined) return noTrail;
-  parent.below ??= longer(parent);
-  return parent.below;
+function parentHashesBelow(parent: Node | undefined): Uint8Array {
+  if (parent?.parent === undefined) return noParentHashes;
+  parent.childParentHashes ??= withOwnHash(parent);
+  return parent.childParentHashes;
 }
 
-function longer({ trail, ino }: Node): Uint8Array {
-  if (trail.length >= maxTrail) return trail;
+function withOwnHash({ parentHashes: trail, ino }: Node): Uint8Array {
+  if (trail.length >= maxParentHashes) return trail;
   const made = new Uint8Array(trail.length + 1);
   made.set(trail);
-  made[trail.length] = trailByte(ino);
+  made[trail.length] = parentHash(ino);
   return made;
 }
 
@@ -53,14 +53,14 @@ export function createNode(ino: bigint, birth: bigint, parent: Node | undefined,
     birth,
     parent,
     name,
-    trail: trailBelow(parent),
+    parentHashes: parentHashesBelow(parent),
     isGone: false,
     handle: undefined,
     directory: undefined,
     file: undefined,
     isWritable: false,
-    below: undefined,
-    changed: 0,
+    childParentHashes: undefined,
+    lastChange: 0,
   };
 }
 
@@ -103,7 +103,7 @@ export function createNodes(handles: Handles, limit: number): Nodes {
       if (end - from < 12) return undefined;
       const node = byKey(buffer.readUInt32BE(from + 4) * 0x1_0000_0000 + buffer.readUInt32BE(from + 8));
       // The whole of it is compared with one that we made ourselves: then it needs no check of its own.
-      return node !== undefined && isSame(handleOf(node), buffer, from, end) ? node : undefined;
+      return node !== undefined && equalsInConstantTime(handleOf(node), buffer, from, end) ? node : undefined;
     },
   };
 }

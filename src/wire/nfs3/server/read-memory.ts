@@ -11,7 +11,7 @@ export interface ReadMemory {
   /** Of what `take` gave, or a part of it; anything else is ignored. */
   giveBack(data: Uint8Array): void;
   /** Lets go what was not needed since the last time. */
-  tidy(): void;
+  freeUnused(): void;
 }
 
 export function createReadMemory(): ReadMemory {
@@ -30,7 +30,7 @@ export function createReadMemory(): ReadMemory {
     giveBack: ({ buffer }) => {
       if (free.length < kept && ours.delete(buffer)) free.push(Buffer.from(buffer));
     },
-    tidy: () => {
+    freeUnused: () => {
       free.splice(0, unused);
       unused = free.length;
     },

@@ -6,7 +6,7 @@ import { needs } from '#testbed/needs.ts';
 import { type Mounted, startOwnServer } from '#testing/own-nfs-server.ts';
 import type { EntryPlus, FileHandle } from '../structures.ts';
 import { createNode, type Node } from './nodes.ts';
-import { createPages, type Page } from './readdir-cache.ts';
+import { createReaddirCache, type Page } from './readdir-cache.ts';
 
 /** Its time goes on when told to; the wall clock is a second ahead, so that no directory looks as if it just changed. */
 function steppedClock() {
@@ -107,7 +107,7 @@ describe('pages', () => {
   const page = (length: number): Page => ({ bytes: Buffer.alloc(length), nodes: [] });
 
   test('are let go when they take too much room, the oldest first', () => {
-    const pages = createPages({ changes: 0 }, () => 0);
+    const pages = createReaddirCache({ changeCount: 0 }, () => 0);
     for (let i = 0; i < 100; i++) pages.keep(directory, `${i}`, stats, page(100_000));
     const kept = Array.from({ length: 100 }, (_, i) => pages.find(directory, `${i}`, stats) !== undefined);
     expect(kept.indexOf(true)).toBe(100 - Math.floor((8 * 1024 * 1024) / 100_000));
@@ -115,7 +115,7 @@ describe('pages', () => {
   });
 
   test('of another state of the directory are not found', () => {
-    const pages = createPages({ changes: 0 }, () => 0);
+    const pages = createReaddirCache({ changeCount: 0 }, () => 0);
     pages.keep(directory, 'q', stats, page(4));
     expect(pages.find(directory, 'q', stats)).toBeDefined();
     expect(pages.find(directory, 'q', { ...stats, mtimeNs: 2n } as fs.BigIntStats)).toBeUndefined();

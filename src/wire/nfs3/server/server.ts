@@ -14,30 +14,30 @@ import {
 } from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
-import { aboutFiles } from './attribute-procedures.ts';
-import { createDescribe } from './attributes.ts';
+import { attributeProcedures } from './attribute-procedures.ts';
+import { createToAttributes } from './attributes.ts';
 import { requireBirthTimes } from './birth-times.ts';
 import { createIsConfined } from './confinement.ts';
-import { making } from './creation-procedures.ts';
-import { createData } from './data-procedures.ts';
+import { creationProcedures } from './creation-procedures.ts';
+import { createDataProcedures } from './data-procedures.ts';
 import { createDurability } from './durability.ts';
 import type { Export } from './export.ts';
-import { createTree } from './exported-tree.ts';
-import { createSearch } from './file-search.ts';
-import { loadKey } from './handle-key.ts';
-import { createCode, createHandles } from './handles.ts';
-import { createIdentities, type IdentityOptions, type Mapped } from './identities.ts';
+import { createExportedTree } from './exported-tree.ts';
+import { createFileSearch } from './file-search.ts';
+import { loadHandleKey } from './handle-key.ts';
+import { createHandles, createHmacSha256 } from './handles.ts';
+import { createIdentities, type IdentityOptions, type IdMapping } from './identities.ts';
 import { cookieSecret, createListings } from './listing.ts';
 import { listingProcedures } from './listing-procedures.ts';
 import { createMountProgram } from './mount-program.ts';
-import { naming } from './name-procedures.ts';
+import { nameProcedures } from './name-procedures.ts';
 import { createMayConnect } from './networks.ts';
 import { createNodes } from './nodes.ts';
 import { requireOneDevice } from './one-device.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
-import { type Definition, servedProcedure } from './procedure.ts';
+import { type ProcedureDefinition, servedProcedure } from './procedure.ts';
 import { createReadMemory, type ReadMemory } from './read-memory.ts';
-import { createPages } from './readdir-cache.ts';
+import { createReaddirCache } from './readdir-cache.ts';
 
 export interface NfsServerOptions {
   readonly replaysByPort?: RpcServerOptions['replaysByPort'];
@@ -63,8 +63,8 @@ export interface NfsServerOptions {
   readonly privilegedPorts?: boolean;
   readonly squash?: IdentityOptions['squash'];
   readonly anonymous?: IdentityOptions['anonymous'];
-  readonly users?: readonly Mapped[];
-  readonly groups?: readonly Mapped[];
+  readonly users?: readonly IdMapping[];
+  readonly groups?: readonly IdMapping[];
   /** RFC 9289. Required: whoever does not ask for it is refused. */
   readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
   /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confinement.ts. */
@@ -122,7 +122,7 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const isAllowed = createMayConnect(networks);
   const limits = { ...defaultLimits, ...options.limits };
   const closing = new AbortController();
-  const key = await loadKey(options.state, options.directory);
+  const key = await loadHandleKey(options.state, options.directory);
   const exported = createExport(options, limits, key, closing.signal);
   const about: Omit<RpcServerOptions, 'programs'> = {
     mayConnect: (address, socket) => isAllowed(address) && (options.mayConnect?.(socket) ?? true),
@@ -152,8 +152,8 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const portmapPort = options.portmap && (await listenForPortmap(open, about, host, port, options.portmap.port));
   const refresh = (): void => {
     exported.tree.refresh();
-    exported.pages.tidy();
-    memory.tidy();
+    exported.readdirCache.evictExpired();
+    memory.freeUnused();
   };
   open.use(repeating(clock, refreshMs, refresh));
   const all = open.move();
@@ -162,13 +162,13 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
 
 function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, closing: AbortSignal): Export {
   const { clock, directory, onError = () => undefined } = options;
-  const code = createCode(key);
+  const code = createHmacSha256(key);
   const handles = createHandles(key);
   const nodes = createNodes(handles, limits.nodes);
   const { ownsProcess = false } = options;
   requireOneDevice(directory);
   if (options.confined !== undefined && options.confined.length > 0) requireBirthTimes(directory);
-  const tree = createTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
+  const tree = createExportedTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
   const identities = createIdentities(identityOptions(options));
   let verifier = randomBytes(8);
   return {
@@ -177,13 +177,13 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
     handles,
     identities,
     onError,
-    search: createSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
-    describe: createDescribe(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
+    search: createFileSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
+    toAttributes: createToAttributes(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
     listings: createListings(tree, cookieSecret(code(Buffer.from('cookies'))), clock.now, {
       maxNames: limits.namesOfOneDirectory,
       maxKept: limits.names,
     }),
-    pages: createPages(tree, clock.elapsed),
+    readdirCache: createReaddirCache(tree, clock.elapsed),
     durability: createDurability(tree),
     isDurable: options.durable !== false && !isInMemory(directory),
     isReadOnly: options.readOnly ?? false,
@@ -208,7 +208,7 @@ function identityOptions(options: NfsServerOptions): IdentityOptions {
     anonymous: options.anonymous ?? { uid: nobody, gid: nobody },
     users: options.users ?? [],
     groups: options.groups ?? [],
-    only: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
+    serverUser: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
   };
 }
 
@@ -224,9 +224,15 @@ function createAdmits({ privilegedPorts = false, tls }: NfsServerOptions): (call
 type IsConfined = ReturnType<typeof createIsConfined>;
 
 function nfs(exported: Export, isConfined: IsConfined, memory: ReadMemory, slowReadMs: number): ServedProgram {
-  const definitions = [...aboutFiles, ...createData(memory, slowReadMs), ...making, ...naming, ...listingProcedures];
+  const definitions = [
+    ...attributeProcedures,
+    ...createDataProcedures(memory, slowReadMs),
+    ...creationProcedures,
+    ...nameProcedures,
+    ...listingProcedures,
+  ];
   const confined = { ...exported, isConfined: true };
-  const served = (one: Definition): ServedProcedure => {
+  const served = (one: ProcedureDefinition): ServedProcedure => {
     const [free, narrow] = [servedProcedure(exported, one), servedProcedure(confined, one)];
     return { ...free, handle: (reader, caller) => (isConfined(caller) ? narrow : free).handle(reader, caller) };
   };

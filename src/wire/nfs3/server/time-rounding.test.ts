@@ -4,12 +4,12 @@ import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
-import { nanosecondsShown, toSystem } from './time-rounding.ts';
+import { roundNanoseconds, toUtimesSeconds } from './time-rounding.ts';
 
 /** As libuv does it. */
 const kept = (seconds: number, nanoseconds: number): number =>
-  Math.floor((toSystem({ seconds, nanoseconds }) - seconds) * 1e9);
-const shown = (seconds: number, nanoseconds: number): number => nanosecondsShown(seconds, kept(seconds, nanoseconds));
+  Math.floor((toUtimesSeconds({ seconds, nanoseconds }) - seconds) * 1e9);
+const shown = (seconds: number, nanoseconds: number): number => roundNanoseconds(seconds, kept(seconds, nanoseconds));
 
 const seconds = fc.oneof(
   fc.integer({ min: 0, max: 2 ** 32 - 1 }),
@@ -36,7 +36,7 @@ test('whatever else is set comes back at most a microsecond later, and never ear
 
 test('times that files got by themselves are told as they are, but for one in a thousand', () => {
   let others = 0;
-  for (let ns = 0; ns < 999_000_000; ns += 9_973) if (nanosecondsShown(1_750_000_000, ns) !== ns) others++;
+  for (let ns = 0; ns < 999_000_000; ns += 9_973) if (roundNanoseconds(1_750_000_000, ns) !== ns) others++;
   expect(others).toBeLessThan(150);
 });
 

@@ -12,28 +12,30 @@ const perMicrosecond = 1000;
 const widestStep = 480;
 
 /** Nanoseconds that the system makes of such a time. */
-const kept = (time: number, seconds: number): number => Math.floor((time - seconds) * perSecond);
+const storedNanoseconds = (time: number, seconds: number): number => Math.floor((time - seconds) * perSecond);
 
 const stepAt = (seconds: number): number => 2 ** (Math.floor(Math.log2(Math.max(seconds, 1))) - 52);
 
 /** The first from that time on, never one before it. */
-function notBefore(seconds: number, nanoseconds: number): number {
+function firstTimeFrom(seconds: number, nanoseconds: number): number {
   const time = seconds + nanoseconds / perSecond;
-  return kept(time, seconds) < nanoseconds ? time + stepAt(seconds) : time;
+  return storedNanoseconds(time, seconds) < nanoseconds ? time + stepAt(seconds) : time;
 }
 
 /** For utimes. */
-export function toSystem({ seconds, nanoseconds }: Time): number {
-  const time = notBefore(seconds, nanoseconds);
+export function toUtimesSeconds({ seconds, nanoseconds }: Time): number {
+  const time = firstTimeFrom(seconds, nanoseconds);
   const isOurs = nanoseconds % perMicrosecond === 0;
   // A stand-in for the microsecond before it is not to be taken.
-  return isOurs || nanosecondsShown(seconds, kept(time, seconds)) >= nanoseconds ? time : time + stepAt(seconds);
+  return isOurs || roundNanoseconds(seconds, storedNanoseconds(time, seconds)) >= nanoseconds
+    ? time
+    : time + stepAt(seconds);
 }
 
 /** What is told of a time that the system gave. */
-export function nanosecondsShown(seconds: number, nanoseconds: number): number {
+export function roundNanoseconds(seconds: number, nanoseconds: number): number {
   const rest = nanoseconds % perMicrosecond;
   if (rest === 0 || rest > widestStep) return nanoseconds;
   const whole = nanoseconds - rest;
-  return kept(notBefore(seconds, whole), seconds) === nanoseconds ? whole : nanoseconds;
+  return storedNanoseconds(firstTimeFrom(seconds, whole), seconds) === nanoseconds ? whole : nanoseconds;
 }
