@@ -68,12 +68,12 @@ export async function runController(
   using _memory = giveBackWhenIdle(clock);
   const metrics = createControllerMetrics(version, () => leader.isLeading);
   const userAgent = `stowage-controller/${version}`;
-  using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, observed: metrics.request });
+  using client = createKubeClient({ access, clock, userAgent, maxSockets: 48, onResponse: metrics.request });
   // No other has it, not even the same pod after a restart.
   const identity = `${hostname()}_${randomUUID()}`;
   const namespace = options.namespace ?? access.namespace;
   // With a connection of its own: who leads must be able to say so however many other calls wait for an answer.
-  using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, observed: metrics.request });
+  using apart = createKubeClient({ access, clock, userAgent, maxSockets: 1, onResponse: metrics.request });
   const { note, marks } = await createControllerMarks({ client, clock, namespace, env: process.env });
   const leader = createLeader({ client: apart, clock, namespace, name: leaseName, identity, note });
   const state = { isWorking: false };

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { KubeError, mayPass, reasonOf } from '#wire/kube/errors.ts';
+import { isTransient, KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { heldBy, usedBy, usersOf } from './looking.ts';
@@ -37,9 +37,9 @@ const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
 
 /** A new claim may be let in later, without anybody changing this command: room in a quota comes and goes. */
 const mayBeMade = (error: KubeError): boolean =>
-  mayPass(error) ||
+  isTransient(error) ||
   error.reason === 'Conflict' ||
-  (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.said));
+  (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.serverMessage));
 
 export const absent = async <T>(asked: Promise<T>): Promise<T | undefined> => {
   try {
@@ -82,8 +82,8 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
       try {
         if (await look()) return;
       } catch (thrown) {
-        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !mayPass(thrown)) throw thrown;
-        why = thrown.said || thrown.message;
+        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !isTransient(thrown)) throw thrown;
+        why = thrown.serverMessage || thrown.message;
       }
       if (clock.elapsed() >= until) throw await late(why);
       await clock.sleep(pause, signal);
@@ -137,7 +137,7 @@ export function createMoving({ client, clock, signal, patienceMs }: MovingParts)
       } catch (thrown) {
         if (reasonOf(thrown) === 'AlreadyExists') return true;
         if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
-        why = thrown.said || thrown.message;
+        why = thrown.serverMessage || thrown.message;
         if (!mayBeMade(thrown)) throw await gone();
         return false;
       }

@@ -9,8 +9,8 @@ import { systemClock } from '#base/clock.ts';
 
 import { createAuthorityFilter, withAcceptableAuthority } from './authority-filter.ts';
 import { GetPluginInfoResponseSchema, Identity } from './generated/csi.ts';
-import { framed, methodsOf, unframed } from './grpc.ts';
-import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.ts';
+import { createMethods, decodeFrame, encodeFrame } from './grpc.ts';
+import { createHpackDecoder, encodeAsLiterals, type HeaderField } from './hpack.ts';
 import { createGrpcServer } from './server.ts';
 
 const preface = Buffer.from('PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n');
@@ -102,7 +102,7 @@ async function served(): Promise<string> {
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const path = join(folder.path, 'csi.sock');
   const grpc = createGrpcServer({
-    methods: methodsOf(Identity, { getPluginInfo: async () => ({ name: 'file.stowage.dev', vendorVersion: '1' }) }),
+    methods: createMethods(Identity, { getPluginInfo: async () => ({ name: 'file.stowage.dev', vendorVersion: '1' }) }),
     clock: systemClock(),
     statusOf: (thrown) => ({ code: 13, message: String(thrown) }),
   });
@@ -115,8 +115,8 @@ async function served(): Promise<string> {
 
 const endStream = 1;
 const endHeaders = 4;
-const body = framed(new Uint8Array());
-const nameIn = (message: Buffer): string => fromBinary(GetPluginInfoResponseSchema, unframed(message)).name;
+const body = encodeFrame(new Uint8Array());
+const nameIn = (message: Buffer): string => fromBinary(GetPluginInfoResponseSchema, decodeFrame(message)).name;
 
 describe('a client that names the path of the socket as the authority', () => {
   test('is answered, also when it refers to what it said before', async () => {
@@ -136,7 +136,7 @@ describe('a client that names the path of the socket as the authority', () => {
   test('is answered with its headers in pieces, padded, with a priority, and byte by byte', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
-    const block = encodeLiterally(fields(socketPath));
+    const block = encodeAsLiterals(fields(socketPath));
     const head = Buffer.concat([Buffer.of(7), Buffer.from([0, 0, 0, 0, 15]), block.subarray(0, 20), Buffer.alloc(7)]);
     const all = Buffer.concat([
       preface,
@@ -168,14 +168,14 @@ describe('a client that names the path of the socket as the authority', () => {
   test('and one that names none is answered too', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
-    const block = encodeLiterally(fields(''));
+    const block = encodeAsLiterals(fields(''));
     peer.write(preface, settings, frame(1, endHeaders, 1, block), frame(0, endStream, 1, body));
     expect((await peer.answer(1)).status).toBe('0');
   });
 });
 
 describe('what no peer may send ends the connection', () => {
-  const begun = frame(1, 0, 1, encodeLiterally(fields(socketPath)));
+  const begun = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
   test.each([
     ['a header block that is interrupted', [begun, frame(0, endStream, 1, body)]],
     ['a header block that goes on where none began', [frame(9, endHeaders, 1, Buffer.of(0))]],

@@ -1,7 +1,7 @@
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { streamOver } from '#base/socket-stream.ts';
-import { createHpackDecoder, encodeLiterally, type HeaderField } from './hpack.ts';
+import { createHpackDecoder, encodeAsLiterals, type HeaderField } from './hpack.ts';
 
 /**
  * Go's gRPC clients may send the path of the socket as `:authority`, as it is. Node's HTTP/2 refuses a slash in it, and with it
@@ -19,13 +19,13 @@ const endHeaders = 0x4;
 const padded = 0x8;
 const withPriority = 0x20;
 /** RFC 9113, section 6.5.2: nobody has been told that frames may be larger. */
-const mostFrameBytes = 16_384;
-const mostBlockBytes = 65_536;
-const mostFrames = 16;
+const maxFrameBytes = 16_384;
+const maxBlockBytes = 65_536;
+const maxFrames = 16;
 
 /** What nghttp2 lets pass. */
-const acceptable = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
-const instead = 'localhost';
+const acceptedByNghttp2 = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
+const replacementAuthority = 'localhost';
 
 interface Block {
   readonly stream: number;
@@ -38,62 +38,62 @@ interface Block {
 
 /** The bytes of one connection, in the pieces in which they come. Throws for what no peer may send. */
 export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
-  const decoder = createHpackDecoder(mostBlockBytes);
+  const decoder = createHpackDecoder(maxBlockBytes);
   let rest: Buffer = Buffer.alloc(0);
   /** So many bytes are nothing to us. */
-  let passing = prefaceBytes;
+  let passThroughBytes = prefaceBytes;
   let block: Block | undefined;
   let isRewriting = false;
 
-  function ended({ stream, flags, frames, fragments }: Block): readonly Buffer[] {
+  function finishBlock({ stream, flags, frames, fragments }: Block): readonly Buffer[] {
     const fields = decoder.decode(Buffer.concat(fragments));
     const isRefused = ([name, value]: HeaderField): boolean =>
-      (name === ':authority' || name === 'host') && !acceptable.test(value);
+      (name === ':authority' || name === 'host') && !acceptedByNghttp2.test(value);
     // Once begun it goes on: what comes later may refer to what is no longer said.
     isRewriting ||= fields.some(isRefused);
     if (!isRewriting) return frames;
-    const anew = fields.map((field): HeaderField => (isRefused(field) ? [field[0], instead] : field));
-    return framesOf(stream, flags & ~(endHeaders | padded | withPriority), encodeLiterally(anew));
+    const rewritten = fields.map((field): HeaderField => (isRefused(field) ? [field[0], replacementAuthority] : field));
+    return encodeFrames(stream, flags & ~(endHeaders | padded | withPriority), encodeAsLiterals(rewritten));
   }
 
   /** A frame that belongs to a header block. */
-  function taken(frame: Buffer): readonly Buffer[] {
-    const { type, flags, stream } = headerOf(frame);
+  function addFrame(frame: Buffer): readonly Buffer[] {
+    const { type, flags, stream } = parseFrameHeader(frame);
     if (type === headersType) block = { stream, flags, frames: [], fragments: [], bytes: 0 };
     if (block === undefined || block.stream !== stream) throw new Error('a header block goes on where none began');
-    const fragment = type === headersType ? fragmentOf(frame, flags) : frame.subarray(frameHeaderBytes);
+    const fragment = type === headersType ? headerFragment(frame, flags) : frame.subarray(frameHeaderBytes);
     block.frames.push(frame);
     block.fragments.push(fragment);
     block.bytes += fragment.length;
-    if (block.bytes > mostBlockBytes || block.frames.length > mostFrames) throw new Error('the headers are too large');
+    if (block.bytes > maxBlockBytes || block.frames.length > maxFrames) throw new Error('the headers are too large');
     if ((flags & endHeaders) === 0) return [];
     const whole = block;
     block = undefined;
-    return ended(whole);
+    return finishBlock(whole);
   }
 
   return (chunk) => {
     rest = rest.length === 0 ? chunk : Buffer.concat([rest, chunk]);
     const out: Buffer[] = [];
     while (rest.length > 0) {
-      if (passing > 0) {
-        const piece = rest.subarray(0, passing);
+      if (passThroughBytes > 0) {
+        const piece = rest.subarray(0, passThroughBytes);
         out.push(piece);
-        passing -= piece.length;
+        passThroughBytes -= piece.length;
         rest = rest.subarray(piece.length);
         continue;
       }
       if (rest.length < frameHeaderBytes) break;
-      const { length, type } = headerOf(rest);
+      const { length, type } = parseFrameHeader(rest);
       const isOfBlock = type === headersType || type === continuationType;
       if (block !== undefined && type !== continuationType) throw new Error('a header block is interrupted');
       if (!isOfBlock) {
-        passing = frameHeaderBytes + length;
+        passThroughBytes = frameHeaderBytes + length;
         continue;
       }
-      if (length > mostFrameBytes) throw new Error('a frame is too large');
+      if (length > maxFrameBytes) throw new Error('a frame is too large');
       if (rest.length < frameHeaderBytes + length) break;
-      out.push(...taken(rest.subarray(0, frameHeaderBytes + length)));
+      out.push(...addFrame(rest.subarray(0, frameHeaderBytes + length)));
       rest = rest.subarray(frameHeaderBytes + length);
     }
     // A view would keep all that came with it in memory.
@@ -102,7 +102,7 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
   };
 }
 
-const headerOf = (frame: Buffer) => ({
+const parseFrameHeader = (frame: Buffer) => ({
   length: frame.readUIntBE(0, 3),
   type: frame.readUInt8(3),
   flags: frame.readUInt8(4),
@@ -110,7 +110,7 @@ const headerOf = (frame: Buffer) => ({
 });
 
 /** RFC 9113, section 6.2: without padding and priority. */
-function fragmentOf(frame: Buffer, flags: number): Buffer {
+function headerFragment(frame: Buffer, flags: number): Buffer {
   let from = frameHeaderBytes;
   let to = frame.length;
   if ((flags & padded) !== 0) {
@@ -122,10 +122,10 @@ function fragmentOf(frame: Buffer, flags: number): Buffer {
   return frame.subarray(from, to);
 }
 
-function framesOf(stream: number, flags: number, block: Buffer): readonly Buffer[] {
+function encodeFrames(stream: number, flags: number, block: Buffer): readonly Buffer[] {
   const frames: Buffer[] = [];
-  for (let at = 0; at === 0 || at < block.length; at += mostFrameBytes) {
-    const piece = block.subarray(at, at + mostFrameBytes);
+  for (let at = 0; at === 0 || at < block.length; at += maxFrameBytes) {
+    const piece = block.subarray(at, at + maxFrameBytes);
     const header = Buffer.alloc(frameHeaderBytes);
     header.writeUIntBE(piece.length, 0, 3);
     header.writeUInt8(at === 0 ? headersType : continuationType, 3);

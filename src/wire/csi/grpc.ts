@@ -47,20 +47,20 @@ export type Handlers<S extends DescService> = { readonly [K in keyof S['method']
 export type Methods = ReadonlyMap<string, (message: Uint8Array, call: GrpcCall) => Promise<Uint8Array>>;
 
 /** What has no handler is not implemented. */
-export function methodsOf<S extends DescService>(service: S, handlers: Handlers<S>): Methods {
+export function createMethods<S extends DescService>(service: S, handlers: Handlers<S>): Methods {
   return new Map(
     service.methods.flatMap((method) => {
       const handler = (handlers as Readonly<Record<string, Handler<DescMethod> | undefined>>)[method.localName];
       if (handler === undefined) return [];
       const { input, output } = method;
       const answer = async (message: Uint8Array, call: GrpcCall): Promise<Uint8Array> =>
-        toBinary(output, create(output, await handler(read(input, message), call)));
+        toBinary(output, create(output, await handler(parseMessage(input, message), call)));
       return [[`/${service.typeName}/${method.name}`, answer]];
     }),
   );
 }
 
-function read<M extends DescMessage>(input: M, message: Uint8Array): MessageShape<M> {
+function parseMessage<M extends DescMessage>(input: M, message: Uint8Array): MessageShape<M> {
   try {
     return fromBinary(input, message);
   } catch (cause) {
@@ -69,14 +69,14 @@ function read<M extends DescMessage>(input: M, message: Uint8Array): MessageShap
 }
 
 /** gRPC over HTTP/2: whether it is compressed, its length, the message. */
-export function framed(message: Uint8Array): Buffer {
+export function encodeFrame(message: Uint8Array): Buffer {
   const frame = Buffer.alloc(5 + message.length);
   frame.writeUInt32BE(message.length, 1);
   frame.set(message, 5);
   return frame;
 }
 
-export function unframed(frame: Buffer): Buffer {
+export function decodeFrame(frame: Buffer): Buffer {
   if (frame.length < 5) throw new GrpcError('the request has no message', { code: grpcCodes.internal });
   if (frame[0] !== 0) throw new GrpcError('compressed messages are not understood', { code: grpcCodes.unimplemented });
   if (frame.readUInt32BE(1) !== frame.length - 5)
@@ -87,7 +87,7 @@ export function unframed(frame: Buffer): Buffer {
 const units: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
 
 /** `grpc-timeout`, in ms. Undefined: as long as it takes. */
-export function timeoutFrom(header: string | undefined): number | undefined {
+export function parseTimeout(header: string | undefined): number | undefined {
   if (header === undefined) return undefined;
   const [, value, unit] = /^([0-9]{1,8})([HMSmun])$/.exec(header) ?? [];
   if (value === undefined || unit === undefined)
@@ -96,7 +96,7 @@ export function timeoutFrom(header: string | undefined): number | undefined {
 }
 
 /** `grpc-message`: what is not printable ASCII is written with percent signs. */
-export function messageHeader(text: string): string {
+export function encodeStatusMessage(text: string): string {
   return Array.from(Buffer.from(text), (byte) =>
     byte >= 0x20 && byte <= 0x7e && byte !== 0x25
       ? String.fromCharCode(byte)

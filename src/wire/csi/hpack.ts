@@ -13,7 +13,7 @@ export interface HpackDecoder {
 }
 
 /** What the side that reads has promised; that of Node's HTTP/2 too. */
-const mostTableBytes = 4_096;
+const maxTableBytes = 4_096;
 /** RFC 7541, section 4.1: what an entry counts beyond its text. */
 const entryBytes = 32;
 const endOfString = 256;
@@ -56,11 +56,11 @@ export function createHpackDecoder(mostHeaderBytes: number): HpackDecoder {
 
 function createDynamicTable() {
   const entries: HeaderField[] = [];
-  let most = mostTableBytes;
+  let maxBytes = maxTableBytes;
   let bytes = 0;
   const sizeOf = ([name, value]: HeaderField): number => name.length + value.length + entryBytes;
   const shrink = (): void => {
-    while (bytes > most) {
+    while (bytes > maxBytes) {
       const oldest = entries.pop();
       bytes -= oldest === undefined ? bytes : sizeOf(oldest);
     }
@@ -73,8 +73,8 @@ function createDynamicTable() {
       shrink();
     },
     resize: (size: number): void => {
-      if (size > mostTableBytes) throw new HpackError('the table of headers is larger than was agreed');
-      most = size;
+      if (size > maxTableBytes) throw new HpackError('the table of headers is larger than was agreed');
+      maxBytes = size;
       shrink();
     },
   };
@@ -144,7 +144,7 @@ function symbolOf(code: number, bits: number): number | undefined {
 }
 
 /** As literals that nobody remembers: what was said before does not matter to who reads them. */
-export function encodeLiterally(fields: readonly HeaderField[]): Buffer {
+export function encodeAsLiterals(fields: readonly HeaderField[]): Buffer {
   const parts: Buffer[] = [];
   for (const [name, value] of fields) parts.push(Buffer.of(0), textBytes(name), textBytes(value));
   return Buffer.concat(parts);

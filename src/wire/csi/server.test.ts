@@ -6,8 +6,15 @@ import { afterEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { Identity } from './generated/csi.ts';
-import { framed, type GrpcCall, type GrpcStatus, messageHeader, methodsOf, timeoutFrom } from './grpc.ts';
-import { createGrpcServer, type GrpcOptions, type GrpcServer } from './server.ts';
+import {
+  createMethods,
+  encodeFrame,
+  encodeStatusMessage,
+  type GrpcCall,
+  type GrpcStatus,
+  parseTimeout,
+} from './grpc.ts';
+import { createGrpcServer, type GrpcServer, type GrpcServerOptions } from './server.ts';
 
 const cleanups: (() => unknown)[] = [];
 afterEach(async () => {
@@ -23,14 +30,14 @@ interface Served {
 /** With one method, which does what the test wants. */
 async function served(
   probe: (call: GrpcCall) => Promise<boolean>,
-  limits: GrpcOptions['limits'] = {},
+  limits: GrpcServerOptions['limits'] = {},
   statusOf: (thrown: unknown) => GrpcStatus = (thrown) => ({ code: 13, message: String(thrown) }),
 ): Promise<Served> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const path = join(folder.path, 'csi.sock');
   const grpc = createGrpcServer({
-    methods: methodsOf(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
+    methods: createMethods(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
     clock: systemClock(),
     statusOf,
     limits,
@@ -111,9 +118,9 @@ describe('what is refused before any method', () => {
   test.each([
     ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
     ['no message', Buffer.alloc(0), 13, 'the request has no message'],
-    ['half a message', framed(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
+    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
     ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not understood'],
-    ['a message that is none', framed(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
+    ['a message that is none', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
   ])('%s', async (_what, body, code, message) => {
     const { client } = await served(async () => true, { messageBytes: 2_048 });
     await expect(client.callBytes(path, body)).rejects.toMatchObject({ code, message });
@@ -122,7 +129,7 @@ describe('what is refused before any method', () => {
 
   test('what is not gRPC', async () => {
     const { client } = await served(async () => true);
-    const sent = client.callBytes(path, framed(new Uint8Array()), { 'content-type': 'application/json' });
+    const sent = client.callBytes(path, encodeFrame(new Uint8Array()), { 'content-type': 'application/json' });
     await expect(sent).rejects.toThrow('HTTP 415');
   });
 
@@ -210,10 +217,10 @@ describe('closing', () => {
 });
 
 test('timeouts are in any unit', () => {
-  expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(timeoutFrom)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
-  expect(timeoutFrom(undefined)).toBeUndefined();
+  expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(parseTimeout)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
+  expect(parseTimeout(undefined)).toBeUndefined();
 });
 
 test('a message is written in printable letters', () => {
-  expect(messageHeader('ä 5%\n')).toBe('%C3%A4 5%25%0A');
+  expect(encodeStatusMessage('ä 5%\n')).toBe('%C3%A4 5%25%0A');
 });

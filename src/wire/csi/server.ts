@@ -11,15 +11,15 @@ import type { Clock } from '#base/clock.ts';
 import { patiently } from '#base/wait.ts';
 import { withAcceptableAuthority } from './authority-filter.ts';
 import {
-  framed,
+  decodeFrame,
+  encodeFrame,
+  encodeStatusMessage,
   type GrpcCall,
   GrpcError,
   type GrpcStatus,
   grpcCodes,
   type Methods,
-  messageHeader,
-  timeoutFrom,
-  unframed,
+  parseTimeout,
 } from './grpc.ts';
 
 /**
@@ -33,19 +33,19 @@ export interface GrpcServer {
   close(graceMs: number): Promise<void>;
 }
 
-export interface GrpcOptions {
+export interface GrpcServerOptions {
   readonly methods: Methods;
   readonly clock: Clock;
   /** What is answered for what a handler threw, and noted of it. */
   readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
-  readonly limits?: Partial<typeof usualLimits>;
+  readonly limits?: Partial<typeof defaultLimits>;
   /** Why a call is ended from outside, in the words of who does its work; they are what `statusOf` is given then. */
-  readonly ended?: { gone(): Error; stopping(): Error };
+  readonly abortReasons?: { clientGone(): Error; serverStopping(): Error };
   /** Of every call when it is answered: its method, the code of the answer, how long it took. */
-  readonly observed?: (method: string, code: number, seconds: number) => void;
+  readonly onCallEnd?: (method: string, code: number, seconds: number) => void;
 }
 
-const usualLimits = {
+const defaultLimits = {
   connections: 256,
   /** Calls under way, in all connections. */
   calls: 1_024,
@@ -54,26 +54,32 @@ const usualLimits = {
   callMs: 300_000,
 };
 
-const cutMs = 3_000;
+const forceCloseMs = 3_000;
 
-interface Shared extends GrpcOptions {
-  readonly ended: NonNullable<GrpcOptions['ended']>;
-  readonly most: typeof usualLimits;
+interface ServerState extends GrpcServerOptions {
+  readonly abortReasons: NonNullable<GrpcServerOptions['abortReasons']>;
+  readonly maximums: typeof defaultLimits;
   /** Of the calls under way, to end them by. */
-  readonly underway: Set<AbortController>;
+  readonly inFlight: Set<AbortController>;
   isClosing: boolean;
 }
 
-export function createGrpcServer(options: GrpcOptions): GrpcServer {
-  const most = { ...usualLimits, ...options.limits };
-  const shared: Shared = { ended: usualEnds, ...options, most, underway: new Set(), isClosing: false };
+export function createGrpcServer(options: GrpcServerOptions): GrpcServer {
+  const most = { ...defaultLimits, ...options.limits };
+  const shared: ServerState = {
+    abortReasons: defaultAbortReasons,
+    ...options,
+    maximums: most,
+    inFlight: new Set(),
+    isClosing: false,
+  };
   const http2 = createHttp2Server({
     maxHeaderListPairs: 64,
     maxSendHeaderBlockLength: 64 * 1024,
     settings: { maxConcurrentStreams: most.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
   });
   const end = (): void => {
-    for (const call of shared.underway) call.abort(shared.ended.stopping());
+    for (const call of shared.inFlight) call.abort(shared.abortReasons.serverStopping());
   };
   const sessions = trackSessions(http2);
   http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
@@ -93,7 +99,7 @@ export function createGrpcServer(options: GrpcOptions): GrpcServer {
       for (const session of sessions) session.close();
       const { clock } = options;
       using _end = clock.after(graceMs, end);
-      using _cut = clock.after(graceMs + cutMs, () => {
+      using _cut = clock.after(graceMs + forceCloseMs, () => {
         for (const session of sessions) session.destroy();
       });
       await promise;
@@ -111,13 +117,13 @@ function trackSessions(http2: Http2Server): ReadonlySet<ServerHttp2Session> {
   return sessions;
 }
 
-const usualEnds: Shared['ended'] = {
-  gone: () => new GrpcError('the caller has gone', { code: grpcCodes.canceled }),
-  stopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
+const defaultAbortReasons: ServerState['abortReasons'] = {
+  clientGone: () => new GrpcError('the caller has gone', { code: grpcCodes.canceled }),
+  serverStopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
 };
 
 /** Never throws: whatever happens in here is answered. */
-async function answer(shared: Shared, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
+async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
   stream.on('error', () => undefined);
   const method = headers[':path'] ?? '';
   if (!(headers['content-type'] ?? '').startsWith('application/grpc')) {
@@ -126,13 +132,16 @@ async function answer(shared: Shared, stream: ServerHttp2Stream, headers: Incomi
     return;
   }
   const underway = new AbortController();
-  shared.underway.add(underway);
+  shared.inFlight.add(underway);
   stream.once('close', () => {
-    if (shared.underway.has(underway)) underway.abort(shared.ended.gone());
+    if (shared.inFlight.has(underway)) underway.abort(shared.abortReasons.clientGone());
   });
   try {
-    const wanted = timeoutFrom(headerText(headers['grpc-timeout']));
-    using limit = shared.clock.deadline(Math.min(wanted ?? shared.most.callMs, shared.most.callMs), underway.signal);
+    const wanted = parseTimeout(headerText(headers['grpc-timeout']));
+    using limit = shared.clock.deadline(
+      Math.min(wanted ?? shared.maximums.callMs, shared.maximums.callMs),
+      underway.signal,
+    );
     const call: GrpcCall = { signal: limit.signal, method };
     await answerCall(shared, stream, call);
   } catch (thrown) {
@@ -142,23 +151,23 @@ async function answer(shared: Shared, stream: ServerHttp2Stream, headers: Incomi
       thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),
     );
   } finally {
-    shared.underway.delete(underway);
+    shared.inFlight.delete(underway);
   }
 }
 
-async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
+async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
   const began = shared.clock.elapsed();
   // What is not there is one method, however many names it is called by.
   const method = shared.methods.has(call.method) ? call.method : 'unknown';
-  const took = (code: number): void => shared.observed?.(method, code, (shared.clock.elapsed() - began) / 1_000);
+  const took = (code: number): void => shared.onCallEnd?.(method, code, (shared.clock.elapsed() - began) / 1_000);
   try {
-    if (shared.isClosing) throw shared.ended.stopping();
-    if (shared.underway.size > shared.most.calls)
+    if (shared.isClosing) throw shared.abortReasons.serverStopping();
+    if (shared.inFlight.size > shared.maximums.calls)
       throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
     const handle = shared.methods.get(call.method);
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
-    const message = unframed(await bodyOf(stream, shared.most.messageBytes + 5, call.signal));
+    const message = decodeFrame(await readBody(stream, shared.maximums.messageBytes + 5, call.signal));
     succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
     took(grpcCodes.ok);
   } catch (thrown) {
@@ -171,7 +180,7 @@ async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcC
 const headerText = (header: string | readonly string[] | undefined): string | undefined =>
   typeof header === 'string' ? header : header?.[0];
 
-function bodyOf(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
   const chunks: Buffer[] = [];
   let length = 0;
@@ -194,12 +203,12 @@ function succeed(stream: ServerHttp2Stream, message: Uint8Array): void {
   if (stream.destroyed || stream.closed) return;
   stream.respond({ ':status': 200, 'content-type': contentType }, { waitForTrailers: true });
   stream.once('wantTrailers', () => stream.sendTrailers({ 'grpc-status': String(grpcCodes.ok) }));
-  stream.end(framed(message));
+  stream.end(encodeFrame(message));
 }
 
 function refuse(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void {
   if (stream.destroyed || stream.closed || stream.headersSent) return;
-  const status = { 'grpc-status': String(code), 'grpc-message': messageHeader(message.slice(0, 4_096)) };
+  const status = { 'grpc-status': String(code), 'grpc-message': encodeStatusMessage(message.slice(0, 4_096)) };
   stream.respond({ ':status': 200, 'content-type': contentType, ...status }, { endStream: true });
   // What it still wants to send is not waited for. RFC 9113, section 8.1.
   if (!stream.readableEnded) stream.close(constants.NGHTTP2_NO_ERROR);

@@ -69,7 +69,7 @@ describe('calls that wait for a connection', () => {
   test('are not kept from one by those that wait for the end of a container', async () => {
     const { engine, client } = await scripted(deafTo('/wait'));
     const stop = new AbortController();
-    const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.containerEnd(`c${at}`, stop.signal)));
+    const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.waitContainer(`c${at}`, stop.signal)));
     await expect.poll(() => engine.asked.length, patience).toBe(9);
     await client.startContainer('c', signal);
     stop.abort();

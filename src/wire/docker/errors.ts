@@ -13,20 +13,20 @@ export class DockerError extends Error {
   /** Of the answer; zero: there was none. */
   readonly status: number;
   /** What the engine said, where it said something. */
-  readonly said: string;
+  readonly engineMessage: string;
   constructor(
     message: string,
     about: {
       readonly failure: DockerFailure;
       readonly status?: number;
-      readonly said?: string;
+      readonly engineMessage?: string;
       readonly cause?: unknown;
     },
   ) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.status = about.status ?? 0;
-    this.said = about.said ?? '';
+    this.engineMessage = about.engineMessage ?? '';
   }
 }
 

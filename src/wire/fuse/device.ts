@@ -14,11 +14,11 @@ export interface DeviceOptions {
   /** Its own: it is closed at the end, also if it cannot be opened. */
   readonly fd: number;
   /** Asked before each read, also if nothing comes of it, for memory that is then read into. Undefined: nothing is read until `resume`. */
-  readonly next: () => Slot | undefined;
+  readonly nextSlot: () => Slot | undefined;
   /** A request of so many bytes lies there. */
   readonly onRequest: (slot: Slot, length: number) => void;
   /** The kernel could make nothing of what was written; if it was an answer, whoever waited was told EIO. */
-  readonly onRefused?: (cause: unknown) => void;
+  readonly onRejected?: (cause: unknown) => void;
   /** Unmounted (ENODEV) or aborted (ECONNABORTED), or whatever else ended it. */
   readonly onEnd: (code: string) => void;
 }
@@ -27,31 +27,31 @@ export interface Device extends Disposable {
   /** False: nobody waits for it any more. */
   write(bytes: Uint8Array): boolean;
   /** The same by another thread, for what may wait for an answer of ours: one at a time in this process. */
-  writeApart(bytes: Uint8Array): Promise<boolean>;
+  writeInThread(bytes: Uint8Array): Promise<boolean>;
   /** There may be memory again. */
   resume(): void;
   /** Nothing more is read. */
   pause(): void;
 }
 
-const writeByThread = promisify(write);
+const writeAsync = promisify(write);
 /** Node has few threads, and one that waits in the kernel serves nobody else: what waits here takes one of them. */
-let apart: Promise<unknown> = Promise.resolve();
+let lastThreadWrite: Promise<unknown> = Promise.resolve();
 
 /** Requests that are read one after the other before anything else gets its turn. */
-const mostAtOnce = 8;
+const maxReadsPerTurn = 8;
 
 /** Interrupted before it was read, or nothing there: not an end. */
-const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
+const transientErrors = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
-export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOptions): Device {
+export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefused, onEnd }: DeviceOptions): Device {
   using failing = new DisposableStack();
   failing.defer(() => closeSync(fd));
   let isClosed = false;
   let watch: Disposable | undefined;
-  let writing: Promise<void> | undefined;
+  let threadWrite: Promise<void> | undefined;
 
-  function rest(): void {
+  function stopReading(): void {
     watch?.[Symbol.dispose]();
     watch = undefined;
   }
@@ -59,38 +59,38 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
   function end(code: string): void {
     if (isClosed) return;
     isClosed = true;
-    rest();
+    stopReading();
     // One that is on its way by another thread must not reach whoever gets the number next.
-    if (writing === undefined) closeSync(fd);
-    else void writing.then(() => closeSync(fd));
+    if (threadWrite === undefined) closeSync(fd);
+    else void threadWrite.then(() => closeSync(fd));
     // Whoever finds the end is in the middle of something.
     setImmediate(() => onEnd(code));
   }
 
-  function readable(): void {
-    for (let i = 0; i < mostAtOnce && watch !== undefined; i++) {
+  function readRequests(): void {
+    for (let i = 0; i < maxReadsPerTurn && watch !== undefined; i++) {
       const slot = next();
       if (slot === undefined) {
-        rest();
+        stopReading();
         return;
       }
       const length = readNow(fd, slot.buffer);
       if (length < 0) {
         const code = getSystemErrorName(length);
-        if (!passing.has(code)) end(code);
+        if (!transientErrors.has(code)) end(code);
         return;
       }
       onRequest(slot, length);
     }
   }
 
-  const begin = (): void => {
-    if (!isClosed) watch ??= watchReadable(fd, readable);
+  const startReading = (): void => {
+    if (!isClosed) watch ??= watchReadable(fd, readRequests);
   };
-  begin();
+  startReading();
   failing.move();
   // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
-  const refused = (cause: unknown): false => {
+  const rejected = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
     onRefused?.(cause);
@@ -104,29 +104,29 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
         writeSync(fd, bytes);
         return true;
       } catch (cause) {
-        return refused(cause);
+        return rejected(cause);
       }
     },
-    writeApart: async (bytes) => {
-      const before = apart;
+    writeInThread: async (bytes) => {
+      const before = lastThreadWrite;
       const { promise: done, resolve } = Promise.withResolvers<void>();
-      apart = done;
+      lastThreadWrite = done;
       await before;
       try {
         if (isClosed) return false;
-        const written = writeByThread(fd, bytes);
-        writing = written.then(nothing, nothing);
+        const written = writeAsync(fd, bytes);
+        threadWrite = written.then(nothing, nothing);
         await written;
         return true;
       } catch (cause) {
-        return refused(cause);
+        return rejected(cause);
       } finally {
-        writing = undefined;
+        threadWrite = undefined;
         resolve();
       }
     },
-    resume: begin,
-    pause: rest,
+    resume: startReading,
+    pause: stopReading,
     [Symbol.dispose]: () => end('closed'),
   };
 }

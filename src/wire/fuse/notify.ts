@@ -1,5 +1,5 @@
 import { notifyCode, outHeaderSize } from './abi.ts';
-import { createOutput, type Output } from './encode.ts';
+import { createReplyBuffer, type ReplyBuffer } from './encode.ts';
 import { setU64 } from './message.ts';
 
 /** What is told to the kernel unasked. Each gives a whole message, to be written to the device. */
@@ -29,8 +29,8 @@ export function invalidateEntry(parent: number, name: Uint8Array, how: { readonl
 /** Send once more what was read and not answered (Linux 6.9). */
 export const resend = (): Buffer => message(notifyCode.resend, 0).buffer;
 
-function message(code: number, size: number): Output {
-  const out = createOutput(outHeaderSize + size);
+function message(code: number, size: number): ReplyBuffer {
+  const out = createReplyBuffer(outHeaderSize + size);
   out.view.setUint32(0, outHeaderSize + size, true);
   // In a notification the error is its code, and no request has the number 0.
   out.view.setInt32(4, code, true);

@@ -71,13 +71,13 @@ export interface DirectoryEntry {
 }
 
 /** For READDIRPLUS; without an entry the kernel looks the name up when it needs to. */
-export interface FullDirectoryEntry extends DirectoryEntry {
+export interface DirectoryEntryPlus extends DirectoryEntry {
   readonly entry: Entry | undefined;
 }
 
 /** Takes entries until there is no room for another; false: this one was not taken. */
-export interface Listing {
-  add(entry: FullDirectoryEntry): boolean;
+export interface DirentWriter {
+  add(entry: DirectoryEntryPlus): boolean;
 }
 
 /** Only what is to be set is there. */
@@ -116,102 +116,106 @@ export interface ReadReply {
 }
 
 type Name = Buffer;
-type Answer<T> = T | Promise<T>;
+type MaybePromise<T> = T | Promise<T>;
 
 /**
  * A file system. What is not there is answered with ENOSYS, which the kernel remembers for most operations and then does
  * without. Names are bytes, without a NUL or a slash. Buffers of a request are valid until it is answered.
  */
 export interface Operations {
-  lookup(parent: number, name: Name, request: Request): Answer<Entry>;
+  lookup(parent: number, name: Name, request: Request): MaybePromise<Entry>;
   /** Not answered, and must not fail. */
   forget(node: number, lookups: number): void;
-  getattr(node: number, fh: number | undefined, request: Request): Answer<AttrReply>;
-  setattr(node: number, set: SetAttr, request: Request): Answer<AttrReply>;
-  readlink(node: number, request: Request): Answer<Uint8Array>;
-  symlink(parent: number, name: Name, target: Buffer, request: Request): Answer<Entry>;
+  getattr(node: number, fh: number | undefined, request: Request): MaybePromise<AttrReply>;
+  setattr(node: number, set: SetAttr, request: Request): MaybePromise<AttrReply>;
+  readlink(node: number, request: Request): MaybePromise<Uint8Array>;
+  symlink(parent: number, name: Name, target: Buffer, request: Request): MaybePromise<Entry>;
   mknod(
     parent: number,
     name: Name,
     how: { readonly mode: number; readonly rdev: number },
     request: Request,
-  ): Answer<Entry>;
-  mkdir(parent: number, name: Name, mode: number, request: Request): Answer<Entry>;
-  unlink(parent: number, name: Name, request: Request): Answer<void>;
-  rmdir(parent: number, name: Name, request: Request): Answer<void>;
+  ): MaybePromise<Entry>;
+  mkdir(parent: number, name: Name, mode: number, request: Request): MaybePromise<Entry>;
+  unlink(parent: number, name: Name, request: Request): MaybePromise<void>;
+  rmdir(parent: number, name: Name, request: Request): MaybePromise<void>;
   rename(
     from: { readonly parent: number; readonly name: Name },
     to: { readonly parent: number; readonly name: Name },
     flags: number,
     request: Request,
-  ): Answer<void>;
-  link(node: number, parent: number, name: Name, request: Request): Answer<Entry>;
-  open(node: number, flags: number, request: Request): Answer<Opened>;
+  ): MaybePromise<void>;
+  link(node: number, parent: number, name: Name, request: Request): MaybePromise<Entry>;
+  open(node: number, flags: number, request: Request): MaybePromise<Opened>;
   create(
     parent: number,
     name: Name,
     how: { readonly flags: number; readonly mode: number },
     request: Request,
-  ): Answer<{ readonly entry: Entry; readonly opened: Opened }>;
+  ): MaybePromise<{ readonly entry: Entry; readonly opened: Opened }>;
   read(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
-  ): Answer<ReadReply>;
+  ): MaybePromise<ReadReply>;
   /** Gives how many bytes were taken. `openFlags`: O_SYNC and the like. */
   write(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
     data: Buffer,
     request: Request,
-  ): Answer<number>;
-  flush(node: number, fh: number, request: Request): Answer<void>;
+  ): MaybePromise<number>;
+  flush(node: number, fh: number, request: Request): MaybePromise<void>;
   /** The last holder of an open file has closed it. `unlock`: whose flock ends with it. */
   release(
     node: number,
     how: { readonly fh: number; readonly unlock: bigint | undefined },
     request: Request,
-  ): Answer<void>;
-  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
-  opendir(node: number, flags: number, request: Request): Answer<Opened>;
+  ): MaybePromise<void>;
+  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): MaybePromise<void>;
+  opendir(node: number, flags: number, request: Request): MaybePromise<Opened>;
   readdir(
     node: number,
     at: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },
-    into: Listing,
+    into: DirentWriter,
     request: Request,
-  ): Answer<void>;
-  releasedir(node: number, fh: number, request: Request): Answer<void>;
-  fsyncdir(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
-  statfs(node: number, request: Request): Answer<Statfs>;
-  access(node: number, mask: number, request: Request): Answer<void>;
-  getxattr(node: number, name: Name, size: number, request: Request): Answer<Uint8Array | number>;
+  ): MaybePromise<void>;
+  releasedir(node: number, fh: number, request: Request): MaybePromise<void>;
+  fsyncdir(
+    node: number,
+    how: { readonly fh: number; readonly dataOnly: boolean },
+    request: Request,
+  ): MaybePromise<void>;
+  statfs(node: number, request: Request): MaybePromise<Statfs>;
+  access(node: number, mask: number, request: Request): MaybePromise<void>;
+  getxattr(node: number, name: Name, size: number, request: Request): MaybePromise<Uint8Array | number>;
   setxattr(
     node: number,
     name: Name,
     set: { readonly value: Buffer; readonly flags: number },
     request: Request,
-  ): Answer<void>;
-  listxattr(node: number, size: number, request: Request): Answer<Uint8Array | number>;
-  removexattr(node: number, name: Name, request: Request): Answer<void>;
-  getlk(node: number, about: LockRequest, request: Request): Answer<Lock>;
-  setlk(node: number, about: LockRequest, request: Request): Answer<void>;
-  setlkw(node: number, about: LockRequest, request: Request): Answer<void>;
+  ): MaybePromise<void>;
+  listxattr(node: number, size: number, request: Request): MaybePromise<Uint8Array | number>;
+  removexattr(node: number, name: Name, request: Request): MaybePromise<void>;
+  getlk(node: number, about: LockRequest, request: Request): MaybePromise<Lock>;
+  setlk(node: number, about: LockRequest, request: Request): MaybePromise<void>;
+  setlkw(node: number, about: LockRequest, request: Request): MaybePromise<void>;
   fallocate(
     node: number,
     what: { readonly fh: number; readonly offset: number; readonly length: number; readonly mode: number },
     request: Request,
-  ): Answer<void>;
+  ): MaybePromise<void>;
   lseek(
     node: number,
     to: { readonly fh: number; readonly offset: number; readonly whence: number },
     request: Request,
-  ): Answer<number>;
+  ): MaybePromise<number>;
   copyFileRange(
     from: { readonly node: number; readonly fh: number; readonly offset: number },
     to: { readonly node: number; readonly fh: number; readonly offset: number },
     length: number,
     request: Request,
-  ): Answer<number>;
+  ): MaybePromise<number>;
 }
 
 export interface LockRequest {

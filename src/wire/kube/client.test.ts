@@ -80,7 +80,7 @@ describe('what is sent', () => {
     };
     await client.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
     const request = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: ['x'] } };
-    await failure(client.create(tokenRequests, request, signal, { namespace: 'a', name: 'me', part: 'token' }));
+    await failure(client.create(tokenRequests, request, signal, { namespace: 'a', name: 'me', subresource: 'token' }));
     expect(bodies).toMatchObject([
       { apiVersion: 'coordination.k8s.io/v1', kind: 'Lease' },
       { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
@@ -201,7 +201,7 @@ describe('what goes wrong', () => {
       failure: 'refused',
       status: 403,
       reason: 'Forbidden',
-      said: 'nodes "n" is forbidden: no',
+      serverMessage: 'nodes "n" is forbidden: no',
       message: 'GET /api/v1/nodes/n: nodes "n" is forbidden: no',
       causes: ['NamespaceTerminating'],
     });

@@ -8,7 +8,7 @@ export interface KubeErrorAbout {
   readonly failure: KubeFailure;
   readonly status?: number;
   readonly reason?: string;
-  readonly said?: string;
+  readonly serverMessage?: string;
   readonly retryAfterMs?: number;
   readonly causes?: readonly string[];
   readonly cause?: unknown;
@@ -23,7 +23,7 @@ export class KubeError extends Error {
   /** Of the Status object that the API server answers with: `NotFound`, `AlreadyExists`, `Conflict`, `Expired` … or empty. */
   readonly reason: string;
   /** What the API server said, where it said something. */
-  readonly said: string;
+  readonly serverMessage: string;
   /** How long it wants to be left alone; zero: it did not say. */
   readonly retryAfterMs: number;
   /** Finer than the reason, where the API server is: `ResourceVersionTooLarge`, `NamespaceTerminating` … */
@@ -33,7 +33,7 @@ export class KubeError extends Error {
     this.failure = about.failure;
     this.status = about.status ?? 0;
     this.reason = about.reason ?? '';
-    this.said = about.said ?? '';
+    this.serverMessage = about.serverMessage ?? '';
     this.retryAfterMs = about.retryAfterMs ?? 0;
     this.causes = about.causes ?? [];
   }
@@ -60,7 +60,7 @@ export const mustRelist = (thrown: unknown): boolean =>
     thrown.causes.includes('ResourceVersionTooLarge'));
 
 /** Whether the same call may succeed later without anybody changing anything. */
-export function mayPass(error: KubeError): boolean {
+export function isTransient(error: KubeError): boolean {
   const { failure, status } = error;
   return failure === 'refused' ? status === 429 || status >= 500 : failure !== 'misconfigured' && failure !== 'garbled';
 }

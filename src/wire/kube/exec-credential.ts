@@ -3,13 +3,13 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
-import type { RenewedText } from './reloaded-file.ts';
+import type { ReloadableText } from './reloaded-file.ts';
 
 /** A program that makes credentials, as clusters of cloud providers want it. */
-export interface Plugin extends ExecEntry {
+export interface CredentialPlugin extends ExecEntry {
   readonly environment: Readonly<Record<string, string | undefined>>;
   readonly server: string;
-  readonly ca: RenewedText | undefined;
+  readonly ca: ReloadableText | undefined;
 }
 
 export interface Credential {
@@ -18,7 +18,7 @@ export interface Credential {
   readonly key: string | undefined;
 }
 
-interface Made {
+interface IssuedCredential {
   readonly credential: Credential;
   /** By the time of day; without end where it says nothing. */
   readonly expiresAt: number;
@@ -34,13 +34,13 @@ const marginMs = 10_000;
  * run. What it prints is a credential, so nothing of it is repeated anywhere, nor are its arguments and environment.
  */
 export function execCredential(
-  plugin: Plugin,
+  plugin: CredentialPlugin,
   clock: Clock,
 ): (signal: AbortSignal, isRefused: boolean) => Promise<Credential> {
-  let last: Made | undefined;
-  let running: Promise<Made> | undefined;
+  let last: IssuedCredential | undefined;
+  let running: Promise<IssuedCredential> | undefined;
 
-  async function run(signal: AbortSignal): Promise<Made> {
+  async function run(signal: AbortSignal): Promise<IssuedCredential> {
     using limit = clock.deadline(runMs, signal);
     const made = madeOf(await output(plugin, limit.signal), plugin);
     last = made;
@@ -67,7 +67,7 @@ export function execCredential(
   };
 }
 
-async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
+async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<string> {
   const info = {
     apiVersion: plugin.apiVersion,
     kind: 'ExecCredential',
@@ -95,7 +95,7 @@ async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
   }
 }
 
-async function textOf(stream: AsyncIterable<Uint8Array>, plugin: Plugin): Promise<string> {
+async function textOf(stream: AsyncIterable<Uint8Array>, plugin: CredentialPlugin): Promise<string> {
   const chunks: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of stream) {
@@ -106,10 +106,10 @@ async function textOf(stream: AsyncIterable<Uint8Array>, plugin: Plugin): Promis
   return Buffer.concat(chunks).toString('utf8');
 }
 
-const failed = ({ command }: Plugin, how: string): KubeError =>
+const failed = ({ command }: CredentialPlugin, how: string): KubeError =>
   misconfigured(`the credential plugin ${command} failed${how}: run it to see why`);
 
-async function clusterInfo({ server, ca }: Plugin): Promise<object> {
+async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   const authority = await ca?.(false);
   const data =
     authority === undefined ? {} : { 'certificate-authority-data': Buffer.from(authority).toString('base64') };
@@ -117,7 +117,7 @@ async function clusterInfo({ server, ca }: Plugin): Promise<object> {
 }
 
 /** Without what was thrown: it repeats the arguments. */
-function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeError {
+function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSignal): KubeError {
   const what = `the credential plugin ${plugin.command}`;
   if (signal.aborted) {
     const cause: unknown = signal.reason;
@@ -133,7 +133,7 @@ function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeEr
   return failed(plugin, code === '' ? '' : ` (${code})`);
 }
 
-function madeOf(text: string, { command, apiVersion }: Plugin): Made {
+function madeOf(text: string, { command, apiVersion }: CredentialPlugin): IssuedCredential {
   const what = `the credential plugin ${command}`;
   const answer = objectIn(text);
   if (answer === undefined || answer['apiVersion'] !== apiVersion || answer['kind'] !== 'ExecCredential')

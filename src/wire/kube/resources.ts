@@ -33,10 +33,10 @@ export interface Resource<T extends KubeObject> {
 }
 
 /** An object, or with a part of it such as `status`. Without a name: all of them. Without a namespace: of all of them. */
-export interface Place {
+export interface ObjectPath {
   readonly namespace?: string | undefined;
   readonly name?: string | undefined;
-  readonly part?: 'status' | 'token' | 'eviction' | undefined;
+  readonly subresource?: 'status' | 'token' | 'eviction' | undefined;
 }
 
 const cluster =
@@ -90,7 +90,7 @@ export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =
   group === '' ? version : `${group}/${version}`;
 
 /** No name leaves its place in the path. */
-export function pathOf(resource: Resource<KubeObject>, { namespace, name, part }: Place): string {
+export function pathOf(resource: Resource<KubeObject>, { namespace, name, subresource: part }: ObjectPath): string {
   const root = resource.group === '' ? '/api' : '/apis';
   const where = resource.namespaced && namespace !== undefined ? ['namespaces', namespace] : [];
   const what = [name, part].filter((one) => one !== undefined);

@@ -4,7 +4,7 @@ import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
 import { createKubeClient, type KubeClient } from './client.ts';
 import { nodes } from './resources.ts';
 import type { Node } from './types.ts';
-import type { Change } from './watch.ts';
+import type { WatchEvent } from './watch.ts';
 
 const path = '/api/v1/nodes';
 let api: FakeKubeApi;
@@ -27,7 +27,7 @@ afterEach(async () => {
 /** What was seen, in words; it ends by `ended`, or by what was thrown. */
 function seen(resourceVersion: string): { readonly words: string[]; readonly end: Promise<unknown> } {
   const words: string[] = [];
-  const word = (change: Change<Node>): string =>
+  const word = (change: WatchEvent<Node>): string =>
     change.kind === 'bookmark' ? 'bookmark' : `${change.kind} ${change.object.metadata.name ?? ''}`;
   const run = async (): Promise<string> => {
     for await (const change of client.watch(nodes, { resourceVersion }, stop.signal)) words.push(word(change));

@@ -1,10 +1,10 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createLines } from '#base/lines.ts';
-import { garbled, KubeError, mayPass, mustRelist, parsed } from './errors.ts';
+import { garbled, isTransient, KubeError, mustRelist, parsed } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
 import { pathOf, type Resource } from './resources.ts';
-import { refusal } from './status.ts';
+import { statusError } from './status.ts';
 import type { KubeObject } from './types.ts';
 
 export interface WatchQuery {
@@ -15,12 +15,12 @@ export interface WatchQuery {
   readonly resourceVersion: string;
 }
 
-export type Change<T> =
+export type WatchEvent<T> =
   | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
   /** Nothing changed, and everything up to there was seen. */
   | { readonly kind: 'bookmark'; readonly resourceVersion: string };
 
-interface Means {
+interface WatchContext {
   readonly http: KubeHttp;
   readonly clock: Clock;
   readonly random: () => number;
@@ -36,45 +36,48 @@ const idleMs = 90_000;
 const lifeSeconds = 300;
 const maxLine = 16 << 20;
 const firstWaitMs = 200;
-const mostWaitMs = 10_000;
+const maxWaitMs = 10_000;
 /** One that was open for as long is no sign of trouble. */
-const settledMs = 30_000;
+const healthyMs = 30_000;
 
 /**
  * Goes on after whatever was seen last: when the API server closes the connection, as it does all the time, when the
  * connection breaks or falls silent, when the API server is not there. Ends when it can not go on from there. Throws what is
  * not mended by waiting.
  */
-export async function* watching<T extends KubeObject>(
-  means: Means,
+export async function* watchWithRetries<T extends KubeObject>(
+  means: WatchContext,
   resource: Resource<T>,
   query: WatchQuery,
   signal: AbortSignal,
-): AsyncGenerator<Change<T>, void, undefined> {
+): AsyncGenerator<WatchEvent<T>, void, undefined> {
   const { clock, random } = means;
   let { resourceVersion } = query;
   /** Attempts in a row that brought nothing. */
-  let vain = 0;
+  let fruitlessAttempts = 0;
   for (;;) {
     const began = clock.elapsed();
     let askedMs = 0;
     let isBroken = false;
     try {
-      for await (const change of connection(means, resource, { ...query, resourceVersion }, signal)) {
-        if (change.resourceVersion !== resourceVersion) vain = 0;
+      for await (const change of watchOnce(means, resource, { ...query, resourceVersion }, signal)) {
+        if (change.resourceVersion !== resourceVersion) fruitlessAttempts = 0;
         ({ resourceVersion } = change);
         yield change;
       }
     } catch (thrown) {
       if (mustRelist(thrown)) return;
-      if (!(thrown instanceof KubeError) || signal.aborted || !mayPass(thrown)) throw thrown;
+      if (!(thrown instanceof KubeError) || signal.aborted || !isTransient(thrown)) throw thrown;
       isBroken = thrown.failure !== 'deadline';
       askedMs = thrown.retryAfterMs;
     }
-    const isSettled = clock.elapsed() - began >= settledMs;
-    if (isSettled) vain = 0;
-    if (isBroken || !isSettled) vain++;
-    const backOffMs = vain <= 1 && !isBroken ? 0 : Math.min(mostWaitMs, firstWaitMs * 2 ** Math.min(vain - 1, 20));
+    const isSettled = clock.elapsed() - began >= healthyMs;
+    if (isSettled) fruitlessAttempts = 0;
+    if (isBroken || !isSettled) fruitlessAttempts++;
+    const backOffMs =
+      fruitlessAttempts <= 1 && !isBroken
+        ? 0
+        : Math.min(maxWaitMs, firstWaitMs * 2 ** Math.min(fruitlessAttempts - 1, 20));
     const waitMs = Math.max(askedMs, backOffMs * (0.5 + random() / 2));
     if (waitMs > 0) await sleep(clock, waitMs, resource, signal);
   }
@@ -89,12 +92,12 @@ async function sleep(clock: Clock, ms: number, resource: Resource<KubeObject>, s
 }
 
 /** One connection, until it ends. */
-async function* connection<T extends KubeObject>(
-  { http, clock, random }: Means,
+async function* watchOnce<T extends KubeObject>(
+  { http, clock, random }: WatchContext,
   resource: Resource<T>,
   { namespace, labelSelector, fieldSelector, resourceVersion }: WatchQuery,
   signal: AbortSignal,
-): AsyncGenerator<Change<T>, void, undefined> {
+): AsyncGenerator<WatchEvent<T>, void, undefined> {
   const timeoutSeconds = String(Math.round(lifeSeconds * (1 + random())));
   const out = {
     method: 'GET',
@@ -112,24 +115,24 @@ async function* connection<T extends KubeObject>(
   } as const;
   const call = callOf(out).replace('GET', 'WATCH');
   const ended = new AbortController();
-  using silence = quiet(clock, ended, signal);
+  using idleTimer = startIdleTimer(clock, ended, signal);
   try {
     const lines = createLines(maxLine, (why) => garbled(call, why));
-    for await (const chunk of (await http.open(out, ended.signal)) as AsyncIterable<Uint8Array>) {
-      silence.broken();
-      for (const line of lines.taken(chunk)) yield changeOf<T>(parsed(line, call), call);
+    for await (const chunk of (await http.openStream(out, ended.signal)) as AsyncIterable<Uint8Array>) {
+      idleTimer.reset();
+      for (const line of lines.taken(chunk)) yield parseEvent<T>(parsed(line, call), call);
     }
   } catch (thrown) {
     throw failureOf(call, thrown, ended.signal);
   }
 }
 
-interface Silence extends Disposable {
-  broken(): void;
+interface IdleTimer extends Disposable {
+  reset(): void;
 }
 
 /** Ends what belongs to the controller with the signal, and when nothing was heard for long. */
-function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): Silence {
+function startIdleTimer(clock: Clock, controller: AbortController, signal: AbortSignal): IdleTimer {
   let heardAt = clock.elapsed();
   const look = (): void => {
     const leftMs = heardAt + idleMs - clock.elapsed();
@@ -140,7 +143,7 @@ function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): 
   let timer = clock.after(idleMs, look);
   const parent = onAbort(signal, () => controller.abort(signal.reason));
   return {
-    broken: () => {
+    reset: () => {
       heardAt = clock.elapsed();
     },
     [Symbol.dispose]: () => {
@@ -156,10 +159,10 @@ const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
   DELETED: 'deleted',
 };
 
-function changeOf<T extends KubeObject>(event: unknown, call: string): Change<T> {
+function parseEvent<T extends KubeObject>(event: unknown, call: string): WatchEvent<T> {
   const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
   // What would have been an answer's status, had the answer not begun already.
-  if (type === 'ERROR') throw refusal(call, { status: 0, body: JSON.stringify(object ?? {}) });
+  if (type === 'ERROR') throw statusError(call, { status: 0, body: JSON.stringify(object ?? {}) });
   const resourceVersion = object?.metadata?.resourceVersion;
   if (object === undefined || type === undefined || resourceVersion === undefined)
     throw garbled(call, 'a line is not a change of an object');

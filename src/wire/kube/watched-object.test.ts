@@ -6,12 +6,12 @@ import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createKubeClient } from './client.ts';
 import { configMaps } from './resources.ts';
 import type { ConfigMap } from './types.ts';
-import { type Followed, followOne } from './watched-object.ts';
+import { createWatchedObject, type WatchedObject } from './watched-object.ts';
 
 const path = '/api/v1/namespaces/here/configmaps';
 const clock = systemClock();
 let api: FakeKubeApi;
-let followed: Followed<ConfigMap>;
+let followed: WatchedObject<ConfigMap>;
 let seen: (string | undefined)[];
 const put = (name: string, a: string) => api.put(path, { metadata: { name }, data: { a } } as never);
 
@@ -21,7 +21,7 @@ beforeEach(async () => {
   const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
   onTestFinished(() => client[Symbol.dispose]());
   const about = { client, clock, resource: configMaps, namespace: 'here', name: 'mine', random: () => 0 };
-  followed = followOne(about);
+  followed = createWatchedObject(about);
   seen = [];
   followed.on(() => seen.push(followed.object?.data?.['a']));
 });

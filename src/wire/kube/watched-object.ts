@@ -7,7 +7,7 @@ import type { Resource } from './resources.ts';
 import type { KubeObject } from './types.ts';
 
 /** One object, as the API server had it a moment ago. */
-export interface Followed<T> {
+export interface WatchedObject<T> {
   /** Whether it was looked for once. */
   readonly synced: boolean;
   /** Undefined: there is none, or it was not looked for yet. */
@@ -18,7 +18,7 @@ export interface Followed<T> {
   run(scope: Scope): Promise<void>;
 }
 
-export interface FollowedOptions<T extends KubeObject> {
+export interface WatchedObjectOptions<T extends KubeObject> {
   readonly client: KubeClient;
   readonly clock: Clock;
   readonly resource: Resource<T>;
@@ -28,7 +28,7 @@ export interface FollowedOptions<T extends KubeObject> {
 }
 
 /** Asked for by its name only, so that the right to see that one object is enough. */
-export function followOne<T extends KubeObject>(options: FollowedOptions<T>): Followed<T> {
+export function createWatchedObject<T extends KubeObject>(options: WatchedObjectOptions<T>): WatchedObject<T> {
   const { client, clock, resource, namespace, name, random = Math.random } = options;
   const select = { namespace, fieldSelector: `metadata.name=${name}` };
   const listeners = new Set<() => void>();
@@ -36,29 +36,29 @@ export function followOne<T extends KubeObject>(options: FollowedOptions<T>): Fo
   let object: T | undefined;
   let isSynced = false;
 
-  function see(found: T | undefined): void {
+  function update(found: T | undefined): void {
     const isSame = isSynced && found?.metadata.resourceVersion === object?.metadata.resourceVersion;
     object = found;
     isSynced = true;
     if (!isSame) for (const changed of listeners) changed();
   }
 
-  async function look(signal: AbortSignal): Promise<string> {
+  async function list(signal: AbortSignal): Promise<string> {
     let found: T | undefined;
     let resourceVersion = '';
     for await (const page of client.list(resource, select, signal)) {
       ({ resourceVersion } = page);
       found ??= page.items.find((one) => one.metadata.name === name);
     }
-    see(found);
+    update(found);
     return resourceVersion;
   }
 
-  async function follow(resourceVersion: string, signal: AbortSignal): Promise<void> {
+  async function watch(resourceVersion: string, signal: AbortSignal): Promise<void> {
     for await (const change of client.watch(resource, { ...select, resourceVersion }, signal)) {
       backOff.reset();
       if (change.kind === 'bookmark' || change.object.metadata.name !== name) continue;
-      see(change.kind === 'deleted' ? undefined : change.object);
+      update(change.kind === 'deleted' ? undefined : change.object);
     }
   }
 
@@ -77,7 +77,7 @@ export function followOne<T extends KubeObject>(options: FollowedOptions<T>): Fo
       while (!signal.aborted) {
         let askedMs = 0;
         try {
-          await follow(await look(signal), signal);
+          await watch(await list(signal), signal);
         } catch (error) {
           if (signal.aborted) return;
           log.warn('an object cannot be followed', { resource: resource.plural, name, error });

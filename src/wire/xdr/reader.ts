@@ -64,7 +64,7 @@ export class XdrReader {
   }
 
   /** Gives where it begins; its length is `at` minus that, without the padding. */
-  private run(length: number): number {
+  private takePadded(length: number): number {
     const from = this.take((length + 3) & ~3);
     return from;
   }
@@ -83,7 +83,7 @@ export class XdrReader {
   /** A copy of a short one, byte by byte: faster than what Node and the engine do to copy a few. */
   short(max: number): Uint8Array {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     const { buffer } = this;
     const copy = new Uint8Array(length);
     for (let i = 0; i < length; i++) copy[i] = buffer[from + i] as number;
@@ -93,23 +93,23 @@ export class XdrReader {
   /** The received bytes themselves: to be used before the next message is read. */
   window(max: number): Buffer {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return this.buffer.subarray(from, from + length);
   }
 
   /** Steps over an opaque. A window that nobody looks at would be an object made for nothing. */
   skip(max: number): void {
-    this.run(this.length(max));
+    this.takePadded(this.length(max));
   }
 
   fixed(length: number): Buffer {
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return Buffer.from(this.buffer.subarray(from, from + length));
   }
 
   string(max: number): string {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return this.buffer.toString('utf8', from, from + length);
   }
 
@@ -122,7 +122,7 @@ export class XdrReader {
   /** A name as text, and as bytes where it is not valid UTF-8 and the text is only for showing. */
   name(max: number): { readonly text: string; readonly bytes: Buffer | undefined } {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     // Nearly all names are ASCII, which is read in half the time when that is known.
     if (this.isAscii(from, from + length))
       return { text: this.buffer.toString('latin1', from, from + length), bytes: undefined };
