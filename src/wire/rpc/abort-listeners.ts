@@ -1,12 +1,12 @@
 /**
- * Signals that end calls. All calls of a signal share one listener, which stays for a while when they have ended: to add
- * and remove one for each call would cost as much as the call.
+ * Listeners on the signals that cancel calls. All calls with the same signal share one listener, which stays for a while after
+ * they have ended: to add and remove one for each call would cost as much as the call.
  */
 export interface AbortListeners {
   add(signal: AbortSignal): void;
-  /** For each `add`. */
+  /** Call it once for each `add`. */
   remove(signal: AbortSignal): void;
-  /** Stops listening where nobody is interested any more. */
+  /** Removes the listeners that no pending call uses. */
   removeUnused(): void;
 }
 

@@ -4,7 +4,7 @@ import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageC
 import type { ReplyWriter } from './replay-cache.ts';
 import type { Caller } from './server.ts';
 
-/** The head of a call as a server reads it. One object, used again for each call. */
+/** The header of a call as a server reads it. The reader reuses one object for all calls. */
 export interface ReceivedCall {
   xid: number;
   rpcVersion: number;
@@ -12,13 +12,13 @@ export interface ReceivedCall {
   version: number;
   procedure: number;
   isTlsProbe: boolean;
-  /** Undefined: a kind of credential that is not taken, or a malformed one. */
+  /** Undefined: an unsupported auth flavor, or a malformed credential. */
   caller: Caller | undefined;
 }
 
 /**
- * Reads the heads of one connection's calls. Nearly all of them carry the same credential: then it is compared with the
- * last, byte by byte, which is far cheaper than to read it, and the caller is the same object.
+ * Reads the call headers of one connection. Nearly all calls carry the same credential. So the reader compares the bytes with
+ * those of the previous call, which is far cheaper than parsing them, and returns the same caller object.
  */
 export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
   const call: ReceivedCall = {
@@ -86,7 +86,7 @@ function readIdentity(body: Buffer): Identity | undefined {
   }
 }
 
-/** RFC 5531, section 9: from after the xid and the type of the message. */
+/** Writes an accepted_reply (RFC 5531, section 9), without the xid and the message type before it. */
 export const writeAcceptedHead = (writer: XdrWriter, status: number): XdrWriter =>
   writer.u32(0).u32(authNone).u32(0).u32(status);
 

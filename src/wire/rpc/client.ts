@@ -19,68 +19,74 @@ import { createVerifiers } from './verifiers.ts';
 export interface CallOptions {
   readonly signal?: AbortSignal | undefined;
   readonly deadlineMs?: number | undefined;
-  /** On behalf of somebody else than the client was made for: what `credential` of message.ts gives. */
+  /** The credential of another user, from `credential` in message.ts. Default: the client's own. */
   readonly credential?: Buffer | undefined;
   /**
-   * For calls of which a second execution destroys what others made since. Asked before the call is resent, if it is not known
-   * whether the server restarted. False: it was executed, or somebody else went on. Undefined: nobody can tell.
+   * For calls that could destroy changes of other clients if they ran twice. The client calls it before it resends the call, if
+   * it does not know whether the server restarted. False: the server executed the call, or another client changed the object
+   * since. Undefined: the outcome cannot be determined.
    */
   readonly isNotExecuted?: ((on: CallOptions) => Promise<boolean | undefined>) | undefined;
-  /** On this connection, and without waiting for a place: a question about a call that is pending there. */
+  /** Sends the call on this transport, without queueing: a query about a call that is pending there. */
   readonly transport?: number | undefined;
 }
 
-/** Gives the result all the same, or throws. `since`: when the call was made, by the clock's elapsed time. */
+/** Returns a result despite the error, or throws. `since`: when the call was made, in the clock's elapsed time. */
 export type Recover<R> = (cause: unknown, since: number) => R | Promise<R>;
 
 export interface RpcClient extends Disposable {
-  /** `recover` is asked when it fails: what a `catch` behind it would do, without another promise for every call. */
+  /**
+   * `recover` handles a failure. It replaces a `catch` on the returned promise, which would cost another promise for every call.
+   */
   call<A, R>(procedure: Procedure<A, R>, args: A, options?: CallOptions, recover?: Recover<R>): Promise<R>;
-  /** Calls that have no reply yet. */
+  /** The number of calls that have no reply yet. */
   readonly pending: number;
-  /** The address that is tried first. */
+  /** The address that the client tries first. */
   readonly address: Address;
   close(): void;
 }
 
 export interface RpcClientOptions {
   readonly clock: Clock;
-  /** Several addresses of one server: where one does not answer, the next is tried. */
+  /** The addresses of one server. If one does not answer, the client fails over to the next. */
   readonly addresses: readonly [Address, ...Address[]];
-  /** How many connections share the calls. */
+  /** The number of connections that the calls are spread over. */
   readonly connections?: number;
-  /** Undefined: nobody (AUTH_NONE). */
+  /** Undefined: AUTH_NONE. */
   readonly identity?: Identity | undefined;
   readonly tls?: TlsClientOptions | undefined;
-  /** Gives the local port of the next connection, where servers want a privileged one. */
+  /** Returns the local port for the next connection, for servers that require a privileged port. */
   readonly localPort?: (() => number) | undefined;
-  /** Gives each TCP connection, where they must not simply start here. */
+  /** Opens each TCP connection, for example in another network namespace. Default: `connect` of node:net. */
   readonly connect?: ConnectSocket | undefined;
-  /** Each TCP connection, when it is there and nothing was sent on it yet. */
+  /** Called with each TCP connection before anything is sent on it. */
   readonly onOpened?: DialOptions['onOpened'];
   readonly readSocket?: DialOptions['readSocket'];
-  /** For a call that names none. */
+  /** The default deadline of a call. */
   readonly deadlineMs?: number;
-  /** For one attempt to connect. */
+  /** The timeout of one attempt to connect. */
   readonly dialMs?: number;
-  /** How often all addresses are tried before the calls fail that were never sent. Others are tried until their deadline. */
+  /**
+   * How often the client tries all addresses before calls fail that were never sent. Calls that were sent are retried until their
+   * deadline.
+   */
   readonly dialRounds?: number;
   /**
-   * With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. With
-   * one: a connection on which nothing came for so long is made anew when a call has passed its deadline, or when the server
-   * answers on another and still not there.
+   * With several addresses: if one sends nothing for this long while calls are pending, the client fails over to the next. With
+   * one address: a connection on which nothing was received for this long is replaced once a call on it has passed its deadline,
+   * or once the server answers on a new connection but not on this one.
    */
   readonly stallMs?: number;
-  /** The longest reply that is taken. */
+  /** The longest reply that the client accepts. */
   readonly maxRecord?: number;
-  /** More calls than these wait for a place. */
+  /** Calls beyond this number are queued. */
   readonly maxInFlight?: number;
 }
 
-/** The engine keeps whole numbers of 31 bits without allocating memory for them. */
+/** V8 stores integers of 31 bits without allocating memory for them. */
 const maxXid = 0x7fff_ffff;
 
-/** Deadlines are looked at this often, by one timer: one for each call would cost more than the call. */
+/** How often one timer checks all deadlines. A timer for each call would cost more than the call. */
 const sweepMs = 50;
 
 export function createRpcClient(options: RpcClientOptions): RpcClient {
@@ -178,7 +184,7 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
     sweeping = undefined;
     const now = clock.elapsed();
     const silent = transports.filter((lane) => lane.silentMs(now) > stallMs);
-    // Where there is nowhere else to go, only when it costs no answer that would still be waited for.
+    // With a single address, reset a connection only if that does not lose replies that a caller is still waiting for.
     const dead = addresses.length > 1 ? silent : silent.filter((lane) => hasExpiredCall(lane.pending, now));
     for (const call of calls(transports, queued))
       if (call.expiresAt <= now) failCall(call, deadlineError(call, addresses));
@@ -242,13 +248,13 @@ const hasExpiredCall = (pending: Transport['pending'], now: number): boolean =>
 
 interface Dialer {
   first(): Address;
-  /** That address does not answer. Several lanes may say so, each in its time. */
+  /** Marks an address that does not answer, so that the next one is preferred. Each transport may report the same address. */
   skip(address: Address | undefined): void;
-  /** `last`: the connection before. Its address is tried from the same port. */
+  /** `last`: the previous connection. Its address is tried from the same local port. */
   connect(handlers: RecordHandlers, last?: PreviousConnection): Promise<Connection>;
 }
 
-/** Which of a server's addresses to try, for all lanes together. */
+/** Chooses among the server's addresses, for all transports together. */
 function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
   const {
     clock,
@@ -264,7 +270,7 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
 
-  /** A port that is undefined is one of the system's choice. */
+  /** An undefined port lets the kernel choose. */
   function* candidates(last: PreviousConnection | undefined): Iterable<{ address: Address; port: number | undefined }> {
     for (const address of addresses.map((_, i) => from(i))) {
       const isLast = address === last?.address;
@@ -273,7 +279,7 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
     }
   }
 
-  /** The server may have come back between the two attempts: then the port of the last connection is better than another. */
+  /** If the server came back between the two attempts, use the local port of the previous connection after all. */
   async function preferPreviousPort(
     other: Connection,
     last: PreviousConnection | undefined,
@@ -293,7 +299,7 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
       const about = { address, maxRecord, tls, localPort: port, connect, onOpened, readSocket, signal };
       return await dial({ ...about, ...handlers });
     } catch (cause) {
-      // The time of this attempt is over, not the caller's.
+      // Only this attempt timed out, not the caller's deadline.
       if (!signal.aborted || closing.aborted) throw cause;
       throw new RpcError(`no connection to ${formatAddress(address)} in time`, { failure: 'unreachable', cause });
     }
@@ -314,7 +320,7 @@ function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
         } catch (cause) {
           failure = cause;
           if (address === last?.address && isSystemError(cause, 'ECONNREFUSED')) last.onRefused();
-          // Another address would not recognise what was sent to this one, and the port is free in a moment.
+          // Do not try another address: it would not recognise the resent calls, and the port will soon be free.
           if (last?.mustReusePort === true && isPortTaken(cause)) break;
         }
       }

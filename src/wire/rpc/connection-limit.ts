@@ -1,15 +1,15 @@
 import type { Socket } from 'node:net';
 
-/** One connection among those of a server. */
+/** A connection that the server accepted. */
 export interface AdmittedConnection {
-  /** When it last sent something: a number that only grows. */
+  /** When the client last sent something: a number that only grows. */
   lastUse: number;
 }
 
 /**
- * Who is connected, up to a number. Whoever comes then takes the place of another: of those from the address that has the
- * most, the one that has been quiet longest. Clients come back by themselves when they have something to say, so nobody
- * can shut out others by connecting often and saying nothing.
+ * Limits the number of connections. When the limit is reached, a new connection evicts the least recently used connection of the
+ * address that has the most. Clients reconnect by themselves when they have something to send, so nobody can lock out others with
+ * idle connections.
  */
 export interface ConnectionLimit {
   admit(socket: Socket, address: string): AdmittedConnection;

@@ -14,19 +14,22 @@ export interface Address {
   readonly port: number;
 }
 
-/** What is done with what arrives. */
+/** Handlers for received records. */
 export type RecordHandlers = Pick<ReceiverOptions, 'onRecord' | 'onHead' | 'expectsHead'>;
 
 export interface DialOptions extends ReceiverOptions {
   readonly address: Address;
-  /** Servers that trust only privileged ports want the call to come from one. */
+  /** For servers that accept calls only from privileged ports. */
   readonly localPort?: number | undefined;
   readonly tls?: TlsClientOptions | undefined;
-  /** Gives the TCP connection, where it must not simply start here. Throws what the system said. */
+  /**
+   * Opens the TCP connection, for example in another network namespace. Throws the system's error. Default: `connect` of
+   * node:net.
+   */
   readonly connect?: ConnectSocket | undefined;
-  /** The TCP connection is there, and nothing was sent on it yet. */
+  /** Called with the TCP connection before anything is sent on it. */
   readonly onOpened?: ((socket: Socket) => void) | undefined;
-  /** Reads from a connection that is paused, where Node's own way takes too long. Not for those that are encrypted. */
+  /** Reads from a paused socket, for callers to which Node's own reading is too slow. Not used for TLS. */
   readonly readSocket?: ReadSocket | undefined;
   readonly signal: AbortSignal;
 }
@@ -37,26 +40,26 @@ export type ConnectSocket = (to: Pick<DialOptions, 'address' | 'localPort' | 'si
 /** One TCP connection that carries records. */
 export interface Connection {
   readonly address: Address;
-  /** Undefined: the system does not tell. */
+  /** Undefined if the socket does not report it. */
   readonly localPort: number | undefined;
-  /** Both addresses and the local port: servers recognise a resent call by its xid and these. Unique where they are not known. */
+  /** Both addresses and ports. Servers recognise a resent call by these and its xid. A unique string if they are not known. */
   readonly endpoints: string;
   readonly sender: Sender;
-  /** Bytes that came, so far. */
+  /** The number of bytes received so far. */
   readonly receivedBytes: number;
-  /** The beginning of a record came, and not yet its end. */
+  /** A record was received only in part. */
   readonly isMidRecord: boolean;
-  /** It is encrypted, and was ended by the server before that had answered anything. To be asked when it has ended. */
+  /** The server closed this TLS connection before it answered anything. Valid once the connection has ended. */
   readonly wasClosedUnanswered: boolean;
-  /** Resolves when it has ended, with why. */
+  /** Resolves with the reason when the connection has ended. */
   readonly ended: Promise<Error>;
-  /** For one on which nothing is under way. */
+  /** Closes a connection without calls in flight. */
   close(): void;
-  /** Ends it, and with it whatever the server's machine has not taken yet. */
+  /** Resets the connection, and discards everything that the server's machine has not acknowledged yet. */
   reset(): void;
 }
 
-/** Makes the connection, and makes it private where that was asked for. Throws 'unreachable', 'tls' or 'canceled'. */
+/** Connects, with TLS if requested. Throws 'unreachable', 'tls' or 'canceled'. */
 export async function dial(options: DialOptions): Promise<Connection> {
   const { address, signal } = options;
   signal.throwIfAborted();
@@ -71,7 +74,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   });
   socket = connect({
     ...connectOptions(options),
-    // Node then reads straight into memory of our choosing: three times cheaper than 'data' for large replies.
+    // With `onread`, Node reads into the receiver's own buffer: three times cheaper than 'data' events for large replies.
     onread: {
       buffer: () => receiver.buffer(),
       callback: (bytes) => {
@@ -82,7 +85,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   });
   if (options.readSocket !== undefined) socket.pause();
   await waitUntilConnected(socket, address, signal);
-  // First: whatever fails from here on is found by who listens.
+  // Register the handlers first: they report every error from here on.
   const connection = createConnection({ ...withoutTls(socket), address, receiver: receives }, ended, end);
   try {
     options.onOpened?.(socket);
@@ -94,7 +97,7 @@ export async function dial(options: DialOptions): Promise<Connection> {
   return connection;
 }
 
-/** The TCP connection alone. */
+/** Opens the TCP connection, without TLS. */
 async function openSocket(options: DialOptions): Promise<Socket> {
   const socket = await connectSocket(options);
   options.onOpened?.(socket);
@@ -126,7 +129,7 @@ const connectOptions = ({ address, localPort }: DialOptions) => ({
   ...localAddressOptions(address.host, localPort),
 });
 
-/** What is spoken through, and the TCP connection below it: the same, or not where it is encrypted. */
+/** The socket that carries RPC, and the TCP socket below it. They are the same without TLS. */
 interface SocketStack {
   readonly socket: Socket;
   readonly tcpSocket: Socket;
@@ -183,8 +186,8 @@ function endpointsOf({ localAddress, localPort, remoteAddress, remotePort }: Soc
 }
 
 /**
- * With TLS 1.3 a client has done its part of the handshake before the server has looked at its certificate: that it is refused
- * comes afterwards, as an alert, in the place of the first answer. What the server says of its own trouble may pass.
+ * With TLS 1.3 the client's handshake ends before the server has checked the client's certificate. A rejection arrives later, as
+ * an alert in the place of the first reply. An internal error of the server is not a rejection: it may be temporary.
  */
 function connectionError(cause: NodeJS.ErrnoException, received: number): RpcError {
   const { code = '' } = cause;
@@ -195,14 +198,14 @@ function connectionError(cause: NodeJS.ErrnoException, received: number): RpcErr
 }
 
 /**
- * Closed in the usual way, the kernel would go on sending what is in its queue, for minutes, and a server that stood still
- * would do calls long after they were given up.
+ * After a normal close the kernel would go on sending its queue for minutes, and a server that was frozen would execute calls
+ * long after the client abandoned them.
  */
 function resetSocket(tcpSocket: Socket): void {
   if (!tcpSocket.destroyed) tcpSocket.resetAndDestroy();
 }
 
-/** A server that breaks the protocol loses its connection; nothing it sends may reach the top of the stack as an exception. */
+/** Ends the connection if the server violates the protocol. Nothing that the server sends may become an uncaught exception. */
 function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
   const failed = (cause: unknown): void =>
     onGarbled(
@@ -257,8 +260,8 @@ async function waitUntilConnected(
 }
 
 /**
- * A handshake ended because the connection did, which another one may not do: what the system says, or nobody. Else one of both
- * sides has said what it does not like. (EPROTO is what Node makes of some of that.)
+ * The handshake failed because the connection did (a system error, or a close without an error), so another attempt may succeed.
+ * Otherwise one of the sides rejected the other. Node reports some rejections as EPROTO.
  */
 const isNetworkError = ({ code }: NodeJS.ErrnoException): boolean =>
   code === undefined || (code in constants.errno && code !== 'EPROTO');
@@ -272,12 +275,12 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
   try {
     await probeTls(plain, tls, signal);
   } catch (cause) {
-    // Not closed in the usual way: its port could then not be used again for a minute.
+    // Reset, do not close: after a close the port would stay in TIME_WAIT for a minute.
     resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
   const secure = connectTls({
-    // The certificate must be for the host that was meant; a name is also told to the server, an address cannot be.
+    // The certificate must match this host. SNI is sent for names only: an address is not allowed in it.
     host: address.host,
     ...(isIP(address.host) === 0 ? { servername: address.host } : {}),
     // RFC 9289, section 5.
@@ -299,7 +302,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
   return readConnection({ socket: secure, tcpSocket: plain }, options);
 }
 
-/** For a socket that was made elsewhere, and so has no memory of ours to read into. */
+/** For a socket that was opened elsewhere, and so has no `onread` buffer. */
 function readConnection(line: SocketStack, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receives = createReceiver(options);

@@ -14,7 +14,7 @@ import type { Caller, Reply, ServedProcedure, ServedProgram } from './server.ts'
 export interface DispatchContext {
   readonly programs: ReadonlyMap<number, ReadonlyMap<number, ServedProgram>>;
   readonly replays: ReplayCache;
-  /** Of procedures that are called so often that others' answers would be forgotten too soon. */
+  /** For procedures that are called so often that they would push other replies out of the cache. */
   readonly frequentReplays: ReplayCache;
   readonly replaysByPort: boolean;
   readonly isAllowed: (caller: Caller) => boolean;
@@ -30,7 +30,7 @@ export function programsByNumber(programs: readonly ServedProgram[]): DispatchCo
   return numbers;
 }
 
-/** Does what a call asks for. Undefined: it is not answered. */
+/** Executes a call. Undefined: no reply is sent. */
 export function dispatch(
   call: ReceivedCall,
   reader: XdrReader,
@@ -48,16 +48,16 @@ export function dispatch(
   if (call.procedure !== 0 && !shared.isAllowed(caller)) return authTooWeak;
   if (procedure.nonIdempotent === undefined || procedure.nonIdempotent === false)
     return run(procedure, reader, caller, shared.onError);
-  // Of data only the beginning is compared, so everything else must be the same.
+  // The fingerprint covers only the beginning of the data, so everything else must match, too.
   const isByPort = shared.replaysByPort || procedure.nonIdempotent === 'frequent';
   const from = isByPort ? `${caller.address} ${caller.port}` : caller.address;
-  // The certificate decides what a caller may reach: an answer to one certificate must not go to another.
+  // The certificate decides what a caller may access, so a reply to one certificate must not go to another.
   const key = `${from} ${call.xid} ${call.program} ${call.procedure} ${fingerprint(reader)} ${caller.certificate ?? ''}`;
   const replays = procedure.nonIdempotent === 'frequent' ? shared.frequentReplays : shared.replays;
   return replays.run(key, () => run(procedure, reader, caller, shared.onError));
 }
 
-/** As Linux tells calls apart: the whole of a large WRITE would cost more to sum up than to write. */
+/** Linux's nfsd uses the same number of bytes: a checksum of a whole large WRITE would cost more than the write. */
 const fingerprintBytes = 256;
 const fingerprint = ({ buffer, at, end }: XdrReader): string =>
   `${end - at} ${crc32(buffer.subarray(at, Math.min(end, at + fingerprintBytes)))}`;
@@ -75,7 +75,7 @@ function run(
       return reply(writer);
     };
   const failure = (cause: unknown): ReplyWriter => {
-    // The arguments could not be read, or something of our own went wrong.
+    // XdrError: the arguments could not be decoded. Otherwise the server failed.
     if (cause instanceof XdrError) return acceptError(4);
     onError(`${procedure.name} failed`, cause);
     return acceptError(5);

@@ -5,7 +5,7 @@ import { messageCall, rpcVersion } from './message.ts';
 import type { Procedure } from './procedure.ts';
 import type { Encode } from './sender.ts';
 
-/** Which program to ask for a sign of life: every one has a procedure 0 that does nothing. */
+/** The program and version to send NULL to. Procedure 0 of every program does nothing. */
 export type NullTarget = Pick<Procedure<unknown, unknown>, 'program' | 'version'>;
 
 export interface LivenessCheckOptions {
@@ -16,18 +16,18 @@ export interface LivenessCheckOptions {
 }
 
 /**
- * A connection can be dead without anybody having said so: a firewall forgot it, or the machine at its end was replaced.
- * The system goes on sending for a quarter of an hour. But a server may also just be slow, and must not be left for that. So
- * both are asked for a sign of life, this connection and a new one; only where the new one alone answers, this is dead.
+ * A connection can be dead without any error: a firewall dropped its state, or the machine at the other end was replaced. The
+ * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop its
+ * connection. So the client sends NULL on this connection and on a new one. Only if the new one alone answers, this one is dead.
  */
 export interface LivenessCheck {
-  /** True: it is dead. False: it is not, or there is nobody else to say so. */
+  /** True: dead. False: alive, or the new connection got no answer either. */
   isDead(connection: Connection, asked: NullTarget, waitMs: number): Promise<boolean>;
 }
 
-/** Calls have xids of 31 bits: a reply with this one is nobody's, and is ignored where calls are waited for. */
+/** Calls have xids of 31 bits, so this xid belongs to none of them and its reply is ignored. */
 const nullXid = 0xffff_ffff;
-/** What came meanwhile may still be on its way. */
+/** Time for bytes that are still on their way. */
 const graceMs = 1_000;
 
 export function createLivenessCheck({ clock, credential, connect, closing }: LivenessCheckOptions): LivenessCheck {
@@ -41,7 +41,7 @@ export function createLivenessCheck({ clock, credential, connect, closing }: Liv
     sender.flush();
   }
 
-  /** Whatever is answered is a sign of life, also a refusal. */
+  /** Any reply counts, also an error. */
   async function answersOnNewConnection(asked: NullTarget, waitMs: number): Promise<boolean> {
     const { promise, resolve } = Promise.withResolvers<boolean>();
     const other = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
@@ -61,7 +61,8 @@ export function createLivenessCheck({ clock, credential, connect, closing }: Liv
   return {
     isDead: async (connection, asked, waitMs) => {
       const before = connection.receivedBytes;
-      // In the middle of a record its rest is the sign of life: what came behind it could not be told from it.
+      // If part of a record was received, its remaining bytes show that the connection lives. A NULL reply would come only after
+      // them.
       if (!connection.isMidRecord) sendNull(connection, asked);
       if (!(await answersOnNewConnection(asked, waitMs))) return false;
       await clock.sleep(Math.min(graceMs, waitMs), closing).catch(() => undefined);

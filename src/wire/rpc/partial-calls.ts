@@ -2,29 +2,30 @@ import type { Clock } from '#base/clock.ts';
 import type { AdmittedConnection } from './connection-limit.ts';
 import type { Receiver } from './receiver.ts';
 
-/** One connection, as far as the call goes that it is about to send. */
+/** A connection that may be in the middle of sending a call. */
 export interface CallSource {
   readonly address: string;
   readonly member: AdmittedConnection;
   readonly receiver: Pick<Receiver, 'heldBytes' | 'isMidRecord' | 'records'>;
-  /** Nothing is read from it at the moment, so that it is not to blame. */
+  /** The server has paused reading, so the client is not late. */
   isPaused(): boolean;
   drop(why: string): void;
 }
 
 /**
- * Calls of which only a part has come, of all connections of a server: each must be whole in time, and all together may
- * hold so much memory. Beyond that, of the address that holds most, the connection goes that has been quiet longest: who
- * really sends is heard all the time. One on which no call has begun may stay for ever.
+ * Limits calls that were received only in part, over all connections of a server: each must be complete in time, and all together
+ * may hold a limited amount of memory. Beyond that the server drops a connection of the address that holds the most: the one that
+ * has been idle the longest, since a client that makes progress sends all the time. A connection without a partial call may stay
+ * idle for ever.
  */
 export interface PartialCalls {
   admit(sending: CallSource): TrackedConnection;
-  /** Memory that is not needed at the moment shall be let go. */
+  /** Receivers should free memory that they do not need at the moment. */
   readonly isMemoryLow: boolean;
 }
 
 export interface TrackedConnection extends Disposable {
-  /** To be called when something was received. */
+  /** Call it whenever bytes were received. */
   update(): void;
 }
 
@@ -36,9 +37,9 @@ export interface PartialCallLimits {
 interface Entry {
   readonly sending: CallSource;
   heldBytes: number;
-  /** Which call was a half when it was last looked at; -1: none. */
+  /** The number of the record that was incomplete at the last check; -1: none. */
   record: number;
-  /** For how many looks it has been the same. */
+  /** For how many checks in a row it was the same record. */
   checks: number;
 }
 
@@ -70,7 +71,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
     entry.heldBytes = now;
   }
 
-  /** False: there is none. */
+  /** Returns false if no connection is in the middle of a call. */
   function evictOne(): boolean {
     const halves = [...entries].filter(({ sending, heldBytes: own }) => own > 0 && sending.receiver.isMidRecord);
     const byAddress = Map.groupBy(halves, ({ sending }) => sending.address);
@@ -78,7 +79,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
     const [largest = []] = [...byAddress.values()].sort((a, b) => sum(b) - sum(a));
     const [quietest] = largest.toSorted((a, b) => a.sending.member.lastUse - b.sending.member.lastUse);
     if (quietest === undefined) return false;
-    // Before it is told to go, which may take a moment.
+    // Update the count first: `drop` may take a moment.
     count(quietest, 0);
     entries.delete(quietest);
     quietest.sending.drop('too many calls of which only a half came');
@@ -95,7 +96,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
           const now = sending.receiver.heldBytes;
           if (now === entry.heldBytes || !entries.has(entry)) return;
           count(entry, now);
-          // The quietest may hold much less than what just came.
+          // The evicted connection may hold much less than what was just received, so repeat.
           while (heldBytes > limits.bytes && evictOne());
         },
         [Symbol.dispose]: () => {

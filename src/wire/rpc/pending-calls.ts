@@ -1,24 +1,24 @@
 import type { Call } from './transport.ts';
 
 /**
- * Calls by their xid. Not a Map: one that is added to and deleted from all the time makes itself a new table every few
- * calls, and each old table points to the next. The collector of young memory then keeps all of them, and what they hold,
- * once it has kept one.
+ * Calls by xid. Not a Map: with constant inserts and deletes, V8 allocates a new table every few calls, and each old table points
+ * to the next. Once the young-generation garbage collector has kept one of them, it keeps all later ones, and everything they
+ * hold.
  */
 export interface PendingCalls {
   readonly size: number;
   get(xid: number): Call | undefined;
   add(call: Call): void;
-  /** False: it was not there. */
+  /** Returns false if the call was not pending. */
   delete(call: Call): boolean;
-  /** As they are now, in the order of their xids. */
+  /** A snapshot, sorted by xid. */
   values(): readonly Call[];
 }
 
 const initialBuckets = 64;
 
 export function createPendingCalls(): PendingCalls {
-  /** Each the first of a chain of calls whose xids share their last bits. */
+  /** Each bucket is a linked list of calls whose xids share their low bits. */
   let buckets = empty(initialBuckets);
   let size = 0;
 

@@ -1,12 +1,12 @@
 import type { Clock } from '#base/clock.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
-/** A reply from after its xid and type. What it gives is sent behind it, uncopied. */
+/** Writes a reply after its xid and message type. The returned bytes are sent after it without a copy. */
 export type ReplyWriter = (writer: XdrWriter) => Uint8Array | undefined;
 
 /**
- * Answers to calls that must not be done twice. A client whose connection broke sends them again, on a new connection
- * and under the same xid: it gets the first answer, or none while the first is still being worked on.
+ * The duplicate request cache: replies to calls that must not run twice. After a broken connection the client resends such calls
+ * on a new connection with the same xid. It gets the first reply, or none while the first copy still runs.
  */
 export interface ReplayCache {
   run(
@@ -16,23 +16,25 @@ export interface ReplayCache {
 }
 
 /**
- * An answer is held for at least this time, and at most for twice as long: as long as Linux holds it, and longer than clients resend.
- * Later the same xid from the same client is another call.
+ * A reply is kept for at least this time and at most twice as long: as long as Linux keeps it, and longer than clients resend.
+ * After that, the same xid from the same client is a new call.
  */
 const retentionMs = 120_000;
-/** Enough for what many clients have under way; each is a few hundred bytes. At most twice as many are held. */
+/**
+ * Enough for the calls in flight of many clients; each entry takes a few hundred bytes. The cache holds at most twice as many.
+ */
 const maxEntries = 4096;
 
 /**
- * Answers are held as strings with one character for each byte: what they were made from is several times as large, and
- * many small objects, which the collector of memory looks at again and again.
+ * A reply is kept as a string with one character per byte. The objects that it was encoded from are several times as large, and
+ * many, and the garbage collector would visit them again and again.
  */
 type StoredReply = string;
 const running: unique symbol = Symbol('not answered yet');
 
 export function createReplayCache(clock: Clock): ReplayCache {
-  // Two generations instead of a list from which the oldest is taken with every call: a Map that is added to and deleted
-  // from all the time makes itself new tables all the time.
+  // Two generations, not a list from which each call removes the oldest entry: a Map with constant inserts and deletes allocates
+  // new tables all the time.
   let young = new Map<string, StoredReply | typeof running>();
   let old = new Map<string, StoredReply | typeof running>();
   let youngSince = clock.elapsed();
@@ -48,7 +50,7 @@ export function createReplayCache(clock: Clock): ReplayCache {
     old = young;
     young = new Map();
     youngSince = clock.elapsed();
-    // What is not answered yet must be known when it comes again, however long it takes.
+    // A call that still runs must be recognised when it is resent, however long it takes.
     for (const [each, what] of oldest) if (what === running && !old.has(each)) young.set(each, what);
   }
 

@@ -5,18 +5,18 @@ import type { PendingCalls } from './pending-calls.ts';
 import type { DirectRead } from './receiver.ts';
 import type { Call } from './transport.ts';
 
-/** What a lane wants to know of the replies. */
+/** Callbacks for received replies. */
 interface ReplyEvents {
-  /** It was the reply to a call. */
+  /** A reply to a pending call was received. */
   answered(): void;
-  /** It said yes. */
+  /** The reply has a result, not an error. */
   decoded(call: Call, result: unknown): void;
-  /** Undefined: all of it has arrived. */
+  /** The call whose data are being received into the caller's buffer. Undefined: all of them have arrived. */
   receiving(call: Call | undefined): void;
   expectsHead(): boolean;
 }
 
-/** Gives replies to the calls that wait for them. */
+/** Passes replies to their pending calls. */
 export function createReplyHandlers(
   pending: PendingCalls,
   drop: (call: Call) => void,
@@ -31,7 +31,7 @@ export function createReplyHandlers(
       reader.reset(buffer, view, from + 4, have);
       readReplyHead(reader, call.procedure.name);
       const found = call.procedure.decodeHead(reader, call.args);
-      // Data that would go on after their record are an error, which is found when all of it is there.
+      // Data that would extend beyond their record are an error; it is reported once the whole record has arrived.
       if (found === undefined || reader.at + found.target.length > from + length) return undefined;
       const done = (): void => {
         answered();
@@ -42,7 +42,7 @@ export function createReplyHandlers(
       receiving(call);
       return { from: reader.at, target: found.target, done };
     } catch {
-      // Not all of the head is there yet, or it is an error: decoded when all of it has arrived.
+      // The header is incomplete or an error: decode the reply once all of it has arrived.
       return undefined;
     }
   }
@@ -53,7 +53,7 @@ export function createReplyHandlers(
     onRecord: (buffer, view, from, end) => {
       reader.reset(buffer, view, from, end);
       const call = pending.get(reader.u32());
-      // Late, after its deadline: nobody waits for it.
+      // The reply came after the call's deadline.
       if (call === undefined) return;
       answered();
       drop(call);

@@ -12,7 +12,7 @@ export interface ConnectionState {
   verifier: bigint | undefined;
 }
 
-/** The connection that a call was sent on. */
+/** The connection on which a call was sent. */
 export interface SentOn {
   readonly connection: ConnectionState;
   /** What the server had reported on any connection when the call was sent. Undefined: nothing yet. */
@@ -26,9 +26,9 @@ export interface ResendingOptions {
   /** `isCopied`: another copy of the call is in flight and may use the caller's buffer, so this one copies the data. */
   readonly send: (call: Call, isCopied?: boolean) => void;
   readonly fail: (call: Call, error: RpcError) => void;
-  /** Makes a call on the lane's own connection. */
+  /** Makes a call on the transport's own connection. */
   readonly ask: (asked: VerifierCall) => Promise<unknown>;
-  /** Asks the server on the lane's own connection: `CallOptions.isUndone`. */
+  /** Runs `CallOptions.isNotExecuted` on the transport's own connection. */
   readonly isNotExecuted: (call: Call) => Promise<boolean | undefined>;
   /** The send queue is backed up. */
   readonly isBacklogged: () => boolean;
@@ -42,10 +42,10 @@ export interface VerifierCall extends VerifierQuery {
 }
 
 /**
- * Decides which calls are resent on a new connection. Calls that change nothing always are. The others are resent only while the
- * server recognises them: same xid, same client address and port, same server address, same run of the server, within the time
- * for which servers remember what they have answered. Otherwise they fail with `RpcError.decide`. If it is not known whether the
- * server restarted, a call that takes a name away is resent only if the name still refers to the same file:
+ * Decides which calls the client resends on a new connection. Calls that change nothing are always resent. The others are resent
+ * only while the server recognises them: same xid, same client address and port, same server address, no restart of the server,
+ * and within the time for which servers keep replies. Otherwise they fail with `RpcError.outcomeCheck`. If the client does not
+ * know whether the server restarted, it resends a call that removes a name only if the name still refers to the same file:
  * docs/designs/nfs-resends.md.
  */
 export interface Resending {
@@ -59,19 +59,22 @@ export interface Resending {
   repeat(now: number): void;
 }
 
-/** Linux forgets an answer after 120 s. */
+/** Linux drops a reply from its cache after 120 s. */
 const replayCacheMs = 100_000;
 /**
- * A server drops the copy of a call that it is still working on, and the reply goes to the old connection. So the copy has to be sent again
- * for the reply to come here.
+ * While a server executes a call, it drops further copies, and the reply goes to the old connection. So the client has to send
+ * another copy later to get the reply here.
  */
 const firstRepeatMs = 5_000;
 const maxRepeatMs = 30_000;
-/** After this time NULL shows whether the server answers at all. Long for a busy server: without the verifier, calls may have to wait. */
+/**
+ * After this time without a verifier, NULL shows whether the server answers at all. Long enough for a busy server: without the
+ * verifier, calls may have to wait.
+ */
 const askVerifierMs = 5_000;
 const askMs = 2_000;
 const askPauseMs = 100;
-/** A refusal is an answer, too. */
+/** Failures without an answer. An error reply is an answer. */
 const noAnswer: readonly RpcFailure[] = ['unreachable', 'lost', 'deadline', 'canceled', 'closed'];
 
 export function createResending(parts: ResendingOptions): Resending {
@@ -79,7 +82,10 @@ export function createResending(parts: ResendingOptions): Resending {
   let connection: ConnectionState | undefined;
   let known: KnownVerifier = { verifier: undefined };
   let currentSentOn: SentOn | undefined;
-  /** Calls since whose sending the server has refused a connection; also if it is lost again before they are resent. */
+  /**
+   * Calls that were sent before the server refused a connection; kept also if the connection is lost again before they are
+   * resent.
+   */
   const sentBeforeRefusal = new WeakSet<Call>();
   let repeatAt = Number.POSITIVE_INFINITY;
   let repeatMs = firstRepeatMs;
@@ -90,17 +96,17 @@ export function createResending(parts: ResendingOptions): Resending {
       (cause: unknown) => !(cause instanceof RpcError && noAnswer.includes(cause.failure)),
     );
 
-  /** Asks for the verifier until one question is answered with it. A file that is gone by now has none. */
+  /** Sends verifier queries until one reply has a verifier. A query for a deleted file has none. */
   async function askVerifier(on: ConnectionState): Promise<boolean> {
     for (const question of verifiers.queries()) {
-      // `answered` notes what the reply says.
+      // `answered` records the verifier of the reply.
       if (connection !== on || !(await isAnswered(question, askVerifierMs))) return false;
       if (on.verifier !== undefined) return true;
     }
     return false;
   }
 
-  /** Resolves when the server has answered. The verifier stays unknown if no file is known or the server refuses the question. */
+  /** Resolves when the server has answered. The verifier stays unknown if no file is known or the server rejects the query. */
   async function waitForAnswer(on: ConnectionState, { procedure: { program, version } }: Call): Promise<void> {
     const nothing: Procedure<unknown, unknown> = {
       program,
@@ -120,7 +126,7 @@ export function createResending(parts: ResendingOptions): Resending {
 
   const failUndecided = (call: Call): void => fail(call, undecidedError(call, clock.elapsed() + lateCallMs));
 
-  /** Until this connection has reported a verifier, the one before stays the one to compare with. */
+  /** Until this connection has reported a verifier, calls are compared with the previous verifier. */
   function sendCopy(call: Call, sentOn: SentOn, isCopied = false): void {
     send(call, isCopied);
     call.sentOn = sentOn;
@@ -132,7 +138,7 @@ export function createResending(parts: ResendingOptions): Resending {
     const before = sentOn.connection.verifier ?? sentOn.verifier;
     const isKnown = before !== undefined && on.verifier !== undefined;
     const isOther = isKnown && before !== on.verifier;
-    // What another connection reported may be older than this one, and proves nothing about when the server restarted.
+    // A verifier from another connection may be older, and does not show when the server restarted.
     const isGone = isOther && wasDown && sentOn.connection.verifier !== undefined;
     const isRecognised =
       sentOn.connection.endpoints === on.endpoints && clock.elapsed() - call.startedAt < replayCacheMs;
@@ -142,7 +148,7 @@ export function createResending(parts: ResendingOptions): Resending {
     else void resendIfNotExecuted(call, { connection: on, verifier: before });
   }
 
-  /** The server may have restarted, and have executed the call before that. */
+  /** The server may have restarted, and may have executed the call before that. */
   async function resendIfNotExecuted(call: Call, sentOn: SentOn): Promise<void> {
     const notExecuted = await isNotExecuted(call).catch(() => false);
     // The connection was lost again; the next one starts over.
@@ -182,7 +188,7 @@ export function createResending(parts: ResendingOptions): Resending {
       connection = currentSentOn = undefined;
     },
     get sentOn() {
-      // A call gets what is known when it is sent. What another connection reports later may be the server's next run.
+      // A call keeps the verifier that was known when it was sent. Another connection may later report one from after a restart.
       if (currentSentOn !== undefined && currentSentOn.verifier !== known.verifier)
         currentSentOn = { connection: currentSentOn.connection, verifier: known.verifier };
       return currentSentOn;
@@ -204,7 +210,7 @@ export function createResending(parts: ResendingOptions): Resending {
       if (open.length === 0) repeatAt = Number.POSITIVE_INFINITY;
       if (isBacklogged()) return;
       for (const call of open) {
-        // The server may have answered on the lost connection, and have forgotten that by now.
+        // The server may have replied on the lost connection, and dropped the reply from its cache since.
         if (isSentMutation(call) && now - call.startedAt >= replayCacheMs) failUndecided(call);
         else if (call.sentOn !== undefined) sendCopy(call, call.sentOn, true);
       }
@@ -212,7 +218,7 @@ export function createResending(parts: ResendingOptions): Resending {
   };
 }
 
-/** Servers keep the answer, and drop copies while they work on the first. */
+/** Servers keep the replies to these calls, and drop copies while they execute the first. */
 const isInReplayCache = ({ procedure }: Call): boolean => procedure.mutates !== undefined;
 
 /** The call may have reached the server, so the server must recognise it if it is resent. */

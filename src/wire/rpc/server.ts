@@ -14,25 +14,31 @@ import { createSender, type Sender } from './sender.ts';
 import { readFromDataEvents, readIntoReceiver } from './socket-reading.ts';
 import { commonNameOf, createTlsUpgrade, type TlsUpgrade } from './tls-upgrade.ts';
 
-/** Who calls, as far as that is known: an address, and who they say they are. */
+/** The caller as far as it is known: its address, and the user that it claims to be. */
 export interface Caller {
   readonly address: string;
   readonly port: number;
-  /** Undefined: they did not say. */
+  /** Undefined: AUTH_NONE. */
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
-  /** The common name of the certificate that it showed, and that was found good; undefined: it showed none, or one with no common name or several. */
+  /**
+   * The common name of the caller's verified certificate. Undefined: it has no certificate, or one with no common name or
+   * several.
+   */
   readonly certificate?: string | undefined;
 }
 
-/** Lays out a result. What it gives is sent behind it, uncopied. */
+/** Encodes a result. The returned bytes are sent after it without a copy. */
 export type Reply = (writer: XdrWriter) => Uint8Array | undefined;
 
 export interface ServedProcedure {
   readonly name: string;
-  /** Doing it twice is not the same as once: a call that comes again gets the first answer. 'frequent': kept apart from others' answers. */
+  /**
+   * A second execution would differ from the first, so a resent call gets the cached reply. 'frequent': uses a cache of its own,
+   * so that other replies stay.
+   */
   readonly nonIdempotent?: boolean | 'frequent';
-  /** Arguments must be read before it returns; the work may take longer. XdrError: they cannot be read. */
+  /** Must decode the arguments before it returns; the work may take longer. XdrError: the arguments cannot be decoded. */
   handle(reader: XdrReader, caller: Caller): Reply | Promise<Reply>;
 }
 
@@ -46,17 +52,17 @@ export interface RpcServerOptions {
   /** Recognise a resent call only from the port it first came from, as Linux does. Default: from any port of its address. */
   readonly replaysByPort?: boolean | undefined;
   readonly programs: readonly ServedProgram[];
-  /** Undefined: nobody is refused by address. */
+  /** Decides by address whether a client may connect. Default: everybody may. */
   readonly mayConnect?: (address: string, socket: Socket) => boolean;
-  /** Refused is told that its way of calling is too weak. NULL, by which a client tries what is there, is always answered. */
+  /** Callers for which it returns false get AUTH_TOOWEAK. NULL, with which clients probe the server, is always answered. */
   readonly isAllowed?: (caller: Caller) => boolean;
-  /** RFC 9289: whoever asks for it is spoken to in private. */
+  /** Settings for RFC 9289. TLS is started if the client requests it. */
   readonly tls?: TlsOptions | undefined;
-  /** The longest call that is taken. */
+  /** The longest call that the server accepts. */
   readonly maxRecord?: number;
-  /** Whoever connects when there are so many takes the place of one that has been quiet. */
+  /** When this many connections are open, a new one evicts an idle one. */
   readonly maxConnections?: number;
-  /** For calls of which only a part has come, of all connections together. */
+  /** Limits for incomplete calls, for all connections together. */
   readonly partialCalls?: Partial<PartialCallLimits>;
   readonly clock?: Clock;
   /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
@@ -79,7 +85,7 @@ const wholeWithinMs = 60_000;
 /** What all connections may hold of calls that are not: as many as a hundred clients that write 1 MiB at once. */
 const maxHalfBytes = 128 * 1024 * 1024;
 
-/** What the connections of one server share. */
+/** State shared by all connections of one server. */
 interface ServerState extends DispatchContext {
   readonly options: RpcServerOptions;
   readonly tlsUpgrade: TlsUpgrade | undefined;
@@ -116,7 +122,7 @@ export function createRpcServer(options: RpcServerOptions): Server {
   });
 }
 
-/** IPv4 in IPv6, as a socket for both gives it, is IPv4. */
+/** Turns an IPv4-mapped IPv6 address, as a dual-stack socket reports it, into IPv4. */
 const normalizeAddress = (address: string | undefined): string => (address ?? '').replace(/^::ffff:/, '');
 
 function serve(socket: Socket, shared: ServerState): void {
@@ -138,7 +144,7 @@ function serve(socket: Socket, shared: ServerState): void {
   });
 }
 
-/** Answers the calls of one connection. `onTls`: it shall be made private, and is not heard here any more. */
+/** Serves the calls of one connection. `onTls`: starts TLS; this function then stops reading from the socket. */
 function serveCalls(
   open: (input: Input) => Socket,
   { member, ...from }: Omit<Caller, 'identity'> & { readonly member: AdmittedConnection },
@@ -147,7 +153,7 @@ function serveCalls(
 ): void {
   const readCall = createCallReader(from);
   const reader = new XdrReader();
-  /** Calls that came when enough was under way already, of what was received at once. */
+  /** Calls of the last read that wait because too many are in flight. */
   const waiting: Buffer[] = [];
   let inFlight = 0;
   let inFlightBytes = 0;
@@ -169,7 +175,7 @@ function serveCalls(
       else handleCall(buffer, view, at, end);
     },
   });
-  /** A client that breaks the protocol loses its connection; nothing it sends may reach the top of the stack. */
+  /** Drops the connection if the client violates the protocol. Nothing that a client sends may become an uncaught exception. */
   const guard = (step: () => void): void => {
     shared.connectionLimit.touch(member);
     try {
@@ -177,7 +183,7 @@ function serveCalls(
     } catch (cause) {
       drop('a client broke the protocol', cause);
     }
-    // All that was answered at once goes out together.
+    // Send all replies of this turn together.
     sender.flush();
     tracked.update();
     if (waiting.length > 0 || held > 0) processWaiting();
@@ -237,8 +243,8 @@ function serveCalls(
   }
 
   /**
-   * The last answer goes out in the clear; everything after it is private. Whatever else came in the clear is forgotten,
-   * as it may be another's, and with it the memory it is in: nothing that lives as long as the socket may point here.
+   * The reply to the TLS probe is the last one in plain text. Discard everything else that was received in plain text, since an
+   * attacker may have injected it, and free its memory: nothing that lives as long as the socket may refer to it.
    */
   function upgradeToTls(next: () => void): void {
     isUpgrading = true;
@@ -252,7 +258,7 @@ function serveCalls(
     });
   }
 
-  /** Does what waits, as long as there is room, and reads on when nothing waits any more. */
+  /** Executes waiting calls while there is room, and resumes reading when none are left. */
   function processWaiting(): void {
     if (isWorking) return;
     isWorking = true;
@@ -260,7 +266,8 @@ function serveCalls(
       while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
         const next = waiting.shift() as Buffer;
         handleCall(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
-        // Here, not behind the loop: what the kernel takes at once calls nobody back, and the rest would wait for ever.
+        // Flush here, not after the loop: if the kernel takes everything at once there is no 'drain' event, and the rest would
+        // wait for ever.
         if (waiting.length === 0 || isBusy()) sender.flush();
       }
     } catch (cause) {
@@ -276,7 +283,10 @@ function serveCalls(
     if (isFull !== socket.isPaused()) isFull ? socket.pause() : socket.resume();
   }
 
-  /** A client that says no more sees the connection end when all it asked for is done: so it knows that nothing comes late. */
+  /**
+   * When a client has closed its side, the server ends the connection once all its calls are done. So the client knows that
+   * nothing runs late.
+   */
   const onEnd = (): void => {
     hasEnded = true;
     processWaiting();
@@ -299,7 +309,7 @@ interface PendingReply {
   layout: ReplyWriter;
 }
 
-/** Used for every answer in turn: it is laid out before the next. */
+/** Reused for every reply, since each is encoded before the next. */
 const pendingReply: PendingReply = { xid: 0, layout: () => undefined };
 
 const encodeReply = (writer: XdrWriter, { xid, layout }: PendingReply): Uint8Array | undefined => {

@@ -1,18 +1,18 @@
 import { Socket, type SocketConstructorOpts } from 'node:net';
 import type { Input } from './receiver.ts';
 
-/** Bytes as they come are put into the receiver's own memory; a copy less, for large calls half the price. */
+/** Node writes received bytes into the receiver's own memory. That saves a copy, which is half the cost of a large call. */
 type OnRead = { buffer(): Buffer; callback(bytes: number): boolean };
 
-/** Inside of Node's sockets: what the system's connection is, and that it can fill memory of our choosing. */
+/** Internals of Node's sockets: the handle of the connection, and whether it can fill a buffer of ours. */
 interface SocketInternals {
   _handle: { readonly useUserBuffer?: unknown } | null;
 }
 
 /**
- * Node lets a connection that is made say where its bytes shall go (`onread`), and one that is accepted not. So the
- * system's connection is taken out of the accepted socket and put into one that does. Where Node's inside has changed,
- * bytes come by events. The accepted socket stays, as the server counts it; both end together.
+ * Node supports `onread` for outgoing connections only. So this function takes the handle out of the accepted socket and gives it
+ * to a new socket that has `onread`. If Node's internals have changed, it falls back to 'data' events. The accepted socket stays,
+ * since the server counts it; both are destroyed together.
  */
 export function readIntoReceiver(accepted: Socket, receiver: Input): Socket {
   const internals = accepted as unknown as SocketInternals;

@@ -2,19 +2,20 @@ import type { Socket } from 'node:net';
 import { createServer, type TLSSocket, type TlsOptions } from 'node:tls';
 import { rpcOverTls } from './tls.ts';
 
-/** Makes a connection private, and gives it when the other side has shown what it had to. */
+/** Starts TLS on a connection, and calls `then` once the handshake has succeeded. */
 export type TlsUpgrade = (socket: Socket, then: (secured: TLSSocket) => void) => void;
 
-/** Of the certificate that the other side showed. */
+/** The common name of the peer's certificate. */
 export function commonNameOf(secured: TLSSocket): string | undefined {
   const name = secured.authorized ? secured.getPeerCertificate().subject?.CN : undefined;
-  // Several names in one certificate: then it is no name that anybody was given.
+  // A certificate with several common names identifies nobody.
   return typeof name === 'string' ? name : undefined;
 }
 
 /**
- * A TLS server that listens nowhere: connections are handed to it. By hand, a client's certificate would be asked for and
- * not looked at. Who offers other protocols than RPC is refused; who offers none, as Linux's client does, is not.
+ * A TLS server that does not listen: connections are handed to it. A TLSSocket on its own would request a client's certificate
+ * but not verify it. The server rejects clients that offer only other protocols by ALPN. It accepts those that offer none, as
+ * Linux's client does.
  */
 export function createTlsUpgrade(options: TlsOptions): TlsUpgrade {
   const expected = new Map<string, (secured: TLSSocket) => void>();

@@ -11,7 +11,7 @@ import { createResending, isSentMutation, type ResendingOptions, type SentOn } f
 import type { Encode } from './sender.ts';
 import type { Verifiers } from './verifiers.ts';
 
-/** A call from when it was asked for until its reply. */
+/** A call from when the caller made it until its reply. */
 export interface Call {
   readonly xid: number;
   readonly procedure: Procedure<unknown, unknown>;
@@ -19,40 +19,40 @@ export interface Call {
   readonly resolve: (value: unknown) => void;
   readonly reject: (cause: unknown) => void;
   readonly signal: AbortSignal | undefined;
-  /** Undefined: that of the lane. */
+  /** Undefined: the transport's own. */
   readonly credential: Buffer | undefined;
   /** See `CallOptions`. */
   readonly isNotExecuted: CallOptions['isNotExecuted'];
-  /** The lane asks it for itself: nobody is late if it has no reply. */
+  /** The transport made this call itself, so no caller is late if it has no reply. */
   readonly isInternal: boolean;
-  /** When it was made; both by the clock's elapsed time. */
+  /** When the call was made; like `expiresAt` in the clock's elapsed time. */
   readonly startedAt: number;
   readonly expiresAt: number;
   sent: boolean;
-  /** The connection that it was last sent on. */
+  /** The connection on which it was last sent. */
   sentOn: SentOn | undefined;
   resent: boolean;
-  /** Some of it goes out of the caller's own memory. */
+  /** Part of it is sent from the caller's own buffer. */
   lendsBuffer: boolean;
-  /** In a chain of `Pending`. */
+  /** The next call in the same bucket of `PendingCalls`. */
   next: Call | undefined;
 }
 
 export interface TransportOptions {
   readonly clock: Clock;
   readonly credential: Buffer;
-  /** Makes a connection, to whichever address answers; from the port of the last one, if that is possible. */
+  /** Connects to any address that answers; from the previous local port, if possible. */
   readonly connect: (handlers: RecordHandlers, last?: PreviousConnection) => Promise<Connection>;
-  /** Makes a call on this lane. */
+  /** Makes a call on this transport. */
   readonly ask: ResendingOptions['ask'];
   readonly isNotExecuted: ResendingOptions['isNotExecuted'];
   readonly verifiers: Verifiers;
-  /** After so long without a word a connection may be given up. */
+  /** A connection that is silent for this long may be replaced. */
   readonly stallMs: number;
-  /** How often that is tried before the calls that wait fail. */
+  /** How often to try to connect before pending calls fail. */
   readonly dialRounds: number;
   readonly closing: AbortSignal;
-  /** A call has ended, in whatever way. */
+  /** Called when a call has ended, for any reason. */
   readonly onEnded: (call: Call) => void;
 }
 
@@ -62,7 +62,7 @@ export interface PreviousConnection {
   readonly localPort: number;
   /** Retry the same port; do not use another one yet. */
   readonly mustReusePort: boolean;
-  /** Its address refused a connection: no server runs there. */
+  /** Called if its address refused a connection: no server runs there. */
   readonly onRefused: () => void;
 }
 
@@ -70,15 +70,17 @@ export interface PreviousConnection {
 export interface Transport {
   readonly pending: PendingCalls;
   start(call: Call): void;
-  /** Nobody waits for its reply any more. */
+  /** Drops a call whose caller no longer waits for it. */
   abandon(call: Call): void;
-  /** For how long nothing came, though something was asked; from the first time it is looked at. */
+  /** How long nothing was received while calls were pending, counted from the first time that this is called. */
   silentMs(now: number): number;
-  /** To be called now and then. */
+  /** Call it periodically. */
   repeat(now: number): void;
-  /** Nothing came for so long. Where the server answers on a new connection alone, that is gone over to. */
+  /**
+   * Nothing was received for this long. If the server answers on a new connection but not on this one, the transport reconnects.
+   */
   checkLiveness(silentMs: number): void;
-  /** Where it is connected to. */
+  /** The address that it is connected to. */
   readonly address: Address | undefined;
   /** Tries another address. */
   reconnect(): void;
@@ -87,11 +89,11 @@ export interface Transport {
 
 const firstBackOffMs = 50;
 const maxBackOffMs = 5_000;
-/** A server that answers, but nothing of what it was asked for, is given twice as long each time, up to so many times. */
+/** If a server answers NULL but none of the calls, each further check waits twice as long, up to this factor. */
 const maxSilenceFactor = 16;
 /**
- * Not every server says why it ends an encrypted connection: Linux does not where it refuses a client's certificate. One that is
- * being started does so now and then; not for half a minute, which so many take with their pauses.
+ * Not every server says why it closes a TLS connection: Linux does not when it rejects a client's certificate. A server that is
+ * starting up does so too, but not for half a minute, which this many attempts take with their pauses.
  */
 const maxClosedUnanswered = 14;
 /** How long to retry the port of a lost connection: it may be in use for a moment, or a firewall may drop it. */
@@ -103,7 +105,7 @@ const portInUse = ({
 }: Connection): Pick<PreviousConnection, 'address' | 'localPort'> | undefined =>
   localPort === undefined ? undefined : { address, localPort };
 
-/** Half of it at random: many clients shall not come back to a server at the same moment. */
+/** Half of it is random, so that many clients do not reconnect to a server at the same moment. */
 const withJitter = (ms: number): number => ms * (0.5 + Math.random() / 2);
 
 export function createTransport(options: TransportOptions): Transport {
@@ -112,26 +114,26 @@ export function createTransport(options: TransportOptions): Transport {
   let connection: Connection | undefined;
   let isDialing = false;
   let silentSince: number | undefined;
-  /** What had come when it was looked at last. */
+  /** The number of bytes received at the last check. */
   let received = 0;
   let isChecking = false;
   let silenceFactor = 1;
-  /** Its data are on their way straight into the caller's own buffer. */
+  /** The call whose data are being received straight into the caller's buffer. */
   let receiving: Call | undefined;
-  /** Calls whose data go there. */
+  /** The number of pending calls that read into the caller's buffer. */
   let readsInFlight = 0;
   let backOff = firstBackOffMs;
-  /** Nothing was answered on the last connection. */
+  /** The current or last connection has received no reply. */
   let isUnanswered = false;
   let connectedAt = 0;
-  /** So many connections in a row were ended by the server, soon, and before it had answered. */
+  /** How many connections in a row the server closed soon, and before it answered. */
   let closedUnanswered = 0;
-  /** A call that was sent on this connection; it may still lie in a queue. */
+  /** A call on this connection was abandoned after it was sent; it may still be in a send queue. */
   let hasAbandonedCall = false;
   let isCopying = false;
   let previous: Pick<PreviousConnection, 'address' | 'localPort'> | undefined;
   let lostAt = 0;
-  /** The address of the last connection refused another one since. */
+  /** The address of the previous connection has refused a connection since. */
   let wasDown = false;
 
   function drop(call: Call): void {
@@ -141,8 +143,8 @@ export function createTransport(options: TransportOptions): Transport {
   }
 
   /**
-   * In the middle of it the memory is the caller's again: nothing more may be put into it, and what he puts into it must
-   * not be sent. Node has been told to, and cannot be told otherwise but by ending the connection.
+   * Once a call is abandoned, its buffer belongs to the caller again: the transport must not write to it, and must not send what
+   * the caller writes to it. Node already has the buffer, so the only way to stop it is to reset the connection.
    */
   function abandon(call: Call): void {
     const isUnsent = call.lendsBuffer && pending.get(call.xid) === call && (connection?.sender.queued ?? 0) > 0;
@@ -170,11 +172,12 @@ export function createTransport(options: TransportOptions): Transport {
       call.resent = call.sent;
       call.sent = true;
       call.sentOn = resending.sentOn;
-      // The only one under way is asked by somebody who then waits for it. Others may have company in this turn.
+      // If this is the only pending call, its caller is probably waiting for it. Otherwise other calls of this turn may go out
+      // together with it.
       if (pending.size === 1) sender.flush();
       else sender.flushSoon();
     } catch (cause) {
-      // The arguments cannot be laid out: nothing was sent.
+      // The arguments cannot be encoded: nothing was sent.
       fail(call, cause);
     }
   }
@@ -221,11 +224,11 @@ export function createTransport(options: TransportOptions): Transport {
     return { ...previous, mustReusePort: clock.elapsed() - lostAt < reusePortMs, onRefused };
   }
 
-  /** Connects, and sends what has no reply. */
+  /** Connects, and sends the calls that have no reply. */
   async function keepConnected(): Promise<void> {
     if (isDialing || closing.aborted) return;
     isDialing = true;
-    // A server that takes connections only to end them is not to be run against without a pause.
+    // Do not reconnect without a pause to a server that accepts connections only to close them.
     if (isUnanswered && clock.elapsed() - connectedAt < maxBackOffMs) await pause();
     else backOff = firstBackOffMs;
     for (let round = 1; connection === undefined && pending.size > 0; round++) {
@@ -237,7 +240,7 @@ export function createTransport(options: TransportOptions): Transport {
         if (isPortTaken(cause)) round--;
         const isOver = isTlsFailure(cause) || closing.aborted;
         for (const call of pending.values()) {
-          // What the server may have done already is asked for until its deadline: a restart takes a moment.
+          // Calls that the server may have executed are retried until their deadline: a restart takes a moment.
           if (isOver || (round >= options.dialRounds && !call.sent)) fail(call, connectError(cause, call.sent));
         }
         if (pending.size > 0) await pause();
@@ -269,10 +272,10 @@ export function createTransport(options: TransportOptions): Transport {
     resending.lost();
     closedUnanswered = wasClosed ? closedUnanswered + 1 : 0;
     const why = closedUnanswered < maxClosedUnanswered ? cause : closedUnansweredError(cause);
-    // A server that breaks the protocol would do so again.
+    // Do not retry: a server that violates the protocol would do so again.
     if (why instanceof RpcError && why.failure === 'garbled')
       for (const call of pending.values()) fail(call, garbledError(why, call));
-    // A server that rejects TLS has executed nothing from this connection. A server that just closes it may have.
+    // A server that rejects TLS has executed nothing from this connection. A server that just closes the connection may have.
     const wasSent = (call: Call): boolean => call.resent || (call.sent && call.sentOn?.connection !== lastSentOn);
     if (isTlsFailure(why))
       for (const call of pending.values())
@@ -280,7 +283,7 @@ export function createTransport(options: TransportOptions): Transport {
     if (pending.size > 0) void keepConnected();
   }
 
-  /** For how long nothing came, though something was asked. */
+  /** How long nothing was received while calls were pending. */
   function silentMsAt(now: number): number {
     if (connection === undefined) return 0;
     if (connection.receivedBytes !== received) silentSince = undefined;
@@ -322,7 +325,7 @@ export function createTransport(options: TransportOptions): Transport {
   };
 }
 
-/** `isCopying`: the caller's memory is not lent to this copy. */
+/** `isCopying`: copies the data instead of lending the caller's buffer to the socket. */
 function createEncode(usual: Buffer, isCopying: () => boolean): Encode<Call> {
   return (writer, call) => {
     const { xid, procedure, args, credential = usual } = call;

@@ -11,19 +11,19 @@ export interface KnownVerifier {
 export interface VerifierQuery {
   readonly procedure: Procedure<unknown, unknown>;
   readonly args: unknown;
-  /** Undefined: that of the lane. */
+  /** Undefined: the transport's own. */
   readonly credential: Buffer | undefined;
 }
 
 /**
- * What the replies on all connections of a client say about the server's verifier. A connection on which nothing was written knows
- * the verifier from the others.
+ * The verifiers that the server has reported on all connections of a client. A connection without a WRITE learns the verifier
+ * from the others.
  */
 export interface Verifiers {
   at(address: Address): KnownVerifier;
-  /** For each reply that has a verifier. */
+  /** Call it for each reply that has a verifier. */
   record(known: KnownVerifier, verifier: bigint, by: ServerVerifier, call: Call): void;
-  /** How to ask for the verifier, the best question first. */
+  /** Calls that return the verifier, the best one first. */
   queries(): readonly VerifierQuery[];
 }
 
