@@ -9,7 +9,7 @@ import { RemovalRefused, removeTree } from './remove-tree.ts';
 import { NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 import { type Attributes, type EntryPlus, fileType } from './structures.ts';
 
-// What may not be removed is left, and nothing else is left because of it. How trees are removed: tree.test.ts.
+// What may not be removed is left, and nothing else is left because of it. How trees are removed: walk-tree.test.ts.
 
 const refusal = (procedure: string, status: NfsStatusName): NfsError =>
   new NfsError(procedure, nfsStatus[status], false);

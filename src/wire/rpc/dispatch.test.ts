@@ -10,7 +10,7 @@ test('gives the answer of one certificate to no caller with another one', async 
     asked.push(certificate);
     return () => undefined;
   };
-  const procedures = new Map([[1, { name: 'CREATE', once: true, handle }]]);
+  const procedures = new Map([[1, { name: 'CREATE', nonIdempotent: true, handle }]]);
   const shared: DispatchContext = {
     programs: programsByNumber([{ number: 100, version: 3, procedures }]),
     replays: createReplayCache(systemClock()),

@@ -88,7 +88,7 @@ describe.skipIf(needs('linux'))('a disk that fails', () => {
       identities,
       isReadOnly: false,
       isDurable: true,
-      describe: createToAttributes(1n, identities),
+      toAttributes: createToAttributes(1n, identities),
       durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
       verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },
       onError: (what: string) => errors.push(what),
