@@ -53,7 +53,7 @@ export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrRe
     const { view } = reader;
     const at = reader.take(24);
     call.xid = view.getUint32(at);
-    if (view.getUint32(at + 4) !== messageCall) throw new XdrError('a reply came where a call should');
+    if (view.getUint32(at + 4) !== messageCall) throw new XdrError('received a reply where a call was expected');
     call.rpcVersion = view.getUint32(at + 8);
     call.program = view.getUint32(at + 12);
     call.version = view.getUint32(at + 16);

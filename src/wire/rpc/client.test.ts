@@ -120,8 +120,11 @@ describe('calls', () => {
   test('what the server says instead of a result is said', async () => {
     const rpc = client({ ports: [server.port] });
     const replies: [readonly number[], object][] = [
-      [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the program is not there' }],
-      [[1, 0, 0, 0, 2, 1, 3], { failure: 'unsupported', message: 'ECHO: this version of the program is not there' }],
+      [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the server does not have this program' }],
+      [
+        [1, 0, 0, 0, 2, 1, 3],
+        { failure: 'unsupported', message: 'ECHO: the server does not have this version of the program' },
+      ],
       [[1, 0, 0, 0, 4], { failure: 'garbled' }],
       [[1, 1, 0, 3, 3], { failure: 'unsupported', message: 'ECHO: the server speaks RPC versions 3 to 3' }],
       [[1, 1, 1, 5], { failure: 'denied', message: 'ECHO: a stronger kind of authentication is required' }],

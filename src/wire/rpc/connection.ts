@@ -244,7 +244,7 @@ async function waitUntilConnected(
         cause,
       }),
     );
-  const closed = (): void => fail(new Error('it was closed at once'));
+  const closed = (): void => fail(new Error('the connection was closed before it was established'));
   socket.once(event, resolve).once('error', fail).once('close', closed);
   using _ = onAbort(signal, () =>
     reject(new RpcError(`no connection to ${formatAddress(address)}`, { failure: 'canceled', cause: signal.reason })),
@@ -297,7 +297,7 @@ async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Con
   }
   if (isOtherProtocol(secure)) {
     secure.destroy();
-    throw new RpcError(`${formatAddress(address)} speaks ${secure.alpnProtocol} there, not RPC`, { failure: 'tls' });
+    throw new RpcError(`${formatAddress(address)} speaks ${secure.alpnProtocol}, not RPC`, { failure: 'tls' });
   }
   return readConnection({ socket: secure, tcpSocket: plain }, options);
 }

@@ -42,11 +42,11 @@ export function credential(identity: Identity | undefined): Buffer {
 export const tlsProbeCredential = (): Buffer => new XdrWriter(16).u32(authTls).u32(0).u32(authNone).u32(0).written;
 
 const acceptFailures: Readonly<Record<number, string>> = {
-  1: 'the program is not there',
-  2: 'this version of the program is not there',
-  3: 'the procedure is not there',
+  1: 'the server does not have this program',
+  2: 'the server does not have this version of the program',
+  3: 'the server does not have this procedure',
   4: 'the server could not read the arguments',
-  5: 'the server had an error of its own',
+  5: 'the server had an internal error',
 };
 
 /** RFC 5531, section 9: why the server rejected the authentication. */
@@ -63,7 +63,7 @@ const authFailures: Readonly<Record<number, string>> = {
 /** Reads the header of a reply after its xid, up to the result. Throws the server's error if there is no result. */
 export function readReplyHead(reader: XdrReader, what: string): void {
   if (reader.u32() !== messageReply)
-    throw new RpcError(`${what}: a call came where a reply should`, { failure: 'garbled' });
+    throw new RpcError(`${what}: received a call where a reply was expected`, { failure: 'garbled' });
   if (reader.u32() !== 0) throw deniedError(reader, what);
   reader.u32();
   reader.skip(maxAuth);

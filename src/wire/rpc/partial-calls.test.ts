@@ -14,7 +14,7 @@ const program = 200_000;
 const mib = 1024 * 1024;
 /** NULL, by nobody. */
 const whole = words(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
-/** The question for TLS. */
+/** The TLS probe. */
 const forTls = words(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
 
 async function listening(options: Partial<RpcServerOptions>) {
@@ -78,7 +78,7 @@ describe('a call of which only a part comes', () => {
     expect([half.closed, errors]).toEqual([false, []]);
     await passed(clock, 20_000);
     expect(await ended(half)).toBe(true);
-    expect(errors).toEqual(['half a call came, and not the rest in time']);
+    expect(errors).toEqual(['the client did not complete a call in time']);
     await passed(clock, 600_000);
     await isAnswered(idle);
   });
@@ -125,7 +125,7 @@ describe('a call of which only a part comes', () => {
     // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
     await expect.poll(() => heldMib() - before).toBeLessThan(30);
     await isAnswered(honest, long.subarray(mib / 2));
-    expect(new Set(errors)).toEqual(new Set(['too many calls of which only a half came']));
+    expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
   });
 
   test('of whatever size they are, they do not hold more', async () => {
@@ -165,7 +165,7 @@ describe('a call of which only a part comes', () => {
       // The rest of this would be answered too.
       await isAnswered(socket, Buffer.concat([whole, whole.subarray(0, 20)]));
       await passed(clock, 75_000);
-      expect(errors).toEqual(['half a call came, and not the rest in time']);
+      expect(errors).toEqual(['the client did not complete a call in time']);
       expect(await ended(socket)).toBe(true);
     }
 

@@ -61,7 +61,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
       const record = receiver.isMidRecord && !isPaused() ? receiver.records : -1;
       entry.checks = record === entry.record ? entry.checks + 1 : 0;
       entry.record = record;
-      if (record >= 0 && entry.checks >= checksPerTimeout) drop('half a call came, and not the rest in time');
+      if (record >= 0 && entry.checks >= checksPerTimeout) drop('the client did not complete a call in time');
     }
     scheduleCheck();
   }
@@ -82,7 +82,7 @@ export function createPartialCalls(clock: Clock, limits: PartialCallLimits): Par
     // Update the count first: `drop` may take a moment.
     count(quietest, 0);
     entries.delete(quietest);
-    quietest.sending.drop('too many calls of which only a half came');
+    quietest.sending.drop('incomplete calls use too much memory');
     return true;
   }
 

@@ -119,7 +119,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     const length = mark & 0x7fff_ffff;
     const isLast = mark >>> 31 === 1;
     if (length + (assembly?.length ?? 0) > maxRecord)
-      throw new RpcError(`a record of ${length} bytes, where at most ${maxRecord} are taken`, { failure: 'garbled' });
+      throw new RpcError(`a record of ${length} bytes exceeds the limit of ${maxRecord}`, { failure: 'garbled' });
     if (length > initialSize) roundsWithoutLong = 0;
     const from = at + 4;
     const end = from + length;

@@ -226,7 +226,7 @@ export const isSentMutation = ({ sentOn, procedure, args }: Call): boolean =>
   sentOn !== undefined && procedure.mutates?.(args) === true;
 
 const undecidedError = ({ procedure, expiresAt }: Call, after: number): RpcError =>
-  new RpcError(`${procedure.name}: the connection was lost, and whether the server has done it is not known`, {
+  new RpcError(`${procedure.name}: the connection was lost, and it is not known whether the server executed the call`, {
     failure: 'lost',
     maybeDone: true,
     outcomeCheck: { after, before: expiresAt },

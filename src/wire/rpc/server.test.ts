@@ -149,15 +149,15 @@ describe('an RPC server', () => {
     const refusals: [Procedure<number, number>, object][] = [
       [
         { ...double, program: 5 },
-        { failure: 'unsupported', message: 'DOUBLE: the program is not there' },
+        { failure: 'unsupported', message: 'DOUBLE: the server does not have this program' },
       ],
       [
         { ...double, version: 2 },
-        { failure: 'unsupported', message: 'DOUBLE: this version of the program is not there' },
+        { failure: 'unsupported', message: 'DOUBLE: the server does not have this version of the program' },
       ],
       [
         { ...double, number: 99 },
-        { failure: 'no-procedure', message: 'DOUBLE: the procedure is not there' },
+        { failure: 'no-procedure', message: 'DOUBLE: the server does not have this procedure' },
       ],
       [
         { ...double, encode: () => undefined },
@@ -166,7 +166,7 @@ describe('an RPC server', () => {
     ];
     for (const [procedure, error] of refusals) await expect(rpc.call(procedure, 1)).rejects.toMatchObject(error);
     await expect(rpc.call(fail, undefined)).rejects.toMatchObject({
-      message: 'FAIL: the server had an error of its own',
+      message: 'FAIL: the server had an internal error',
     });
     expect(errors).toEqual(['FAIL failed']);
     expect(await rpc.call(double, 4)).toBe(8);

@@ -181,7 +181,7 @@ function serveCalls(
     try {
       step();
     } catch (cause) {
-      drop('a client broke the protocol', cause);
+      drop('a client violated the protocol', cause);
     }
     // Send all replies of this turn together.
     sender.flush();
@@ -193,7 +193,7 @@ function serveCalls(
     received: (bytes) => guard(() => receiver.received(bytes)),
     push: (chunk) => guard(() => receiver.push(chunk)),
   });
-  const onError = (cause: unknown): void => drop('a reply could not be sent', cause);
+  const onError = (cause: unknown): void => drop('sending a reply failed', cause);
   const isPlainTcp = shared.tlsUpgrade === undefined;
   const sender = createSender(socket, { onError, onSent: shared.options.onSent, isPlainTcp });
   const tracked = shared.partialCalls.admit({
@@ -239,7 +239,7 @@ function serveCalls(
         inFlightBytes -= length;
         processWaiting();
       })
-      .catch((cause: unknown) => drop('a call could not be answered', cause));
+      .catch((cause: unknown) => drop('executing a call failed', cause));
   }
 
   /**
@@ -271,7 +271,7 @@ function serveCalls(
         if (waiting.length === 0 || isBusy()) sender.flush();
       }
     } catch (cause) {
-      drop('a client broke the protocol', cause);
+      drop('a client violated the protocol', cause);
     }
     isWorking = false;
     const isFull = waiting.length > 0 || isBusy();
@@ -300,7 +300,7 @@ function serveCalls(
   const destroy = (): void => void socket.destroy();
   socket.on('drain', processWaiting).on('end', onEnd).on('close', onClose).on('error', destroy);
   socket.setTimeout(stuckMs, () => {
-    if (sender.queued > 0) drop('a client took nothing for too long', undefined);
+    if (sender.queued > 0) drop('a client read no replies for too long', undefined);
   });
 }
 

@@ -144,7 +144,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
       const client = rpc({ clock: hurried, tls: { options: strange, program, version: 3 } });
       const thrown = await client.call(slow, 7, within).catch((cause: unknown) => cause);
       expect(thrown).toMatchObject({ failure: 'tls', maybeDone: true });
-      expect(causes(thrown)).toContain('may refuse the certificate of this client');
+      expect(causes(thrown)).toContain('may reject the certificate of this client');
       expect(door.connections).toBe(14);
       // Nobody else waits as long.
       await expect(client.call(slow, 8, within)).rejects.toMatchObject({ failure: 'tls' });

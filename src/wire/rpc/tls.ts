@@ -33,7 +33,7 @@ export async function probeTls(socket: Socket, tls: TlsClientOptions, signal: Ab
     reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
   // This is not a rejection: a server that is starting, or a proxy in front of it, closes connections without an answer.
   const broken = (cause?: unknown): void =>
-    reject(new RpcError('the connection ended at the question for TLS', { failure: 'unreachable', cause }));
+    reject(new RpcError('the connection ended during the TLS probe', { failure: 'unreachable', cause }));
   const closed = (): void => broken();
   const receiver = createReceiver({
     maxRecord: 1024,
@@ -54,7 +54,7 @@ export async function probeTls(socket: Socket, tls: TlsClientOptions, signal: Ab
   };
   socket.on('data', read).once('error', broken).once('close', closed);
   using _ = onAbort(signal, () =>
-    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason })),
+    reject(new RpcError('no answer to the TLS probe', { failure: 'canceled', cause: signal.reason })),
   );
   const sender = createSender(socket, { onError: broken, isPlainTcp: false });
   sender.addRecord((writer, { program, version }) => {

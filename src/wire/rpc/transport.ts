@@ -354,13 +354,10 @@ const garbledError = ({ message, cause }: RpcError, { sent }: Call): RpcError =>
   new RpcError(message, { failure: 'garbled', maybeDone: sent, cause });
 
 const closedUnansweredError = (cause: Error): RpcError =>
-  new RpcError(
-    'the server ends encrypted connections without an answer: it may refuse the certificate of this client',
-    {
-      failure: 'tls',
-      cause,
-    },
-  );
+  new RpcError('the server closes TLS connections without a reply: it may reject the certificate of this client', {
+    failure: 'tls',
+    cause,
+  });
 
 function connectError(cause: unknown, sent: boolean): RpcError {
   const failure = cause instanceof RpcError ? cause.failure : 'unreachable';
