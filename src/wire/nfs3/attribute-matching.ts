@@ -3,7 +3,7 @@ import { type Attributes, fileType, type SetAttributes } from './structures.ts';
 
 export const isSameText = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
 
-/** Whether a file is as a SETATTR would leave it. A time set to the server's clock tells nothing. */
+/** Whether the attributes are those that this SETATTR sets. A time set to the server's clock proves nothing. */
 export function matchesSetattr(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
   const known = [
     [mode, is.mode],
@@ -27,7 +27,9 @@ const timePairs = (time: SetAttributes['atime'], seconds: number, nanoseconds: n
 export const matchesCreate = (found: Attributes, set: SetAttributes): boolean =>
   found.type === fileType.regular && found.size === (set.size ?? 0) && hasTimesOf(found, set);
 
-/** What was made with a time of its own can be told from what somebody else made meanwhile. */
+/**
+ * Compares explicit times only. They distinguish a file that this client created from one that another client created meanwhile.
+ */
 export const hasTimesOf = (found: Attributes, { atime, mtime }: SetAttributes): boolean =>
   [...timePairs(atime, found.atime, found.atimeNs), ...timePairs(mtime, found.mtime, found.mtimeNs)].every(
     ([wanted, is]) => wanted === is,

@@ -21,31 +21,32 @@ import {
 
 type Result<P> = P extends Procedure<never, infer R> ? R : never;
 
-/** What was made. Always with its handle: where a server leaves it out, it is looked up. */
+/** A created object. The handle is always present: if the server leaves it out, the client looks it up. */
 export interface Created {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
-  /** Of the directory, where the server told. */
+  /** How the directory changed, if the server reported it. */
   readonly change?: Wcc | undefined;
 }
 
 /** For REMOVE, RMDIR and RENAME. */
 export interface ExpectedFile {
   /**
-   * The file that the caller means by the name. If the connection is lost and the server cannot recognise the resent call, the client looks
-   * the name up: if it leads to another file or to none, the call was done. If the client does not know whether the server restarted, it
-   * resends the call only while the name leads to this file. 'anything': nobody else uses the name. Left out: the outcome stays unknown.
+   * The file that the caller expects under the name. If the connection is lost and the server cannot recognise the resent call,
+   * the client looks the name up: if it refers to another file or to none, the call was executed. If the client does not know
+   * whether the server restarted, it resends the call only while the name refers to this file. 'anything': no other client uses
+   * the name. Left out: the outcome stays unknown.
    */
   readonly expected?: FileHandle | 'anything' | undefined;
 }
 
-/** Nothing is known of what a call changed. */
+/** Reported if the client does not know what a call changed. */
 const unknownChange: Wcc = { before: undefined, after: undefined };
 
 /**
- * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was resent because the connection
- * broke is answered as if it had been sent once. One that may not be resent (`RpcError.decide`) is decided by asking the
- * server what has become of it, if there is time for that before its deadline: docs/designs/nfs-resends.md.
+ * NFS version 3 over one RPC client. Every call takes a signal and a deadline. A call that was resent after a lost connection
+ * returns the result as if it had been sent once. If a call may not be resent (`RpcError.outcomeCheck`), the client asks the
+ * server whether it was executed, if the deadline allows: docs/designs/nfs-resends.md.
  */
 export interface NfsClient {
   null(options?: CallOptions): Promise<void>;
@@ -93,7 +94,10 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   const lookup = (place: DirOpArgs, options: CallOptions | undefined): Promise<procedures.LookupResult> =>
     withValidName(place, () => call(procedures.lookup, place, options));
 
-  /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
+  /**
+   * Creates an object, or finds the one that the first of two identical calls created. `isOurs`: whether the existing object can
+   * be that one.
+   */
   function createObject<A extends DirOpArgs>(
     procedure: Procedure<A, procedures.CreateResult>,
     args: A,
@@ -117,7 +121,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return target.bytes ?? target.text;
   };
 
-  /** Undefined: the name means nothing. */
+  /** Undefined: the name does not exist. */
   const lookupHandle = (place: DirOpArgs, options: CallOptions): Promise<FileHandle | undefined> =>
     lookup(place, options).then(
       ({ handle }) => handle,
@@ -127,7 +131,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       },
     );
 
-  /** Whether a name still means what the call was about. Throws what was unknown if nobody said what that is. */
+  /** Whether a name still refers to the expected file. Throws `unknown` if the caller did not say which file it expects. */
   async function stillNames(
     place: DirOpArgs,
     expected: ExpectedFile['expected'],
@@ -140,7 +144,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return expected === 'anything' || isSameHandle(handle, expected) || (await isSameFile(handle, expected, options));
   }
 
-  /** Adds the question that is asked before the call is resent to a server that may have restarted. */
+  /** Adds the check that runs before the call is resent to a server that may have restarted. */
   function withExpectedCheck(place: DirOpArgs, options: (CallOptions & ExpectedFile) | undefined): CallOptions {
     const expected = options?.expected;
     if (expected === 'anything') return options ?? {};
@@ -153,7 +157,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return { ...options, isNotExecuted };
   }
 
-  /** Servers may have given it another handle since. */
+  /** Compares file ids, since the server may have issued another handle for the same file. */
   async function isSameFile(found: FileHandle, expected: FileHandle, options: CallOptions): Promise<boolean> {
     const before = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
@@ -164,7 +168,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return before.fileId === now.fileId && before.fsid === now.fsid;
   }
 
-  /** Success if the name is gone and it may have been our own first call that removed it. */
+  /** Succeeds if the name is gone and our own first call may have removed it. */
   const removeName = (
     procedure: Procedure<DirOpArgs, Wcc>,
     args: DirOpArgs,
@@ -188,7 +192,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         const args = { handle, set, ifChangedAt: options?.ifChangedAt };
         return await mutate({ procedure: procedures.setattr, args, options });
       } catch (cause) {
-        // The change since then may be the one that the first of the two made.
+        // The first of the two calls may have made the change that fails the guard.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
         const after = await call(procedures.getattr, handle, options);
         if (!matchesSetattr(after, set)) throw cause;
@@ -199,7 +203,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
     readlink,
     read: (handle, offset, into, options) =>
-      // More would be a reply longer than is taken.
+      // A longer reply would exceed the limit on records.
       call(
         procedures.read,
         { handle, offset, into: into.length > maxTransfer ? limitToMaxTransfer(into) : into },
@@ -208,7 +212,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     write: (handle, offset, data, stable, options) =>
       mutate({ procedure: procedures.write, args: { handle, offset, data, stable }, options }),
     create: (directory, name, how, options) =>
-      // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
+      // For an exclusive CREATE, the server compares the verifier and returns success, not EXIST.
       createObject(
         procedures.create,
         { directory, name, how },
@@ -243,13 +247,14 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
           options: withExpectedCheck(from, options),
           findOutcome: async (inTime, unknown) => {
             if (await stillNames(from, options?.expected, inTime, unknown)) return undefined;
-            // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.
+            // Either another client renamed it since, or it was never renamed. Without the expected handle, the existence of the
+            // target decides.
             if (options?.expected === undefined && (await lookupHandle(to, inTime)) === undefined) throw unknown;
             return { from: unknownChange, to: unknownChange };
           },
         });
       } catch (cause) {
-        // The first of the two may have moved it.
+        // The first of the two calls may have renamed it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         await lookup(to, options).catch(rethrowIfGone(cause));
         return { from: unknownChange, to: unknownChange };
@@ -287,7 +292,7 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 }
 
-/** Another node removed it after the server had answered: then that answer holds. */
+/** If another client removed the object after the server's answer, that answer holds. */
 const rethrowIfGone =
   (cause: unknown) =>
   (missing: unknown): never => {
@@ -303,7 +308,7 @@ const limitToMaxTransfer = (into: Buffer | procedures.DeferredBuffer): Buffer | 
 
 const hasHandle = (made: procedures.CreateResult): made is Created => made.handle !== undefined;
 
-/** A name that cannot be one is told as every other failure is. */
+/** Rejects with the NameError instead of throwing it, like every other failure. */
 function withValidName<R>({ name }: DirOpArgs, work: () => Promise<R>): Promise<R> {
   try {
     checkName(name);

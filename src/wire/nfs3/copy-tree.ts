@@ -7,7 +7,7 @@ import { type Attributes, type FileHandle, fileType, nameOf, type SetAttributes 
 import { type TreeOptions, walkTree } from './walk-tree.ts';
 
 export interface CopyOptions extends TreeOptions {
-  /** Whether owner and group are kept; only root may give files away. */
+  /** Whether to copy owner and group; only root may set them. */
   readonly keepOwner?: boolean;
 }
 
@@ -21,7 +21,7 @@ const copiedTimes = (a: Attributes): SetAttributes => ({
   mtime: { seconds: a.mtime, nanoseconds: a.mtimeNs },
 });
 
-/** Found where it is there already: copying goes on where it was stopped. */
+/** Creates a directory, or finds it, so that an interrupted copy can continue. */
 async function ensureDirectory(
   client: NfsClient,
   parent: FileHandle,
@@ -58,8 +58,8 @@ async function copyFile(
 }
 
 /**
- * Copies everything in one directory into another of the same server: files with their holes filled, links as links,
- * hard links as hard links, modes and times. Devices, sockets and pipes are made anew where the server can.
+ * Copies the contents of one directory into another on the same server: files (holes become zeros), symbolic links, hard links,
+ * modes and times. Devices, sockets and FIFOs are created where the server supports it.
  */
 export async function copyTree(
   client: NfsClient,
@@ -69,7 +69,7 @@ export async function copyTree(
 ): Promise<void> {
   const keepOwner = options.keepOwner ?? false;
   const keyOf = (handle: FileHandle): string => Buffer.from(handle).toString('latin1');
-  /** What became of each directory; a parent is walked before its children. */
+  /** The copy of each directory; parents are visited before their children. */
   const folders = new Map<string, Promise<FileHandle>>([[keyOf(from), Promise.resolve(to)]]);
   const linked = new Map<bigint, Promise<FileHandle>>();
   const finishedDirectories: { readonly handle: Promise<FileHandle>; readonly about: Attributes }[] = [];
@@ -83,7 +83,7 @@ export async function copyTree(
       const set = copiedAttributes(attributes, keepOwner);
       const place = { directory, name };
       if (attributes.type === fileType.directory) {
-        // Writable by us until all is in it.
+        // Keep the directory writable until it is complete.
         const made = ensureDirectory(client, directory, name, { ...set, mode: (set.mode ?? 0) | 0o700 }, options);
         folders.set(keyOf(handle), made);
         finishedDirectories.push({ handle: made, about: attributes });

@@ -23,7 +23,7 @@ export type MountStatusName = keyof typeof mountStatus;
 
 const names = namesByStatus(mountStatus);
 
-/** The MOUNT service answered, and the answer is no. */
+/** The MOUNT service returned an error. */
 export class MountError extends Error {
   override readonly name = 'MountError';
   readonly status: number;
@@ -45,11 +45,11 @@ const mountProcedure = (number: number, name: string) => ({
 
 export interface MountResult {
   readonly handle: FileHandle;
-  /** Kinds of authentication the server takes for it, its favourite first. */
+  /** The auth flavors that the server accepts for the export, in its order of preference. */
   readonly flavors: readonly number[];
 }
 
-/** More than these in a list are not believed. */
+/** Longer lists are rejected. */
 const maxFlavors = 64;
 const maxListed = 10_000;
 
@@ -69,7 +69,7 @@ export const mnt: Procedure<string, MountResult> = {
   },
 };
 
-/** Tells the server that we are done; it keeps a list, for people to look at. */
+/** Tells the server that the client has unmounted; the server keeps a list for administrators. */
 export const unmnt: Procedure<string, undefined> = {
   ...mountProcedure(3, 'UMNT'),
   encode: (writer, path) => {
@@ -81,7 +81,7 @@ export const unmnt: Procedure<string, undefined> = {
 
 export interface Export {
   readonly path: string;
-  /** Who may mount it; none: everybody. */
+  /** The clients that may mount it; empty: all. */
   readonly clients: readonly string[];
 }
 

@@ -23,7 +23,7 @@ import {
   writeSetAttributes,
 } from './structures.ts';
 
-/** The procedures of NFS version 3 (RFC 1813, section 3.3) as a client calls them: one entry each. */
+/** The procedures of NFS version 3 (RFC 1813, section 3.3) for a client: one entry each. */
 function procedure<A, R>(
   number: number,
   name: string,
@@ -34,7 +34,7 @@ function procedure<A, R>(
     mutates,
     incarnation,
   }: {
-    /** Sent behind the arguments, uncopied. */
+    /** The bytes to send after the arguments without a copy. */
     readonly dataOf?: (args: A) => Uint8Array;
     readonly mutates?: (args: A) => boolean;
     readonly incarnation?: ServerVerifier;
@@ -62,8 +62,8 @@ function procedure<A, R>(
 const always = (): boolean => true;
 
 /**
- * The write verifier. It is asked for by a WRITE of nothing, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would wait for
- * the disk, and could receive a write error that the application's own COMMIT has to receive.
+ * The write verifier. The query for it is a WRITE of zero bytes, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would
+ * wait for the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
 const writeVerifier: ServerVerifier = {
   of: (result) => (result as { readonly verifier: bigint }).verifier,
@@ -99,14 +99,14 @@ export const setattr = procedure(
     if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
   },
   readWcc,
-  // A copy that runs late fails on its guard.
+  // With a guard, a copy that runs late fails.
   { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
 export interface LookupResult {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
-  /** Attributes of where it was found. */
+  /** The attributes of the directory. */
   readonly directory?: Attributes | undefined;
 }
 
@@ -138,20 +138,20 @@ export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
 }));
 
 /**
- * Memory that is chosen when data come. Of many reads under way, few have theirs at once: so whoever uses the same memory
- * again for the next finds it in the processor's cache, which halves what a large read costs.
+ * A buffer that is chosen when the data arrive. Of many READs in flight, few receive data at the same time. So a caller can reuse
+ * the same memory for the next READ while it is in the processor's cache, which halves the cost of a large READ.
  */
 export interface DeferredBuffer {
-  /** The most that is asked for. */
+  /** The number of bytes to request. */
   readonly length: number;
-  /** A buffer of that length. */
+  /** Returns a buffer of this length for the data. */
   take(length: number): Buffer;
 }
 
 export interface ReadArgs {
   readonly handle: FileHandle;
   readonly offset: number;
-  /** As much as fits into it is asked for; what comes is put there. */
+  /** The destination of the data; its length is the number of bytes to request. */
   readonly into: Buffer | DeferredBuffer;
 }
 
@@ -203,7 +203,7 @@ export interface WriteArgs {
 export interface WriteResult {
   readonly count: number;
   readonly committed: number;
-  /** Another one than before: the server started anew, and may have lost what was not committed. */
+  /** If it differs from the previous one, the server restarted, and may have lost uncommitted data. */
   readonly verifier: bigint;
   readonly change?: Wcc;
 }
@@ -223,7 +223,7 @@ export const write = procedure(
   { dataOf: ({ data }) => data, mutates: always, incarnation: writeVerifier },
 );
 
-/** Without `mutates`: it can be repeated at any time. */
+/** Has no `mutates`, since it can be repeated at any time. */
 const verifierQuery = procedure(
   7,
   'WRITE',
@@ -233,7 +233,7 @@ const verifierQuery = procedure(
   },
   (reader) => {
     readWcc(reader);
-    // nfs-ganesha leaves the count as it is in memory.
+    // Ignore the count: nfs-ganesha does not set it.
     reader.u32();
     reader.u32();
     return { verifier: reader.u64() };
@@ -242,7 +242,7 @@ const verifierQuery = procedure(
 );
 
 export interface CreateResult {
-  /** Servers may leave it out: then it has to be looked up. */
+  /** Servers may leave it out; then the client looks it up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
   /** Of the directory. */
@@ -256,7 +256,7 @@ const readCreateResult = (reader: XdrReader): CreateResult => ({
 });
 
 export interface CreateArgs extends DirOpArgs {
-  /** Exclusive: the same verifier again finds what the first call made. */
+  /** Exclusive: a second call with the same verifier finds the file that the first created. */
   readonly how:
     | { readonly mode: 'unchecked' | 'guarded'; readonly set: SetAttributes }
     | { readonly mode: 'exclusive'; readonly verifier: bigint };
@@ -274,7 +274,7 @@ export const create = procedure(
     }
   },
   readCreateResult,
-  // Exclusive too: a copy that runs late would make a file that somebody has removed since.
+  // Exclusive CREATE, too: a copy that runs late would recreate a file that another client has removed since.
   { mutates: always },
 );
 
@@ -302,7 +302,7 @@ export const symlink = procedure(
 );
 
 export interface MknodArgs extends DirOpArgs {
-  /** One of `fileType`, but neither regular nor directory nor link. */
+  /** One of `fileType`, except regular, directory and link. */
   readonly type: number;
   readonly set: SetAttributes;
   readonly major?: number;
@@ -379,7 +379,7 @@ export const readdirplus = procedure(
   17,
   'READDIRPLUS',
   (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
-    // Names take a small part of what attributes and handles do.
+    // dircount: names take little space compared with attributes and handles.
     writer
       .opaque(directory)
       .u64(cookie)

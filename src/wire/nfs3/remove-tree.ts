@@ -15,9 +15,9 @@ import {
   walkDirectories,
 } from './walk-tree.ts';
 
-/** A directory that others fill while it is emptied is emptied again, but not for ever. */
+/** How often to empty a directory that other clients keep filling. */
 const maxPasses = 100;
-/** Of one directory that is being emptied: then these come first, and the rest of it when it is listed again. */
+/** If a directory has more subdirectories, these are removed first, and then the directory is listed again. */
 const maxChildren = 10_000;
 
 /** Another file system is mounted in the tree that was to be removed. */
@@ -25,7 +25,7 @@ class ForeignFileSystem extends Error {
   override readonly name = 'ForeignFileSystem';
 }
 
-/** Something in the tree could not be removed, and the rest was. The cause is the first refusal. */
+/** Something in the tree could not be removed; everything else was. The cause is the first refusal. */
 export class RemovalRefused extends Error {
   override readonly name = 'RemovalRefused';
   readonly refusals: number;
@@ -35,7 +35,10 @@ export class RemovalRefused extends Error {
   }
 }
 
-/** About one thing in the tree. Anything else is about the server, or the whole file system: no reason to try the next. */
+/**
+ * Whether the error concerns one object only. Any other error concerns the server or the whole file system, so there is no point
+ * in trying the next object.
+ */
 const isRefusal = (cause: unknown): cause is Error =>
   cause instanceof ForeignFileSystem ||
   isNfsError(
@@ -52,12 +55,12 @@ const isRefusal = (cause: unknown): cause is Error =>
     'SERVERFAULT',
   );
 
-/** Keeps the first of them, and counts: there can be any number. */
+/** Keeps only the first refusal and their number, since there can be any number. */
 function createRefusals() {
   let count = 0;
   let first: { readonly cause: Error; readonly path: string } | undefined;
   return {
-    /** Throws what is no refusal. */
+    /** Throws errors that are not refusals. */
     add: (cause: unknown, folder: WalkedDirectory, ...below: readonly Text[]): void => {
       if (!isRefusal(cause)) throw cause;
       count++;
@@ -71,9 +74,9 @@ function createRefusals() {
 }
 
 /**
- * Removes everything in a directory, and not the directory; nothing of another file system that is mounted in it. Links
- * are removed, never followed; what others remove meanwhile is fine; what they add is removed too. What the server refuses
- * is left, and said in the end. Stopped at any point, it goes on at the next call.
+ * Removes everything in a directory but not the directory, and nothing on other file systems that are mounted in it. It removes
+ * links without following them, ignores what others remove meanwhile, and also removes what they add. What the server refuses to
+ * remove stays, and is reported at the end. After an interruption, the next call continues.
  */
 export async function emptyDirectory(
   client: NfsClient,
@@ -119,9 +122,9 @@ export async function emptyDirectory(
 
   async function finishDirectory(folder: WalkedDirectory): Promise<'again' | 'done'> {
     const { parent, name, isPartial, hasFailures } = folder;
-    // What was left is found again: only where something else went is there more to see.
+    // A new listing finds the refused objects again. So it is worth it only if other objects were removed.
     if (isPartial && (!hasFailures || (done > (doneBefore.get(folder) ?? 0) && folder.passes < maxPasses))) {
-      // Only passes that find it filled anew are counted, and those that leave something.
+      // Count only passes that find new entries or leave some.
       if (!hasFailures) folder.passes--;
       return 'again';
     }
@@ -134,7 +137,7 @@ export async function emptyDirectory(
       await limit.run(() => client.rmdir(parent.handle, name, { ...options, expected: folder.handle }));
       options.onProgress?.(++done);
     } catch (cause) {
-      // Some servers say IO where they mean NOTEMPTY.
+      // Some servers return IO instead of NOTEMPTY.
       if (isNfsError(cause, 'NOTEMPTY', 'EXIST', 'IO') && folder.passes < maxPasses) return 'again';
       if (!isGone(cause) && !isNfsError(cause, 'NOTDIR')) refusals.add(cause, parent, name);
     }
@@ -145,7 +148,7 @@ export async function emptyDirectory(
   refusals.throwIfAny();
 }
 
-/** Removes a directory with everything in it, as far as the server lets us. Absent is success. */
+/** Removes a directory with everything in it, as far as the server allows. Succeeds if it does not exist. */
 export async function removeTree(
   client: NfsClient,
   parent: FileHandle,

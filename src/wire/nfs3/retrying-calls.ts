@@ -24,7 +24,9 @@ export interface RetryingCalls {
   mutate<A, R>(mutation: Mutation<A, R>, failed?: OnError<R>): Promise<R>;
 }
 
-/** A server that says "later" (a tape, a quota being counted) is asked again for as long as the deadline allows. */
+/**
+ * A server that answers JUKEBOX (try later, for example during a tape load or a quota count) is asked again until the deadline.
+ */
 const jukeboxMs = [100, 200, 400, 800, 1600, 3200, 5000] as const;
 
 const never = new AbortController().signal;

@@ -7,28 +7,28 @@ import { isNfsError } from './status.ts';
 import { type Attributes, type EntryPlus, type FileHandle, fileType, nameOf } from './structures.ts';
 
 export interface TreeOptions extends CallOptions {
-  /** Calls under way at once. */
+  /** The number of calls in flight. */
   readonly atOnce?: number;
-  /** Called now and then with how many things have been dealt with. */
+  /** Called periodically with the number of objects that are done. */
   readonly onProgress?: ((done: number) => void) | undefined;
 }
 
 export const defaultAtOnce = 32;
-/** Directories that are listed at once; deeper ones first, so that what waits stays small. */
+/** The number of directories that are listed at the same time. The deepest come first, so that few have to wait. */
 const listingWorkers = 4;
-/** Directories that are known and not done: a tree that has more is without end, or too large for our memory. */
+/** The limit on directories that were found and are not finished. A tree with more is endless, or too large for memory. */
 const maxUnfinished = 250_000;
 
-/** What a directory becomes on its way: its children are counted, and it is done when none is left. */
+/** The state of a directory during a walk. It is finished when no child is unfinished. */
 export interface WalkedDirectory {
   readonly handle: FileHandle;
   readonly parent: WalkedDirectory | undefined;
   readonly name: Text;
   children: number;
   passes: number;
-  /** Not all of it was looked at. */
+  /** Only part of it was listed. */
   isPartial: boolean;
-  /** Something in it could not be dealt with. */
+  /** Something in it failed. */
   hasFailures: boolean;
 }
 
@@ -47,7 +47,7 @@ export type Visit = (
   into: (child: Pick<WalkedDirectory, 'handle' | 'name'>) => void,
 ) => Promise<void>;
 
-/** Hands directories to a few workers, deepest first, and tells when each of them has no unfinished children. */
+/** Passes directories to a few workers, deepest first, and calls `leave` for each one without unfinished children. */
 export async function walkDirectories(
   root: FileHandle,
   visit: Visit,
@@ -98,7 +98,7 @@ export async function walkDirectories(
   if (failure !== undefined) throw failure.cause;
 }
 
-/** Of a directory, or of something in it, from the root of the descent; names joined by '/'. */
+/** The path of a directory, or of an object in it, relative to the root of the walk. */
 export function pathOf(folder: WalkedDirectory, ...below: readonly Text[]): string {
   const names = below.map(toDisplayName);
   for (let one = folder; one.parent !== undefined; one = one.parent) names.unshift(toDisplayName(one.name));
@@ -114,7 +114,7 @@ export interface ResolvedEntry {
   readonly attributes: Attributes;
 }
 
-/** The handle and attributes of an entry, asked for where the listing has none. Undefined: it is gone by now. */
+/** Returns the handle and attributes of an entry; looks them up if the listing has none. Undefined: the entry is gone. */
 async function resolveEntry(
   client: NfsClient,
   directory: FileHandle,
@@ -122,7 +122,7 @@ async function resolveEntry(
   options: CallOptions,
 ): Promise<ResolvedEntry | undefined> {
   try {
-    // Once: an entry reads them anew each time.
+    // Read each once: the entry decodes them on each access.
     const listed = { handle: entry.handle, attributes: entry.attributes };
     const { handle, attributes } =
       listed.handle === undefined || listed.attributes === undefined
@@ -135,7 +135,9 @@ async function resolveEntry(
   }
 }
 
-/** What is in a directory, with handle and attributes, page by page. A directory that is gone by now holds nothing. */
+/**
+ * Calls `work` for each entry of a directory with its handle and attributes, page by page. A deleted directory has no entries.
+ */
 export async function forEachEntry(
   client: NfsClient,
   directory: FileHandle,
@@ -149,7 +151,7 @@ export async function forEachEntry(
     },
   }: {
     readonly isEnough?: () => boolean;
-    /** For one of them. Returns: the others are gone on with. */
+    /** Called if `work` fails for an entry. If it returns, the other entries continue. */
     readonly failed?: (cause: unknown, entry: EntryPlus) => void;
   } = {},
 ): Promise<void> {
@@ -174,10 +176,10 @@ export async function forEachEntry(
 }
 
 export interface Visited extends ResolvedEntry {
-  /** From the root of the walk; names joined by '/'. */
+  /** Relative to the root of the walk. */
   readonly path: string;
   readonly entry: EntryPlus;
-  /** The directory it is in. */
+  /** The directory that contains it. */
   readonly parent: FileHandle;
 }
 
@@ -185,7 +187,7 @@ export interface Visited extends ResolvedEntry {
 export async function walkTree(
   client: NfsClient,
   directory: FileHandle,
-  /** False: what is below it is left out. */
+  /** Return false to skip the contents of a directory. */
   onEntry: (visited: Visited) => Promise<unknown> | unknown,
   options: TreeOptions = {},
 ): Promise<void> {

@@ -4,7 +4,7 @@ import type { SetAttributes } from '../structures.ts';
 import type { Credentials } from './identities.ts';
 import { refuse } from './refusal.ts';
 
-/** Bits of a mode, for one of owner, group and others. */
+/** The permission bits of a mode, for one of owner, group and others. */
 export const permission = { read: 4, write: 2, execute: 1 } as const;
 
 const sticky = 0o1000;
@@ -15,12 +15,12 @@ const groupExecute = 0o010;
 const isInGroup = (who: Credentials, gid: number): boolean => who.gid === gid || who.groups.includes(gid);
 
 /**
- * Whether the mode allows it. Lists of access rights beyond the mode are the system's own, and it asks them only for the
- * user that the server runs as.
+ * Whether the mode grants the permission. ACLs are not evaluated: the kernel checks them only for the user that the server runs
+ * as.
  */
 export function hasPermission(stats: BigIntStats, who: Credentials, want: number): boolean {
   const mode = Number(stats.mode);
-  // Root may do everything, but run only what somebody may run.
+  // Root has all permissions, except that it may execute only files with an execute bit.
   if (who.isRoot) return (want & permission.execute) === 0 || stats.isDirectory() || (mode & 0o111) !== 0;
   const shift = Number(stats.uid) === who.uid ? 6 : isInGroup(who, Number(stats.gid)) ? 3 : 0;
   return ((mode >> shift) & want) === want;
@@ -33,8 +33,8 @@ export function requirePermission(stats: BigIntStats, who: Credentials, want: nu
 const isOwnedBy = (stats: BigIntStats, who: Credentials): boolean => who.isRoot || Number(stats.uid) === who.uid;
 
 /**
- * For data: the client has checked when the file was opened, and its mode may have changed since. The owner could change
- * it back, so is never refused; and who may run a file must be able to load it.
+ * Checks access to data. The client checked the permission at open, and the mode may have changed since. The owner is always
+ * allowed, since it could change the mode back. A caller that may execute a file may read it, in order to load it.
  */
 export function requireDataPermission(stats: BigIntStats, who: Credentials, want: number): void {
   if (isOwnedBy(stats, who) || hasPermission(stats, who, want)) return;
@@ -42,19 +42,19 @@ export function requireDataPermission(stats: BigIntStats, who: Credentials, want
   refuse('ACCES');
 }
 
-/** A name is to be made or taken away in a directory. */
+/** Requires permission to create or remove a name in a directory. */
 export function requireDirectoryWrite(directory: BigIntStats, who: Credentials): void {
   requirePermission(directory, who, permission.write | permission.execute);
 }
 
-/** In a sticky directory only owners take away. */
+/** Requires permission to remove a name. In a sticky directory only the owner of the directory or of the object may. */
 export function requireRemoval(directory: BigIntStats, what: BigIntStats, who: Credentials): void {
   requireDirectoryWrite(directory, who);
   if ((Number(directory.mode) & sticky) === 0 || isOwnedBy(directory, who) || isOwnedBy(what, who)) return;
   refuse('ACCES');
 }
 
-/** What of ACCESS is granted: the same checks as will be made later. */
+/** The rights that ACCESS grants: the same checks as for the actual operation. */
 export function grantedAccess(stats: BigIntStats, who: Credentials, mask: number, isReadOnly: boolean): number {
   const { read, lookup, modify, extend, delete: remove, execute } = accessRight;
   const isDirectory = stats.isDirectory();
@@ -65,7 +65,7 @@ export function grantedAccess(stats: BigIntStats, who: Credentials, mask: number
   return rights & mask;
 }
 
-/** Whether the attributes may be set. */
+/** Requires permission to set the attributes. */
 export function requireSetattr(stats: BigIntStats, set: SetAttributes, who: Credentials): void {
   if (set.size !== undefined) requireDataPermission(stats, who, permission.write);
   if (who.isRoot) return;
@@ -81,15 +81,15 @@ export function requireSetattr(stats: BigIntStats, set: SetAttributes, who: Cred
   if (isTouched && !isOwner) requirePermission(stats, who, permission.write);
 }
 
-/** A mode that somebody may give: who is not in a file's group cannot lend it. */
+/** The mode that a caller may set: a caller outside the file's group cannot set the set-group-id bit. */
 export function allowedMode(mode: number, gid: number, isDirectory: boolean, who: Credentials): number {
   const wanted = mode & 0o7777;
   return who.isRoot || isDirectory || isInGroup(who, gid) ? wanted : wanted & ~setGid;
 }
 
 /**
- * What a file's mode becomes when somebody writes to it: one that runs as its owner must not do so with another's
- * content. The system does this for ordinary users; the server may be root. Undefined: it stays.
+ * The mode after a write: another user's content must not run with set-user-id or set-group-id. The kernel clears these bits for
+ * ordinary users, but the server may run as root. Undefined: no change.
  */
 export function modeAfterWrite(stats: BigIntStats, who: Credentials): number | undefined {
   const mode = Number(stats.mode) & 0o7777;
@@ -98,10 +98,10 @@ export function modeAfterWrite(stats: BigIntStats, who: Credentials): number | u
   return kept === mode ? undefined : kept;
 }
 
-/** The group of something new: the caller's, or the directory's where that says so. */
+/** The group of a new object: the caller's, or the directory's if the directory is set-group-id. */
 export const groupForNew = (directory: BigIntStats, who: Credentials): number =>
   (Number(directory.mode) & setGid) === 0 ? who.gid : Number(directory.gid);
 
-/** A new directory in one that passes on its group passes it on, too. */
+/** A new directory inherits the set-group-id bit. */
 export const directoryModeIn = (directory: BigIntStats, mode: number): number =>
   mode | (Number(directory.mode) & setGid);

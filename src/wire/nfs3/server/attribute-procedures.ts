@@ -105,7 +105,7 @@ const fsstat: ProcedureHandler = (exported, reader) => {
   });
 };
 
-/** Hard links, symbolic links, PATHCONF the same for all files, times can be set. */
+/** FSF3_LINK, FSF3_SYMLINK, FSF3_HOMOGENEOUS and FSF3_CANSETTIME. */
 const properties = 0x01 | 0x02 | 0x08 | 0x10;
 const preferredReaddir = 64 * 1024;
 
@@ -115,12 +115,12 @@ const fsinfo: ProcedureHandler = (exported, reader) => {
     writePostAttributes(writer, attributes);
     for (const size of [maxTransfer, maxTransfer, 4096]) writer.u32(size);
     for (const size of [maxTransfer, maxTransfer, 4096]) writer.u32(size);
-    // Node gives times to the system as floating-point seconds, which are exact to a microsecond.
+    // Node passes times to the kernel as floating-point seconds, which are exact to a microsecond.
     writer.u32(preferredReaddir).size(Number.MAX_SAFE_INTEGER).u32(0).u32(1000).u32(properties);
   });
 };
 
-/** What ext4 takes; others take as many or more. */
+/** The limit of ext4; other file systems allow as many or more. */
 const maxLinks = 65_000;
 
 const pathconf: ProcedureHandler = (exported, reader) => {

@@ -16,15 +16,15 @@ const types: ReadonlyMap<number, number> = new Map([
 ]);
 
 const perSecond = 1_000_000_000n;
-/** Times are 32 bits of seconds on the wire; before 1970 there are none. */
+/** nfstime3 has 32 bits of seconds, and no times before 1970. */
 const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / perSecond) >>> 0);
 const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % perSecond));
-/** Of a time that clients can set. */
+/** For atime and mtime, which clients can set. */
 const roundedNanoseconds = (ns: bigint): number => roundNanoseconds(seconds(ns), nanoseconds(ns));
 
 export type ToAttributes = (stats: BigIntStats) => Attributes;
 
-/** fattr3 of what the system says. The device number can be another one after a restart, so it is not the file system's. */
+/** Converts stats to fattr3. The fsid is not the device number, which can change after a restart. */
 export function createToAttributes(
   fsid: bigint,
   identities: Pick<Identities, 'toClientUid' | 'toClientGid'>,
@@ -40,7 +40,7 @@ export function createToAttributes(
       gid: identities.toClientGid(Number(stats.gid)),
       size: Number(stats.size),
       used: Number(stats.blocks) * 512,
-      // As glibc's major() and minor() for numbers that fit.
+      // Like glibc's major() and minor() for numbers of 32 bits.
       major: (rdev >>> 8) & 0xfff,
       minor: (rdev & 0xff) | ((rdev >>> 12) & 0xfff00),
       fsid,
@@ -55,7 +55,7 @@ export function createToAttributes(
   };
 }
 
-/** Size and times, by which a client sees whether only its own call changed something. */
+/** wcc_data: shows a client whether only its own call changed the object. */
 export interface WccData {
   readonly before: Attributes;
   readonly after: Attributes | undefined;

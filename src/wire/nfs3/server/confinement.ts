@@ -3,20 +3,23 @@ import { maxDepth } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 import { refuse } from './refusal.ts';
 
-/** The control folder of a store. A data path keeps the ledger of its volume there, in `.stowage/quota/<volume id>`, and needs nothing else in it. */
+/**
+ * The control directory of a store. A data path keeps the quota ledger of its volume in `.stowage/quota/<volume id>`, and needs
+ * nothing else there.
+ */
 const control = '.stowage';
 const ledgers = 'quota';
 
-/** By the common names of certificates. A caller whose certificate has no name is confined as well, where some are. */
+/** Decides by the common name of the certificate. If any caller is confined, a caller whose certificate has no name is, too. */
 export function createIsConfined(names: readonly string[]): (caller: Caller) => boolean {
   if (names.length === 0) return () => false;
   return ({ certificate }) => certificate === undefined || names.includes(certificate);
 }
 
 /**
- * A confined caller uses the directories whose handles it was given, and what lies in them. Handles cannot be made up, so it is enough to
- * refuse the ways to others: the exported directory itself, which leads to every volume, and the control folder. LOOKUP, READDIRPLUS and MNT
- * give it no handles of directories above.
+ * A confined caller may use the directories whose handles it was given, and everything below them. Handles cannot be forged, so
+ * it is enough to block the ways to other directories: the exported directory itself, which leads to every volume, and the
+ * control directory. LOOKUP, READDIRPLUS and MNT give such a caller no handles of parent directories.
  */
 export function checkReach(node: Node, root: Node): void {
   let [first, second, third]: (string | undefined)[] = [];
@@ -25,7 +28,7 @@ export function checkReach(node: Node, root: Node): void {
     if (depth++ > maxDepth) refuse('ACCES');
     [first, second, third] = [at.name, first, second];
   }
-  // Not found yet, as after a restart: the call fails or is repeated when it is.
+  // The location is not known yet, as after a restart. The call then fails, or runs again once it is known.
   if (at === undefined) return;
   const isControl = first === control && !(second === ledgers && third !== undefined);
   if (node === root || isControl) refuse('ACCES');

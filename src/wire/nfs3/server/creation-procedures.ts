@@ -37,7 +37,7 @@ import { localAttributes, setAttributes, setTimes } from './set-attributes.ts';
 
 const bigint = { bigint: true } as const;
 
-/** Where something is to be made, and by whom. */
+/** The directory, name and caller of a creation. */
 interface CreationTarget {
   readonly exported: Export;
   readonly directory: Node;
@@ -53,8 +53,8 @@ function readCreationTarget(exported: Export, reader: XdrReader, who: Credential
 }
 
 /**
- * What every procedure that makes something answers: the handle, attributes, and what became of the directory. `changed`
- * is what has to be on the disk before: the directory, and what was given to the new file after it was made.
+ * The reply of all procedures that create an object: its handle, its attributes, and the directory's wcc_data. `changed`: the
+ * nodes to sync before the reply, which are the directory, and the new file if attributes were set after it was created.
  */
 function createdReply(
   { exported, directory, around }: CreationTarget,
@@ -77,7 +77,10 @@ function createdReply(
 type CreateMode = { readonly mode: 'unchecked' | 'guarded'; readonly set: SetAttributes } | ExclusiveCreate;
 interface ExclusiveCreate {
   readonly mode: 'exclusive';
-  /** Kept in the times of the new file, in seconds; the client sets these afterwards (as Linux does it). */
+  /**
+   * The verifier, stored in the seconds of the new file's times; the client sets the real times afterwards (as with Linux's
+   * server).
+   */
   readonly times: readonly [atime: number, mtime: number];
 }
 
@@ -108,7 +111,7 @@ const create: ProcedureHandler = (exported, reader, who) => {
     if (!isFromSameCall(present, how)) refuse('EXIST');
     return createdReply(site, node, present, directory, node);
   }
-  // It was there: its size may be wanted otherwise, nothing else.
+  // UNCHECKED on an existing file sets only its size.
   const { size } = how.set;
   if (size !== undefined) tree.withOpenPath(node, (own, stats) => setAttributes(own, stats, { size }, who));
   return createdReply(site, node, tree.stat(node), node);
@@ -131,18 +134,18 @@ function createNew(site: CreationTarget, how: CreateMode): ReturnType<ProcedureH
   try {
     [stats, isDressed] = applyAttributes(fd, how, mode, gid, who);
   } catch (cause) {
-    // It was made by this call, so nobody misses it.
+    // This call created the file, so nobody else uses it.
     closeSync(fd);
     unlinkSync(path);
     throw cause;
   }
   const node = exported.tree.nodeFor(directory, name, stats);
-  // Most new files are written to at once.
+  // Most new files are written to soon.
   exported.tree.adoptData(node, fd);
   return isDressed ? createdReply(site, node, stats, directory, node) : createdReply(site, node, stats, directory);
 }
 
-/** Gives a new file its owner, mode and whatever else was asked for. */
+/** Sets the owner, mode and other attributes of a new file. The boolean tells whether anything was set. */
 function applyAttributes(
   fd: number,
   how: CreateMode,
@@ -153,7 +156,7 @@ function applyAttributes(
   const first = fstatSync(fd, bigint);
   const isOwned = Number(first.uid) === who.uid && Number(first.gid) === gid;
   if (!isOwned) fchownSync(fd, who.uid, gid);
-  // The server's own umask took some away; or the owner changed, which does so, too.
+  // Either the server's umask removed bits, or chown cleared some.
   const isAsWanted = isOwned && (Number(first.mode) & 0o7777) === mode;
   if (!isAsWanted) fchmodSync(fd, mode);
   if (how.mode === 'exclusive') futimesSync(fd, ...how.times);
@@ -169,7 +172,7 @@ const setsMoreThanMode = (set: SetAttributes): boolean =>
   set.atime !== undefined ||
   set.mtime !== undefined;
 
-/** What a client may ask for beyond the mode. Who may not give a file away makes it, and keeps it. */
+/** Sets attributes other than the mode. A caller that may not change the owner keeps the file. */
 function applyToNewFile(fd: number, set: SetAttributes, stats: BigIntStats, who: Credentials): void {
   if (set.size !== undefined && set.size > 0) ftruncateSync(fd, set.size);
   if (who.isRoot && (set.uid !== undefined || set.gid !== undefined))
@@ -200,17 +203,17 @@ const symlink: ProcedureHandler = (exported, reader, who) => {
   if (target === '' || target.includes('\0')) refuse('INVAL');
   requireDirectoryWrite(site.around, who);
   const started = Date.now();
-  // Never followed here: what it means is for the client to find out.
+  // The server never follows the link; only clients interpret it.
   symlinkSync(toPath(target), exported.tree.pathForChange(site.directory, name));
   return chownNew(site, name, { ...set, mode: undefined }, groupForNew(site.around, who), started);
 };
 
-/** Clocks of file systems go in ticks, which come late where others have the processor. */
+/** File system clocks advance in ticks, which can be late when the CPU is busy. */
 const tickMs = 1_000;
 
 /**
- * Gives what was made to the caller. By its name, as the system has no other way: so it must be what was made just now,
- * and not something that another one put in its place to be given it.
+ * Changes the owner of a new object to the caller. The object has to be reopened by name, so this checks that it was just
+ * created, and that nobody replaced it by another object in order to become its owner.
  */
 function chownNew(
   site: CreationTarget,
@@ -251,7 +254,7 @@ const mknod: ProcedureHandler = (exported, reader, who) => {
   requireWritable(exported);
   const { block, character, socket, fifo } = fileType;
   if (![block, character, socket, fifo].some((known) => known === type)) refuse('BADTYPE');
-  // Node has no system call for it.
+  // Node does not provide mknod(2).
   return refuse('NOTSUPP');
 };
 

@@ -13,18 +13,18 @@ import { refuse } from './refusal.ts';
 
 const bigint = { bigint: true } as const;
 
-/** The sender copies data up to this: they may lie in memory that is used again at once. */
+/** The sender copies data up to this length, so they may lie in a buffer that is reused at once. */
 const smallRead = 4096;
-/** After a read that had to wait for the disk, so many are done beside the others, in Node's threads. */
+/** After a read that waited for the disk, this many reads run in Node's threads. */
 const threadReadsAfterSlow = 64;
-/** Each holds up to a MiB. */
+/** Each holds up to 1 MiB of memory. */
 const maxThreadReads = 32;
 
-/** Opens the data, if the caller may use them. */
+/** Opens a file and returns its stats; refuses deleted files. */
 function openDataFor(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
   const descriptor = exported.tree.openData(node, forWriting);
   const stats = fstatSync(descriptor.fd, bigint);
-  // Removed by others, while it was kept open here.
+  // Another process deleted the file while it was open here.
   if (stats.nlink === 0n) {
     exported.tree.noteRemoval(stats);
     refuse('STALE');
@@ -54,14 +54,14 @@ function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
   }
 
   /**
-   * In line: what the system has in memory is there in a microsecond, where a thread takes thirty. One slow read holds
-   * everybody up, so those that follow it go through threads.
+   * Reads synchronously: cached data take a microsecond, a thread takes thirty. But one slow read delays all clients, so the
+   * reads after it use threads.
    */
   function readSynchronously(held: Descriptor, offset: number, count: number): Buffer {
     const into = count <= smallRead ? scratch : memory.take(count);
     const started = performance.now();
     const bytes = readSync(held.fd, into, 0, count, offset);
-    // Copying takes its time, too: a millisecond for a megabyte at the very most.
+    // Allow for the copy: at most a millisecond per megabyte.
     if (performance.now() - started > slowMs + count / 1_000_000) threadReadsLeft = threadReadsAfterSlow;
     return into.subarray(0, bytes);
   }
@@ -107,7 +107,7 @@ const write: ProcedureHandler = (exported, reader, who) => {
   requireDataPermission(before, who, permission.write);
   if (offset + data.length > Number.MAX_SAFE_INTEGER) refuse('FBIG');
   const written = writeAll(held.fd, data.subarray(0, Math.min(count, data.length)), offset);
-  // A WRITE of zero bytes changes nothing. Our client uses it to ask for the write verifier.
+  // A WRITE of zero bytes changes nothing. Our client uses it to query the write verifier.
   const mode = written === 0 ? undefined : modeAfterWrite(before, who);
   if (mode !== undefined) fchmodSync(held.fd, mode);
   const answer = (): Reply => {
@@ -120,13 +120,13 @@ const write: ProcedureHandler = (exported, reader, who) => {
   return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
 };
 
-/** In line, out of the received bytes themselves. A disk that is full takes a part, and says so the next time. */
+/** Writes synchronously, straight from the receive buffer. A full disk takes a part, and reports the error at the next write. */
 function writeAll(fd: number, data: Buffer, offset: number): number {
   let written = 0;
   while (written < data.length) {
     try {
       const taken = writeSync(fd, data, written, data.length - written, offset + written);
-      // POSIX allows it. The answer is then a short count, as for a disk that is full.
+      // POSIX allows a write of zero bytes. The reply is then a short count, as for a full disk.
       if (taken === 0) break;
       written += taken;
     } catch (cause) {
@@ -137,7 +137,7 @@ function writeAll(fd: number, data: Buffer, offset: number): number {
   return written;
 }
 
-/** What could not be saved is lost, of whomever it was: the new verifier tells all to send again what they have. */
+/** If the sync fails, data of any client may be lost: the new write verifier makes all clients resend their uncommitted data. */
 async function replyWhenSynced(exported: Export, node: Node, held: Descriptor, answer: () => Reply): Promise<Reply> {
   held.users++;
   try {
@@ -154,7 +154,7 @@ async function replyWhenSynced(exported: Export, node: Node, held: Descriptor, a
 const commit: ProcedureHandler = (exported, reader) => {
   const { toAttributes, verifier } = exported;
   const node = readNode(exported, reader);
-  // Offset and count: all of it is saved, which is allowed, and no slower.
+  // Ignore offset and count and sync the whole file, which RFC 1813 allows and which is no slower.
   reader.take(12);
   const [held, before] = openDataFor(exported, node, false);
   return replyWhenSynced(exported, node, held, () => {

@@ -6,13 +6,13 @@ import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
 /**
- * Brings changes to the disk before they are answered. Whoever waits for the same file or directory shares one run of it:
- * of sixty-four calls at once, one pays. Through Node's threads, since a disk takes milliseconds.
+ * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync: of
+ * sixty-four calls at once, one pays. Syncs run in Node's threads, since a disk takes milliseconds.
  */
 export interface Durability {
-  /** What was written to a file. It is not closed before that. */
+  /** Syncs the data of a file. Its descriptor stays open until then. */
   data(node: Node, descriptor: Descriptor): Promise<void>;
-  /** What was changed in a directory, or about a file or directory itself. */
+  /** Syncs the entries of directories, and the attributes of files and directories. */
   changes(nodes: readonly Node[]): Promise<void>;
 }
 
@@ -32,7 +32,7 @@ export function createDurability(tree: ExportedTree): Durability {
   }
 
   async function change(node: Node): Promise<void> {
-    // Its data are open: that will do. Else a descriptor of its own, which is closed after.
+    // Use the open descriptor of the data. Otherwise open one for the sync and close it after.
     if (node.file !== undefined) return await syncHeld(node.file, fsync);
     const fd = reopen(tree, node);
     if (fd === undefined) return;
@@ -65,7 +65,10 @@ export function createSyncCoalescer(): CoalescedSync {
     return current;
   }
 
-  /** One that runs may have begun before the change: then the next one counts, for all who come until it begins. */
+  /**
+   * A sync that is running may have started before the change. So the call waits for the next one, which it shares with all calls
+   * that come before that starts.
+   */
   return (node, run) => {
     const current = running.get(node);
     if (current === undefined) return begin(node, run);
@@ -82,7 +85,7 @@ export function createSyncCoalescer(): CoalescedSync {
   };
 }
 
-/** Only files and directories can be opened to be synced; of what else there is, the directory's own sync takes care. */
+/** Only files and directories can be opened for a sync; for other types the sync of the parent directory suffices. */
 function reopen(tree: ExportedTree, node: Node): number | undefined {
   try {
     if (node.directory !== undefined) return openSync(node.directory.prefix, constants.O_RDONLY);
@@ -90,7 +93,7 @@ function reopen(tree: ExportedTree, node: Node): number | undefined {
       stats.isFile() || stats.isDirectory() ? openSync(path, constants.O_RDONLY) : undefined,
     );
   } catch (cause) {
-    // Removed or moved meanwhile by others; or a mode that keeps even the owner out: the system writes it in its own time.
+    // Another process removed or moved it, or the mode denies access even to the owner: the kernel will write it in its own time.
     if (cause instanceof FileMoved || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
@@ -102,7 +105,7 @@ async function sync(how: Sync, fd: number): Promise<void> {
   try {
     await promise;
   } catch (cause) {
-    // Some file systems cannot; they have no disk either.
+    // Some file systems do not support sync; they have no disk either.
     if (!isErrno(cause, 'EINVAL')) throw cause;
   }
 }

@@ -12,7 +12,7 @@ import { createNode, type Node, type Nodes } from './nodes.ts';
 import type { ReaddirCache } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
-/** What all procedures work on. */
+/** The state that all procedures share. */
 export interface Export {
   readonly tree: ExportedTree;
   readonly nodes: Nodes;
@@ -23,26 +23,26 @@ export interface Export {
   readonly listings: Listings;
   readonly readdirCache: ReaddirCache;
   readonly durability: Durability;
-  /** Changes of names and attributes are on the disk before they are answered. */
+  /** Whether changes of names and attributes are synced to the disk before the reply. */
   readonly isDurable: boolean;
   readonly isReadOnly: boolean;
-  /** Whether this is the export as confined callers see it: see confinement.ts. */
+  /** Whether this is the view of confined callers: see confinement.ts. */
   readonly isConfined: boolean;
-  /** RFC 1813, section 3.3.7: another one tells clients that what they did not commit may be lost. */
+  /** RFC 1813, section 3.3.7: a new write verifier tells clients that uncommitted data may be lost. */
   readonly verifier: { readonly bytes: Buffer; renew(): void };
-  /** Tells the cookies of this server from those of another that has its place. */
+  /** The cookie verifier distinguishes this server's cookies from those of a server that replaced it. */
   readonly cookieVerifier: bigint;
   readonly onError: (what: string, cause: unknown) => void;
 }
 
-/** The file that a call is about, if the caller may reach it. */
+/** Reads the handle of a call and returns its file, if the caller may access it. */
 export function readNode(exported: Export, reader: XdrReader): Node {
   const node = readNodeByHandle(exported, reader);
   if (exported.isConfined) checkReach(node, exported.tree.root);
   return node;
 }
 
-/** One that was seen before costs no more than to compare its handle. */
+/** For a known file, only the handle bytes are compared. */
 function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
   if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
@@ -57,9 +57,9 @@ function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): 
     return root;
   }
   const present = nodes.find(origin.ino);
-  // The same file by another handle, from before it was moved.
+  // The same file under an older handle, from before it was moved.
   if (present !== undefined && present.birth === origin.birth) return present;
-  // Another file has its number now: then it is gone, unless that one is gone, too.
+  // Another file has this inode number now, so the handle is stale, unless that file is deleted, too.
   if (present !== undefined && !present.isGone && tree.stat(present).nlink > 0n) refuse('STALE');
   const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.parentHashes };
   nodes.add(node);

@@ -5,17 +5,17 @@ import { type ByteString, toPath } from './names.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
 import { refuse } from './refusal.ts';
 
-/** Names an inode without opening it: no device is touched, no FIFO waits. Node has no name for it. */
+/** O_PATH, which Node does not define: refers to an inode without opening it, so no device is touched and no FIFO blocks. */
 const pathOnly = 0o10000000;
 const asDirectory = pathOnly | constants.O_DIRECTORY | constants.O_NOFOLLOW;
 const asItself = pathOnly | constants.O_NOFOLLOW;
-/** Deeper than any path the kernel takes at once; a chain of parents that were moved below each other has no end. */
+/** Deeper than any path that the kernel accepts. A chain of parents that were moved below each other would be endless. */
 export const maxDepth = 2048;
 
 const bigint = { bigint: true } as const;
 const orNothing = { bigint: true, throwIfNoEntry: false } as const;
 
-/** It is no longer where it was seen; it may be elsewhere. */
+/** A file is no longer at its known path; it may be elsewhere. */
 export class FileMoved extends Error {
   override readonly name = 'Lost';
   readonly node: Node;
@@ -26,38 +26,38 @@ export class FileMoved extends Error {
 }
 
 /**
- * The exported directory. Every step goes from an open directory to one name in it, and no link is ever followed: so
- * nothing that clients or others plant, move or swap leads outside. Calls are synchronous: such a call takes a few
- * microseconds, through Node's threads ten times that, and the server has a process of its own.
+ * The exported directory. Each step goes from an open directory to one name in it and never follows a link, so nothing that
+ * anybody creates, moves or swaps can lead outside. Calls are synchronous: a call takes a few microseconds, through Node's
+ * threads ten times as long, and the server has a process of its own.
  */
 export interface ExportedTree {
   readonly root: Node;
-  /** Throws Lost, or refuses what is gone. */
+  /** Throws FileMoved, or refuses a deleted file with STALE. */
   stat(node: Node): BigIntStats;
-  /** The same for a directory, which is then open. */
+  /** Opens a directory. */
   directory(node: Node): Descriptor;
   statDirectory(node: Node): BigIntStats;
-  /** Where a name in a directory is, for a system call that changes the directory. */
+  /** The path of a name for a system call that changes the directory. */
   pathForChange(directory: Node, name: ByteString): string | Buffer;
-  /** Undefined: no such name. */
+  /** Undefined: the name does not exist. */
   lookup(directory: Node, name: ByteString): BigIntStats | undefined;
-  /** For many names of one directory. Nothing else may be done meanwhile. */
+  /** For lookups of many names in one directory. `use` must do nothing else. */
   withLookup<T>(directory: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T;
-  /** What was found under a name. */
+  /** Returns the node of what was found under a name. */
   nodeFor(directory: Node, name: ByteString, stats: BigIntStats): Node;
-  /** Its data. Only regular files have some. */
+  /** Opens the data of a regular file. */
   openData(node: Node, forWriting: boolean): Descriptor;
-  /** Keeps the descriptor that a new file was made with. */
+  /** Keeps the descriptor that a new file was created with. */
   adoptData(node: Node, fd: number): void;
-  /** Opens what is there now, whatever it is, so that what is done next is done to that and nothing else. */
+  /** Opens the object with O_PATH, so that the following system calls act on this object and no other. */
   withOpenPath<T>(node: Node, use: (path: string, stats: BigIntStats) => T): T;
-  /** Something was changed about it, or in it if it is a directory, in a way that none of the others here knows. */
+  /** Notes a change of the object or its entries that none of the other methods notes. */
   noteChange(node: Node): void;
-  /** How many changes there were. */
+  /** The number of changes so far. */
   readonly changeCount: number;
-  /** A name is gone; if it was the last one, so is the file. */
+  /** Notes that a name was removed; if it was the last link, the file is gone. */
   noteRemoval(stats: BigIntStats): void;
-  /** Asks anew where everything is: what was moved away or removed by others is let go. */
+  /** Closes kept descriptors, so that objects that others moved away or deleted become unreachable. */
   refresh(): void;
   readonly descriptors: Descriptors;
   close(): void;
@@ -70,7 +70,7 @@ export function isSameFile(stats: BigIntStats, node: Pick<Node, 'ino' | 'birth'>
 export interface ExportedTreeOptions {
   readonly path: string;
   readonly maxDescriptors: number;
-  /** Nothing else runs in this process, so that its working directory may be changed for a moment. */
+  /** Nothing else runs in this process, so its working directory may be changed for a moment. */
   readonly ownsProcess: boolean;
 }
 
@@ -91,13 +91,13 @@ export function createExportedTree(
     node.lastChange = ++changes;
   }
 
-  /** Other file systems below the export are not part of it: their inode numbers would be taken for ours. */
+  /** Other file systems mounted below the export are not part of it: their inode numbers would be confused with its own. */
   function lookAt(prefix: string, name: ByteString): BigIntStats | undefined {
     const stats = lstatSync(toPath(prefix + name), orNothing);
     return stats === undefined || stats.dev !== dev ? undefined : stats;
   }
 
-  /** A bare name costs the system less than half of what a path through /proc does. */
+  /** A lookup of a bare name costs less than half of a lookup through a /proc path. */
   function withLookup<T>(parent: Node, use: (look: (name: ByteString) => BigIntStats | undefined) => T): T {
     const { prefix } = directory(parent);
     if (!ownsProcess || !canEnter(prefix)) return use((name) => lookAt(prefix, name));
@@ -137,7 +137,7 @@ export function createExportedTree(
     throw new FileMoved(node);
   }
 
-  /** What is open may have lost its last name meanwhile. */
+  /** An open file may have lost its last link. */
   function statOpen(node: Node, held: Descriptor): BigIntStats {
     const stats = fstatSync(held.fd, bigint);
     if (stats.nlink > 0n) return stats;
@@ -237,12 +237,12 @@ export function createExportedTree(
       if (node === undefined || !isSameFile(stats, node)) return;
       noteChange(node);
       if (stats.isDirectory() || stats.nlink <= 1n) markGone(node);
-      // Another name is left. Which, only a search can tell; the data stay open until then.
+      // Another link is left. Only a search can find it; until then the data stay open.
     },
     refresh: () => descriptors.closeAll(),
     descriptors,
     close: () => {
-      // What is still under way must not use a number that is somebody else's by then.
+      // Calls in flight must not use a descriptor number that may have been reused.
       root.isGone = true;
       root.directory = undefined;
       descriptors.closeAll();

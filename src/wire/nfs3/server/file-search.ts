@@ -8,24 +8,27 @@ import type { ByteString } from './names.ts';
 import { createNode, type Node } from './nodes.ts';
 import { Refusal, refuse } from './refusal.ts';
 
-/** Others are served in between. */
+/** Time after which other calls get a turn. */
 const sliceMs = 4;
-/** Of directories that could be the right one, at one depth. */
+/** The limit on directories with a matching hash at one depth. */
 const maxCandidates = 64;
-/** Those who come one after the other, as after a restart, are looked for together. */
+/** Searches that start within this time, as after a restart, share one walk. */
 const gatherMs = 50;
-/** Rest after a search through everything, as a multiple of it: so handles of files long gone cannot keep the server busy. */
+/**
+ * The pause after a search of the whole tree, as a multiple of its duration: handles of deleted files must not keep the server
+ * busy.
+ */
 const restFactor = 4;
 
 export interface SearchLimits {
-  /** Names that a search through everything looks at before it gives up. */
+  /** The number of names after which a search of the whole tree stops. */
   readonly maxVisits: number;
 }
 
 export interface FileSearch {
   /**
-   * Finds a file whose handle is good, after a restart or because somebody moved it. Its directories are followed first;
-   * then everything is looked through. Undefined: it is gone. Refuses with JUKEBOX ("later") what comes too often.
+   * Finds a file with a valid handle after a restart, or after another process moved it. First follows the parent hashes, then
+   * searches the whole tree. Undefined: the file is gone. Refuses with JUKEBOX (try later) if searches are too frequent.
    */
   find(origin: HandleContents): Promise<Node | undefined>;
 }
@@ -61,7 +64,7 @@ export function createFileSearch(
     slice = elapsed();
   }
 
-  /** Shows everything in a directory, until told that it is enough. */
+  /** Visits the entries of a directory until `visit` returns true. */
   async function scan(directory: Node, visit: Visit): Promise<boolean> {
     try {
       const { prefix } = tree.directory(directory);
@@ -77,7 +80,7 @@ export function createFileSearch(
         names.closeSync();
       }
     } catch (cause) {
-      // Moved or removed under us, or not for us to see.
+      // The directory was moved or removed meanwhile, or is not readable.
       closing.throwIfAborted();
       if (!(cause instanceof FileMoved || cause instanceof Refusal || errnoOf(cause) !== undefined)) throw cause;
     }
@@ -110,7 +113,7 @@ export function createFileSearch(
     return found;
   }
 
-  /** Looks for all that are wanted at once. */
+  /** Searches for all wanted files in one walk. */
   async function searchWholeTree(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
     const started = elapsed();
     let visits = 0;
@@ -151,7 +154,7 @@ export function createFileSearch(
     }
     const { wanted, walked } = gathering;
     const one = wanted.get(origin.ino) ?? { origin, found: undefined };
-    // An inode number is one file's; of two that had it, one is gone for certain, and asks again.
+    // Two files cannot have the same inode number, so one of the two is gone. Its call has to come again.
     if (one.origin.birth !== origin.birth) refuse('JUKEBOX');
     wanted.set(origin.ino, one);
     await walked;

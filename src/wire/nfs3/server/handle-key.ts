@@ -9,8 +9,8 @@ const fileName = 'nfs-server.json';
 const keyLength = 32;
 
 /**
- * The secret that file handles are made with: who has it can make a handle for any file. It is kept in a folder outside
- * of what is exported, so that handles stay good over a restart and no client can read it.
+ * Loads or creates the key for file handles. Whoever has it can forge a handle for any file. It is stored outside the exported
+ * directory, so that handles stay valid over a restart and no client can read it.
  */
 export async function loadHandleKey(state: string, exported: string): Promise<Buffer> {
   await makeFolders(state, 0o700);
@@ -45,7 +45,7 @@ function readKey(path: string): Buffer {
   return key;
 }
 
-/** Under its name it is there as a whole or not at all; of two who write at once, one wins. */
+/** Creates the file atomically: link(2) fails for all but the first of concurrent writers. */
 function writeKey(path: string): void {
   const draft = `${path}.${randomBytes(6).toString('hex')}`;
   const file = openSync(draft, 'wx', 0o600);

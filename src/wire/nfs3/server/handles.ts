@@ -1,18 +1,23 @@
 import { hash } from 'node:crypto';
 import type { ByteString } from './names.ts';
 
-/** What a handle says: which inode, which of those that had its number, and by which directories it was reached. */
+/** The contents of a handle: the inode number, the birth time, and a hint for finding the file. */
 export interface HandleContents {
   readonly ino: bigint;
-  /** When the inode was made, in nanoseconds: numbers are used again, these are not. 0 where the file system has none. */
+  /**
+   * The birth time of the inode in nanoseconds. Inode numbers are reused, these are not. 0 if the file system has no birth times.
+   */
   readonly birth: bigint;
-  /** One byte for each directory between the root and it, from their inode numbers: so it is found after a restart. */
+  /**
+   * One byte for each directory between the root and the file, hashed from its inode number: with these the server finds the file
+   * after a restart.
+   */
   readonly parentHashes: Uint8Array;
 }
 
 export interface Handles {
   make(origin: HandleContents): ByteString;
-  /** Undefined: not one of ours. */
+  /** Undefined: this server did not create the handle. */
   open(handle: Uint8Array): HandleContents | undefined;
 }
 
@@ -22,13 +27,13 @@ export interface Handles {
 const version = 1;
 const headLength = 20;
 const macLength = 16;
-/** A handle has at most 64 bytes. */
+/** RFC 1813 limits a handle to 64 bytes. */
 export const maxParentHashes = 64 - headLength - macLength;
 
 const blockLength = 64;
 const digestLength = 32;
 
-/** Handles that only the holder of the key can make. */
+/** Creates and verifies handles. Only the holder of the key can create a valid one. */
 export function createHandles(key: Uint8Array): Handles {
   const mac = createTruncatedHmac(key);
   const scratch = Buffer.alloc(headLength + maxParentHashes + macLength);
@@ -41,7 +46,7 @@ export function createHandles(key: Uint8Array): Handles {
       scratch.writeBigUInt64BE(BigInt.asUintN(64, birth), 12);
       scratch.set(parentHashes, headLength);
       scratch.write(mac(scratch.subarray(0, length)), length, 'latin1');
-      // In one piece: a sum of strings keeps its parts.
+      // One conversion: a concatenated string would keep its parts in memory.
       return scratch.toString('latin1', 0, length + macLength);
     },
     open: (bytes) => {
@@ -71,8 +76,8 @@ function createTruncatedHmac(key: Uint8Array): (message: Uint8Array) => ByteStri
 }
 
 /**
- * By hand: Node's own HMAC looks its algorithm up each time, which makes it ten times slower. As a string: a new Buffer
- * for the result costs twice as much as the hash.
+ * Hand-written: Node's HMAC looks up its algorithm each time, which makes it ten times slower. Returns a string: a new Buffer for
+ * the result costs twice as much as the hash.
  */
 function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
   const padded = (byte: number, room: number): Buffer => {
@@ -93,7 +98,7 @@ function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
   };
 }
 
-/** In the same time wherever they differ: else a code could be guessed byte by byte. */
+/** Compares in constant time, so that a MAC cannot be guessed byte by byte. */
 export function equalsInConstantTime(expected: ByteString, bytes: Uint8Array, from: number, end: number): boolean {
   if (expected.length !== end - from) return false;
   let difference = 0;
@@ -101,9 +106,9 @@ export function equalsInConstantTime(expected: ByteString, bytes: Uint8Array, fr
   return difference === 0;
 }
 
-/** The byte that stands for a directory in a parentHashes. */
+/** The hash of a directory in `parentHashes`. */
 export const parentHash = (ino: bigint): number => {
   const low = Number(BigInt.asUintN(32, ino));
-  // Neighbours in one directory often have numbers one apart; all bits shall count.
+  // Entries of one directory often have consecutive inode numbers, so mix all bits.
   return (Math.imul(low, 0x9e37_79b1) >>> 24) ^ Number(BigInt.asUintN(8, ino >> 32n));
 };

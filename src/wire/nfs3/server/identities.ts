@@ -1,51 +1,53 @@
 import type { Caller } from '../../rpc/server.ts';
 
-/** Whom a call is done for, after squashing and mapping. */
+/** The user and groups that a call runs as, after squashing and mapping. */
 export interface Credentials {
   readonly uid: number;
   readonly gid: number;
   readonly groups: readonly number[];
-  /** Nothing is forbidden to it, save by the system. */
+  /** The server skips its permission checks; the kernel's still apply. */
   readonly isRoot: boolean;
 }
 
-/** One user or group, as clients and as this machine number them. */
+/** The number of a user or group on clients and on this machine. */
 export interface IdMapping {
   readonly client: number;
   readonly here: number;
 }
 
 export interface IdentityOptions {
-  /** Who is made anonymous: root (as clients can claim to be anybody, at least not that), everybody, or nobody. */
+  /**
+   * Which users are mapped to the anonymous user: root (since clients can claim any user, this denies them at least root), all,
+   * or none.
+   */
   readonly squash: 'root' | 'all' | 'none';
   readonly anonymous: { readonly uid: number; readonly gid: number };
   readonly users: readonly IdMapping[];
   readonly groups: readonly IdMapping[];
   /**
-   * Set where the server itself is an ordinary user: everything is done as that one, since it can be done as no other,
-   * and everything it makes belongs to it.
+   * Set if the server runs as an ordinary user: it then executes all calls as that user, which owns everything that it creates.
    */
   readonly serverUser?: Credentials | undefined;
 }
 
 export interface Identities {
   credentialsOf(caller: Caller): Credentials;
-  /** Of an owner on disk, for clients. */
+  /** Maps an owner on disk to the number on clients. */
   toClientUid(uid: number): number;
   toClientGid(gid: number): number;
-  /** Of an owner that a client wants to give. */
+  /** Maps an owner that a client sets to the number on this machine. */
   toLocalUid(uid: number): number;
   toLocalGid(gid: number): number;
 }
 
-/** (uid_t)-1 means "leave it" to the system: nobody can be that. */
+/** (uid_t)-1 means "do not change" to chown(2), so no user has it. */
 const noId = 0xffff_ffff;
 
 export function createIdentities(options: IdentityOptions): Identities {
   const { squash, anonymous, serverUser } = options;
   const [users, groups] = [createTranslation(options.users), createTranslation(options.groups)];
   const nobody: Credentials = { ...anonymous, groups: [], isRoot: false };
-  // A caller is one object for as long as a connection sends the same credential.
+  // The caller object stays the same while a connection sends the same credential.
   const known = new WeakMap<Caller, Credentials>();
 
   function identify({ identity }: Caller): Credentials {

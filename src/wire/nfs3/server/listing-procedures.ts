@@ -12,19 +12,19 @@ import type { ProcedureDefinition, ProcedureHandler } from './procedure.ts';
 import type { Page } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
-/** A larger answer would keep others waiting while it is made. */
+/** Building a larger reply would delay other clients. */
 const maxReply = 128 * 1024;
-/** Status, the directory's attributes, the verifier, and the two words at the end. */
+/** The status, the directory's attributes, the verifier, and the two words at the end. */
 const fixedLength = 4 + 4 + attributesLength + 8 + 8;
 
 const padded = (length: number): number => (length + 3) & ~3;
-/** "Another follows", file id, name, cookie. */
+/** Entry follows, file id, name, cookie. */
 const plainLength = (name: ByteString): number => 4 + 8 + 4 + padded(name.length) + 8;
 
-/** How much one answer may hold. */
+/** The size limits of one reply. */
 interface ReplyLimits {
   readonly total: number;
-  /** Of names alone, as READDIRPLUS counts them. */
+  /** dircount of READDIRPLUS: the limit on file ids, names and cookies. */
   readonly names: number;
 }
 
@@ -42,7 +42,7 @@ function readReaddirArgs(exported: Export, reader: XdrReader, withAttributes: bo
   const first = reader.u32();
   const total = Math.min(withAttributes ? reader.u32() : first, maxReply) - fixedLength;
   if (cookie > BigInt(Number.MAX_SAFE_INTEGER)) refuse('BAD_COOKIE');
-  // 0 is what clients send that do not keep it.
+  // Clients that do not keep the verifier send 0.
   if (cookie !== 0n && verifier !== 0n && verifier !== exported.cookieVerifier) refuse('BAD_COOKIE');
   return {
     directory,
@@ -52,16 +52,16 @@ function readReaddirArgs(exported: Export, reader: XdrReader, withAttributes: bo
   };
 }
 
-/** What an answer depends on: the question, the directory as it is, and whether the caller may enter it. */
+/** Everything that a reply depends on: the arguments, the directory's state, and whether the caller may search it. */
 interface ReaddirCall extends ReaddirArgs {
   readonly stats: BigIntStats;
-  /** Attributes of what lies in a directory are for those who may enter it. */
+  /** The caller may search the directory, so it may see its entries' attributes. */
   readonly showsAttributes: boolean;
-  /** The directory above is told by its number alone. */
+  /** Reports only the file id of the parent directory. */
   readonly isConfined: boolean;
 }
 
-/** Everything in it but the directory. */
+/** A cache key of all fields except the directory. */
 const keyOf = ({ cookie, limits, withAttributes, showsAttributes, isConfined }: ReaddirCall): string =>
   `${cookie} ${limits.total} ${limits.names} ${withAttributes} ${showsAttributes} ${isConfined}`;
 
@@ -107,7 +107,7 @@ function reply({ toAttributes, cookieVerifier }: Export, { stats }: ReaddirCall,
   };
 }
 
-/** Undefined: of this part nothing is left, and another part follows. No answer may be empty before the end. */
+/** Undefined: this part of the listing has no more entries, and another part follows. Only the last reply may be empty. */
 function pageOf(exported: Export, asked: ReaddirCall, found: Listing): Page | undefined {
   const { directory, cookie, showsAttributes, isConfined, stats } = asked;
   const entries = createEntries(exported, asked);
@@ -121,7 +121,7 @@ function pageOf(exported: Export, asked: ReaddirCall, found: Listing): Page | un
     for (let i = from; i < names.length && !isFull; i++) {
       const name = names[i] as ByteString;
       const own = look(name);
-      // Undefined: removed since it was read, or on another file system.
+      // Skip an entry that was removed since the directory was read, or that is on another file system.
       if (own === undefined) continue;
       const node = showsAttributes ? exported.tree.nodeFor(directory, name, own) : undefined;
       isFull = !entries.add(name, cookies[i] as number, own, node);
@@ -137,12 +137,12 @@ function pageOf(exported: Export, asked: ReaddirCall, found: Listing): Page | un
 
 interface PageEntries {
   readonly count: number;
-  /** False: it does not fit any more. */
+  /** Returns false if the entry does not fit. */
   add(name: ByteString, cookie: number, stats: BigIntStats, node: Node | undefined): boolean;
   end(isEnd: boolean): Page;
 }
 
-/** Entries are laid out here, one page at a time. */
+/** The buffer in which pages are encoded, one at a time. */
 const scratch = new XdrWriter(maxReply);
 
 function createEntries(

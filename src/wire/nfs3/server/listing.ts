@@ -4,48 +4,48 @@ import type { ExportedTree } from './exported-tree.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
 
-/** 1 and 2 are `.` and `..`; those of names begin here. */
+/** Cookies 1 and 2 are `.` and `..`; those of other names start here. */
 export const firstCookie = 3;
 
-/** A part of a directory's names in the order of their cookies. */
+/** A part of a directory's names, sorted by cookie. */
 export interface Listing {
-  /** The directory's own times when it was read. */
+  /** The directory's times when it was read. */
   readonly mtime: bigint;
   readonly ctime: bigint;
-  /** Taken long enough after the last change that any later one shows in the times. */
+  /** The directory was read long enough after its last change that any later change alters the times. */
   readonly isSettled: boolean;
-  /** Every name after this cookie, up to the last one here, is here. */
+  /** The listing has every name after this cookie, up to its last name. */
   readonly after: number;
   readonly cookies: Float64Array;
   readonly names: readonly ByteString[];
-  /** Nothing comes after. */
+  /** No names follow. */
   readonly isEnd: boolean;
 }
 
 /**
- * Directories as they were read. A name's cookie is made from the name itself, by a secret; names are listed in its order.
- * So a listing goes on where it was, whatever was added or removed in between, in a copy that is newer or older, and also
- * after a restart. Only so many names are held in memory, of however large a directory.
+ * Listings of directories. The cookie of a name is a keyed hash of the name, and names are listed in the order of their cookies.
+ * So a listing can continue after any changes of the directory, in an older or newer copy of it, and after a restart. Memory is
+ * bounded, however large a directory is.
  */
 export interface Listings {
-  /** What comes after the cookie. From the beginning: as the directory is now. */
+  /** Returns the names after the cookie. A listing from the beginning shows the current directory. */
   after(directory: Node, cookie: number, stats: BigIntStats): Listing | Promise<Listing>;
-  /** Whether it shows the directory as it is now; false where that cannot be told. */
+  /** Whether the listing is current; false if that is unknown. */
   isCurrent(listing: Listing, stats: BigIntStats): boolean;
-  /** The first place after the cookie. */
+  /** The index of the first name after the cookie. */
   indexAfter(listing: Listing, cookie: number): number;
 }
 
 export interface ListingLimits {
-  /** Of one directory, at once. */
+  /** Names of one directory that are held at once. */
   readonly maxNames: number;
-  /** Of all that are kept. */
+  /** Names of all cached listings. */
   readonly maxKept: number;
 }
 
-/** Others are served in between. */
+/** Names to read before other calls get a turn. */
 const namesPerTurn = 4096;
-/** File systems note times in steps of a tick. */
+/** File systems record times in kernel ticks. */
 const tickMs = 50;
 
 export function createListings(
@@ -88,7 +88,7 @@ export function createListings(
 
   function start(directory: Node, cookie: number): DirectoryRead {
     const { prefix } = tree.directory(directory);
-    // Of large directories the names are read in parts, each time from the beginning: the system has no order of ours.
+    // A large directory is read in parts, each from the beginning, since the kernel does not sort by cookie.
     return createDirectoryRead(
       opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }),
       cookie,
@@ -125,7 +125,7 @@ export function createListings(
         if (first.more()) return finish(first);
         return enqueue(async () => finish(await readOn(first)));
       }
-      // One at a time: a reading holds many names.
+      // Only one read at a time, since it holds many names.
       return enqueue(async () => finish(await readOn(start(directory, from))));
     },
     isCurrent,
@@ -145,7 +145,7 @@ const isCurrent = ({ mtime, ctime, isSettled }: Listing, stats: BigIntStats): bo
   isSettled && mtime === stats.mtimeNs && ctime === stats.ctimeNs;
 
 interface DirectoryRead {
-  /** Reads some more. True: all is read. */
+  /** Reads more names. Returns true when all are read. */
   more(): boolean;
   listing(): Pick<Listing, 'after' | 'cookies' | 'names' | 'isEnd'>;
 }
@@ -161,7 +161,7 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
     found.set(cookie, name);
   }
 
-  /** Only the first `max` are held. */
+  /** Keeps only the first `max` names. */
   function keepFirst(): void {
     const cookies = sorted(found).subarray(0, max);
     found = new Map(Array.from(cookies, (cookie) => [cookie, found.get(cookie) as ByteString]));
@@ -185,7 +185,7 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
         isDone = readSome();
         return isDone;
       } finally {
-        // Also when it throws: then it is not asked again.
+        // Close it also after an error, since the caller does not try again.
         if (isDone) names.closeSync();
       }
     },
@@ -199,12 +199,12 @@ function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, ma
 
 const sorted = (found: ReadonlyMap<number, ByteString>): Float64Array => Float64Array.from(found.keys()).sort();
 
-/** Odd numbers that nobody else knows: so nobody can make many names that meet. */
+/** Two secret odd numbers, so that nobody can create many names whose cookies collide. */
 export type CookieSecret = readonly [number, number];
 
 export const cookieSecret = (bytes: Buffer): CookieSecret => [bytes.readUInt32BE(0) | 1, bytes.readUInt32BE(4) | 1];
 
-/** 53 bits: two sums over the bytes, mixed at the end as in MurmurHash3. */
+/** A hash of 53 bits: two sums over the bytes, mixed at the end like in MurmurHash3. */
 export function cookieOf(name: ByteString, [one, other]: CookieSecret): number {
   let a = one ^ name.length;
   let b = other;

@@ -8,22 +8,24 @@ import { type ByteString, readBytes, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
 
-/** For people to look at; clients that vanish never say so. */
+/** The list is for administrators; clients that crash never unmount. */
 const maxRemembered = 1024;
 const maxNameLength = 255;
 
 export interface MountOptions {
-  /** What clients call the exported directory. */
+  /** The path of the export for clients. */
   readonly path: string;
-  /** Who may mount it, for people to look at. */
+  /** The networks that may mount it, as shown to administrators. */
   readonly networks: readonly string[];
-  /** A confined caller gets no directory by its path. */
+  /** A confined caller cannot get a handle by path. */
   readonly isConfined: (caller: Caller) => boolean;
 }
 
 const nothing: Reply = () => undefined;
 
-/** MOUNT version 3 (RFC 1813, section 5). A path below the export gives that directory, if it can be walked to. */
+/**
+ * MOUNT version 3 (RFC 1813, section 5). A path below the export mounts that directory, if the path contains no symbolic links.
+ */
 export function createMountProgram(exported: Export, options: MountOptions): ServedProgram {
   const path = Buffer.from(options.path).toString('latin1');
   const mounted = new Map<string, { readonly host: string; readonly directory: ByteString }>();
@@ -85,7 +87,7 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   };
 }
 
-/** Steps down name by name, and over no link. */
+/** Walks down name by name, without following links. */
 function walk(exported: Export, path: ByteString, wanted: ByteString): Node | number {
   const { tree } = exported;
   const [from, names] = [partsOf(path), partsOf(wanted)];

@@ -68,10 +68,10 @@ const rename: ProcedureHandler = (exported, reader, who) => {
   const replaced = tree.lookup(to.directory, newName);
   if (replaced === undefined) requireDirectoryWrite(target, who);
   else requireRemoval(target, replaced, who);
-  // A directory that moves gets another "..": who moves it must be able to write to it.
+  // Moving a directory changes its "..", so the caller needs write permission on it.
   if (stats.isDirectory() && from.directory !== to.directory) requirePermission(stats, who, permission.write);
   renameSync(tree.pathForChange(from.directory, name), tree.pathForChange(to.directory, newName));
-  // Two names of one file: the system leaves both.
+  // If both names are links to one file, rename(2) leaves both.
   const isSame = replaced !== undefined && replaced.ino === stats.ino;
   if (replaced !== undefined && !isSame) tree.noteRemoval(replaced);
   if (!isSame) tree.noteChange(tree.nodeFor(to.directory, newName, stats));
@@ -97,7 +97,7 @@ const link: ProcedureHandler = (exported, reader, who) => {
   const path = tree.pathForChange(to.directory, name);
   linkSync(tree.pathForChange(node.parent, node.name), path);
   tree.noteChange(node);
-  // By name, since the system links no other way here: another file may have come to that name.
+  // The link is created by name, so another file may have got the name meanwhile.
   const linked = lstatSync(path, { bigint: true });
   if (!isSameFile(linked, node)) {
     unlinkSync(path);

@@ -13,9 +13,9 @@ export type ProcedureHandler = (exported: Export, reader: XdrReader, who: Creden
 export interface ProcedureDefinition {
   readonly number: number;
   readonly name: string;
-  /** Words behind the status when it is not 0: attributes that are left out, each a "false". */
+  /** The number of words after a status other than 0: optional attributes that are left out, each a FALSE. */
   readonly failureWords: number;
-  /** Doing it twice is not the same as once. */
+  /** A second execution would differ from the first. */
   readonly nonIdempotent?: ServedProcedure['nonIdempotent'];
   readonly handle: ProcedureHandler;
 }
@@ -28,13 +28,13 @@ export const ok =
     return undefined;
   };
 
-/** The reply, when what it says is on the disk. */
+/** Returns the reply once the changes of these nodes are on the disk. */
 export function replyWhenDurable(exported: Export, reply: Reply, ...nodes: readonly Node[]): Reply | Promise<Reply> {
   if (!exported.isDurable) return reply;
   return exported.durability.changes(nodes).then(() => reply);
 }
 
-/** A file that is asked for by a good handle, and not where it was, is looked for at most so often in one call. */
+/** How often one call searches for a file that has a valid handle and is not at its known path. */
 const maxSearches = 4;
 
 export function servedProcedure(
@@ -44,7 +44,7 @@ export function servedProcedure(
   const failureReply = createFailureReply(blanks);
 
   function failed(cause: unknown): Reply {
-    // Found when it is asked for again: by then the call itself will be waiting for it.
+    // The client asks again, and that call then waits for the search.
     if (cause instanceof FileMoved) return failureReply(nfsStatus.JUKEBOX);
     if (cause instanceof XdrError) throw cause;
     const status = statusOf(cause);

@@ -2,23 +2,23 @@ import type { BigIntStats } from 'node:fs';
 import type { ExportedTree } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 
-/** An answer to READDIRPLUS: its entries as they go over the wire. */
+/** The encoded entries of a READDIRPLUS reply. */
 export interface Page {
   readonly bytes: Buffer;
-  /** Whose attributes are in it. */
+  /** The nodes whose attributes it contains. */
   readonly nodes: readonly Node[];
 }
 
 /**
- * Answers of the last moment, to be given again: asking the system about each file is nearly all that a listing costs. The
- * directory itself is asked each time, so names are as they are now. What clients change about a file shows at once; what
- * others change about it, as long as its name stays, may show a second later. (Clients believe attributes for longer.)
+ * Caches READDIRPLUS replies for a moment: stat calls for each file are nearly the whole cost of a listing. The directory itself
+ * is checked each time, so the names are current. Changes by clients of this server show at once. Changes that others make to a
+ * file may show a second later, as long as its name stays. (Clients cache attributes for longer.)
  */
 export interface ReaddirCache {
   find(directory: Node, question: string, stats: BigIntStats): Page | undefined;
-  /** `stats`: of the directory, from before the page was made. */
+  /** `stats`: the directory's, from before the page was built. */
   keep(directory: Node, question: string, stats: BigIntStats, page: Page): void;
-  /** Lets go what is too old. */
+  /** Evicts expired pages. */
   evictExpired(): void;
 }
 
@@ -26,9 +26,9 @@ interface CachedPage {
   readonly page: Page;
   readonly mtime: bigint;
   readonly ctime: bigint;
-  /** By the clock's elapsed time. */
+  /** In the clock's elapsed time. */
   readonly expiresAt: number;
-  /** Of the tree, when it was made. */
+  /** The tree's change count when the page was built. */
   readonly changeCount: number;
 }
 
@@ -44,7 +44,7 @@ export function createReaddirCache(tree: Pick<ExportedTree, 'changeCount'>, elap
     kept.delete(key);
   }
 
-  /** All are kept for the same time, so the first are the oldest. */
+  /** All pages have the same lifetime, so the first ones are the oldest. */
   function makeRoom(): void {
     const now = elapsed();
     for (const [key, { expiresAt }] of kept) {

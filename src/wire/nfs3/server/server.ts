@@ -42,41 +42,44 @@ import { createReaddirCache } from './readdir-cache.ts';
 export interface NfsServerOptions {
   readonly replaysByPort?: RpcServerOptions['replaysByPort'];
   readonly clock: Clock;
-  /** What is exported: all of it, on one file system. */
+  /** The exported directory, without other file systems mounted below it. */
   readonly directory: string;
-  /** Where the secret of the file handles is kept. Not in what is exported. */
+  /** The directory for the key of the file handles. It must be outside the exported directory. */
   readonly state: string;
-  /** What clients call it; default `/export`. Not `/`: libnfs then cannot copy a file to it. */
+  /** The export path for clients; default `/export`. Not `/`, since libnfs then cannot copy a file to it. */
   readonly path?: string;
-  /** Default: this machine only. */
+  /** Default: localhost. */
   readonly host?: string;
-  /** Default 2049; 0: any that is free. */
+  /** Default 2049; 0: any free port. */
   readonly port?: number;
-  /** For clients that ask a portmapper. */
+  /** Also starts a portmapper. */
   readonly portmap?: { readonly port: number } | undefined;
   readonly readOnly?: boolean;
-  /** Networks and addresses that may connect; none: all that can reach it. */
+  /** Networks and addresses that may connect; empty: all. */
   readonly networks?: readonly string[];
-  /** Asked about each connection from one of these networks. */
+  /** Called for each connection from one of these networks. */
   readonly mayConnect?: (socket: Socket) => boolean;
-  /** Callers must use a port below 1024, which only root of their machine can. */
+  /** Requires a port below 1024, which only root can bind on the client. */
   readonly privilegedPorts?: boolean;
   readonly squash?: IdentityOptions['squash'];
   readonly anonymous?: IdentityOptions['anonymous'];
   readonly users?: readonly IdMapping[];
   readonly groups?: readonly IdMapping[];
-  /** RFC 9289. Required: whoever does not ask for it is refused. */
+  /** RFC 9289. Required: the server refuses calls without TLS. */
   readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
-  /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confinement.ts. */
+  /**
+   * Common names of the certificates of confined callers, which may access only volumes whose handles they were given: see
+   * confinement.ts.
+   */
   readonly confined?: readonly string[];
   /**
-   * Default true: a change of names or attributes is on the disk before it is answered, as RFC 1813 wants it. False: it
-   * is there within seconds, and may be lost with the machine's power.
+   * Default true: changes of names and attributes are synced to the disk before the reply, as RFC 1813 requires. False: they
+   * reach the disk within seconds, and may be lost in a power failure.
    */
   readonly durable?: boolean;
   /**
-   * Nothing else runs in this process: then the server changes its working directory now and then, for a moment, which
-   * makes listings much faster.
+   * Nothing else runs in this process, so the server may change its working directory for a moment, which makes listings much
+   * faster.
    */
   readonly ownsProcess?: boolean;
   readonly maxConnections?: number;
@@ -85,14 +88,14 @@ export interface NfsServerOptions {
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** What is held in memory, and looked through. */
+/** Limits on memory and searches. */
 interface Limits {
   readonly descriptors: number;
   readonly nodes: number;
   readonly namesOfOneDirectory: number;
   readonly names: number;
   readonly searchVisits: number;
-  /** A read that takes longer had to wait for the disk: what is in memory takes less. */
+  /** A longer read must have waited for the disk: cached data take less. */
   readonly slowReadMs: number;
 }
 
@@ -113,10 +116,10 @@ export interface NfsServer {
 }
 
 const nobody = 65_534;
-/** How long something that was moved out of the export, or removed, can still be reached because it is open here. */
+/** How long a file that was moved out of the export or deleted can still be reached because it is open here. */
 const refreshMs = 10_000;
 
-/** Exports a directory by NFS version 3 over TCP, with MOUNT on the same port. */
+/** Exports a directory over NFS version 3 on TCP, with MOUNT on the same port. */
 export async function createNfsServer(options: NfsServerOptions): Promise<NfsServer> {
   const { clock, host = '127.0.0.1', networks = [] } = options;
   const isAllowed = createMayConnect(networks);
@@ -200,7 +203,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
   };
 }
 
-/** An ordinary user can act as nobody else. */
+/** A server that runs as an ordinary user can act only as that user. */
 function identityOptions(options: NfsServerOptions): IdentityOptions {
   const [uid, gid] = [process.geteuid?.() ?? nobody, process.getegid?.() ?? nobody];
   return {
@@ -212,7 +215,7 @@ function identityOptions(options: NfsServerOptions): IdentityOptions {
   };
 }
 
-/** tmpfs and ramfs, by the numbers that statfs gives: there is no disk to wait for. */
+/** tmpfs and ramfs by their statfs(2) magic numbers: they have no disk to wait for. */
 const inMemory: readonly number[] = [0x0102_1994, 0x8584_58f6];
 const isInMemory = (directory: string): boolean => inMemory.includes(statfsSync(directory).type);
 
@@ -252,7 +255,7 @@ async function listenForPortmap(
     { program: nfsProgram, version: nfsVersion, port },
     { program: mountProgram, version: mountVersion, port },
   ];
-  // Whoever may connect may ask: who knows nothing yet cannot prove anything either.
+  // Every client that may connect may ask: it cannot prove anything before it knows the port.
   const server = createRpcServer({
     ...about,
     isAllowed: () => true,
@@ -261,7 +264,7 @@ async function listenForPortmap(
   return await listen(open, server, host, portmapPort);
 }
 
-/** Throws what the system says: the port is taken, or not allowed. */
+/** Throws the system's error: the port is in use, or not permitted. */
 async function listen(open: AsyncDisposableStack, server: Server, host: string, port: number): Promise<number> {
   const sockets = new Set<Socket>();
   server.on('connection', (socket: Socket) => {

@@ -7,11 +7,11 @@ import type { Credentials } from './identities.ts';
 import { refuse } from './refusal.ts';
 import { toUtimesSeconds } from './time-rounding.ts';
 
-/** (uid_t)-1 means "leave it" to the system. */
+/** (uid_t)-1 means "do not change" to chown(2). */
 const leaveIt = 0xffff_ffff;
 const perSecond = 1_000_000_000;
 
-/** As a client gave them, in this machine's numbers. */
+/** Maps the owner and group that a client sets to this machine's numbers. */
 export function localAttributes({ identities }: Export, set: SetAttributes): SetAttributes {
   for (const time of [set.atime, set.mtime])
     if (typeof time === 'object' && time.nanoseconds >= perSecond) refuse('INVAL');
@@ -26,7 +26,7 @@ export function localAttributes({ identities }: Export, set: SetAttributes): Set
   return given;
 }
 
-/** `own` is a path that leads to this file whatever its name is by now. */
+/** `own` is a path that refers to this file even if it is renamed. */
 export function setAttributes(own: string, stats: BigIntStats, set: SetAttributes, who: Credentials): void {
   if (set.size !== undefined && stats.isDirectory()) refuse('ISDIR');
   if (set.size !== undefined && !stats.isFile()) refuse('INVAL');
@@ -36,7 +36,7 @@ export function setAttributes(own: string, stats: BigIntStats, set: SetAttribute
   const gid = set.gid ?? Number(stats.gid);
   if (uid !== Number(stats.uid) || gid !== Number(stats.gid)) chownSync(own, uid, gid);
   const mode = modeToSet(stats, set, gid, who);
-  // A link has no mode of its own.
+  // Symbolic links have no mode.
   if (mode !== undefined && !stats.isSymbolicLink()) chmodSync(own, mode);
   setTimes(own, stats, set);
 }
@@ -46,7 +46,7 @@ function modeToSet(stats: BigIntStats, set: SetAttributes, gid: number, who: Cre
   return set.size === undefined ? undefined : modeAfterWrite(stats, who);
 }
 
-/** Which Node hands on as it is, and the system takes for "leave it" (libuv 1.51). */
+/** Node passes NaN through, and libuv (1.51) treats it as UTIME_OMIT. */
 const untouched = new Date(Number.NaN);
 
 export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetAttributes): void {
