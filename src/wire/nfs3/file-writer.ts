@@ -93,7 +93,7 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
     for (let round = 0; ; round++) {
       await waitForWrites();
       if (uncommitted.size === 0) return;
-      if (round === maxCommitRounds) throw new Error('the server forgot what was written to it, again and again');
+      if (round === maxCommitRounds) throw new Error('the server lost uncommitted data again and again');
       const { verifier } = await client.commit(handle, 0, 0, options);
       const uncommittedByRestart: PendingWrite[] = [];
       for (const piece of uncommitted) {

@@ -81,7 +81,7 @@ export async function walkDirectories(
       }
       try {
         await visit(folder, ({ handle, name }) => {
-          if (left >= maxUnfinished) throw new Error('the tree has more directories than can be kept in mind');
+          if (left >= maxUnfinished) throw new Error('the tree has too many directories to walk it');
           folder.children++;
           left++;
           push(newWalkedDirectory(handle, folder, name));

@@ -87,7 +87,7 @@ interface ExclusiveCreate {
 function readCreateMode(exported: Export, reader: XdrReader): CreateMode {
   const how = reader.u32();
   if (how === 2) return { mode: 'exclusive', times: [reader.u32() & 0x7fff_ffff, reader.u32() & 0x7fff_ffff] };
-  if (how > 2) throw new XdrError(`${how} is no way to create a file`);
+  if (how > 2) throw new XdrError(`${how} is not a createmode3`);
   return { mode: how === 1 ? 'guarded' : 'unchecked', set: localAttributes(exported, readSetAttributes(reader)) };
 }
 

@@ -20,7 +20,7 @@ export class FileMoved extends Error {
   override readonly name = 'Lost';
   readonly node: Node;
   constructor(node: Node) {
-    super('a file is not where it was');
+    super('the file is no longer at its known path');
     this.node = node;
   }
 }

@@ -30,7 +30,7 @@ export async function loadHandleKey(state: string, exported: string): Promise<Bu
 function readKey(path: string): Buffer {
   const text = readFileSync(path, 'utf8');
   const wrong = (cause?: unknown): Error =>
-    new Error(`${path} is not the state of an NFS server; remove it, and clients will have to mount anew`, { cause });
+    new Error(`${path} is not the state of an NFS server; remove it, and clients will have to remount`, { cause });
   let stored: { readonly version?: unknown; readonly key?: unknown };
   try {
     stored = JSON.parse(text);

@@ -22,7 +22,7 @@ export interface Handles {
 }
 
 /*
- * version (1), reserved (1), length of the parentHashes (1), reserved (1), inode (8), birth (8), parentHashes, code (16)
+ * version (1), reserved (1), length of the parent hashes (1), reserved (1), inode (8), birth (8), parent hashes, MAC (16)
  */
 const version = 1;
 const headLength = 20;
