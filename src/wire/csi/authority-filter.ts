@@ -4,9 +4,9 @@ import { streamOver } from '#base/socket-stream.ts';
 import { createHpackDecoder, encodeAsLiterals, type HeaderField } from './hpack.ts';
 
 /**
- * Go's gRPC clients may send the path of the socket as `:authority`, as it is. Node's HTTP/2 refuses a slash in it, and with it
- * the whole request, before anybody here could see it. So a connection is read before Node does: what is in it is passed
- * on unchanged, until such a header comes; from then on all header blocks of the connection are written anew.
+ * Go's gRPC clients may send the raw path of the socket as `:authority`. Node's HTTP/2 rejects the slashes in it, and the whole
+ * request, before an application sees it. So this filter reads the connection before Node does. It passes all bytes through until
+ * such a header comes; from then on it rewrites all header blocks of the connection.
  */
 export const withAcceptableAuthority = (socket: Socket): Duplex =>
   streamOver(socket, { filter: createAuthorityFilter() });
@@ -18,29 +18,29 @@ const continuationType = 9;
 const endHeaders = 0x4;
 const padded = 0x8;
 const withPriority = 0x20;
-/** RFC 9113, section 6.5.2: nobody has been told that frames may be larger. */
+/** RFC 9113, section 6.5.2: the default, since the server does not announce a larger limit. */
 const maxFrameBytes = 16_384;
 const maxBlockBytes = 65_536;
 const maxFrames = 16;
 
-/** What nghttp2 lets pass. */
+/** The characters that nghttp2 accepts. */
 const acceptedByNghttp2 = /^[!$%&'()*+,\-.0-9:;=@A-Z[\]_a-z~]+$/;
 const replacementAuthority = 'localhost';
 
 interface Block {
   readonly stream: number;
   readonly flags: number;
-  /** As they came. */
+  /** The frames as they were received. */
   readonly frames: Buffer[];
   readonly fragments: Buffer[];
   bytes: number;
 }
 
-/** The bytes of one connection, in the pieces in which they come. Throws for what no peer may send. */
+/** Filters the bytes of one connection, in the chunks in which they arrive. Throws on protocol violations. */
 export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
   const decoder = createHpackDecoder(maxBlockBytes);
   let rest: Buffer = Buffer.alloc(0);
-  /** So many bytes are nothing to us. */
+  /** The number of bytes to pass through unread. */
   let passThroughBytes = prefaceBytes;
   let block: Block | undefined;
   let isRewriting = false;
@@ -49,14 +49,14 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
     const fields = decoder.decode(Buffer.concat(fragments));
     const isRefused = ([name, value]: HeaderField): boolean =>
       (name === ':authority' || name === 'host') && !acceptedByNghttp2.test(value);
-    // Once begun it goes on: what comes later may refer to what is no longer said.
+    // Rewrite all later blocks, too: they may refer to table entries that were rewritten as literals.
     isRewriting ||= fields.some(isRefused);
     if (!isRewriting) return frames;
     const rewritten = fields.map((field): HeaderField => (isRefused(field) ? [field[0], replacementAuthority] : field));
     return encodeFrames(stream, flags & ~(endHeaders | padded | withPriority), encodeAsLiterals(rewritten));
   }
 
-  /** A frame that belongs to a header block. */
+  /** Adds a frame to a header block. Returns the frames to send once the block is complete. */
   function addFrame(frame: Buffer): readonly Buffer[] {
     const { type, flags, stream } = parseFrameHeader(frame);
     if (type === headersType) block = { stream, flags, frames: [], fragments: [], bytes: 0 };
@@ -96,7 +96,7 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
       out.push(...addFrame(rest.subarray(0, frameHeaderBytes + length)));
       rest = rest.subarray(frameHeaderBytes + length);
     }
-    // A view would keep all that came with it in memory.
+    // Copy the rest: a view would keep the whole chunk in memory.
     rest = Buffer.from(rest);
     return out;
   };
@@ -109,7 +109,7 @@ const parseFrameHeader = (frame: Buffer) => ({
   stream: frame.readUInt32BE(5) & 0x7fffffff,
 });
 
-/** RFC 9113, section 6.2: without padding and priority. */
+/** RFC 9113, section 6.2: the fragment without padding and priority. */
 function headerFragment(frame: Buffer, flags: number): Buffer {
   let from = frameHeaderBytes;
   let to = frame.length;

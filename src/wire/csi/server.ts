@@ -23,34 +23,36 @@ import {
 } from './grpc.ts';
 
 /**
- * gRPC for calls with one message and one answer, which is all that CSI and plugin registration have. On node:http2 alone:
- * the libraries for all of gRPC take longer for a call and more memory (DEPENDENCIES.txt).
+ * A gRPC server for unary calls, which are all that CSI and plugin registration have. It is built on node:http2: the full gRPC
+ * libraries are slower per call and take more memory (DEPENDENCIES.txt).
  */
 export interface GrpcServer {
-  /** To be listened with. */
+  /** Call `listen` on it. */
   readonly server: Server;
-  /** Takes nothing new and waits for what is under way; what has not ended after `graceMs` is told to, and soon cut off. */
+  /**
+   * Refuses new calls and waits for those in flight. After `graceMs` it aborts the rest, and soon after destroys the connections.
+   */
   close(graceMs: number): Promise<void>;
 }
 
 export interface GrpcServerOptions {
   readonly methods: Methods;
   readonly clock: Clock;
-  /** What is answered for what a handler threw, and noted of it. */
+  /** Maps what a handler threw to a status, and logs it. */
   readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
   readonly limits?: Partial<typeof defaultLimits>;
-  /** Why a call is ended from outside, in the words of who does its work; they are what `statusOf` is given then. */
+  /** The errors with which calls are aborted, which are then passed to `statusOf`. */
   readonly abortReasons?: { clientGone(): Error; serverStopping(): Error };
-  /** Of every call when it is answered: its method, the code of the answer, how long it took. */
+  /** Called after every call with its method, status code and duration. */
   readonly onCallEnd?: (method: string, code: number, seconds: number) => void;
 }
 
 const defaultLimits = {
   connections: 256,
-  /** Calls under way, in all connections. */
+  /** The limit on calls in flight, for all connections. */
   calls: 1_024,
   messageBytes: 1024 * 1024,
-  /** For a call whose caller sets no deadline, or a later one. */
+  /** The deadline of calls without one, and the latest deadline of others. */
   callMs: 300_000,
 };
 
@@ -59,7 +61,7 @@ const forceCloseMs = 3_000;
 interface ServerState extends GrpcServerOptions {
   readonly abortReasons: NonNullable<GrpcServerOptions['abortReasons']>;
   readonly maximums: typeof defaultLimits;
-  /** Of the calls under way, to end them by. */
+  /** The controllers of the calls in flight. */
   readonly inFlight: Set<AbortController>;
   isClosing: boolean;
 }
@@ -83,7 +85,7 @@ export function createGrpcServer(options: GrpcServerOptions): GrpcServer {
   };
   const sessions = trackSessions(http2);
   http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
-  // Node's HTTP/2 gives a connection that it cannot make sense of to this event, and ends it.
+  // Node emits this for connections that violate HTTP/2, and closes them.
   http2.on('sessionError', () => undefined);
   const server = createServer({ allowHalfOpen: true }, (socket: Socket) => {
     http2.emit('connection', withAcceptableAuthority(socket));
@@ -122,7 +124,7 @@ const defaultAbortReasons: ServerState['abortReasons'] = {
   serverStopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
 };
 
-/** Never throws: whatever happens in here is answered. */
+/** Never throws: every failure becomes a reply. */
 async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
   stream.on('error', () => undefined);
   const method = headers[':path'] ?? '';
@@ -145,7 +147,7 @@ async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: I
     const call: GrpcCall = { signal: limit.signal, method };
     await answerCall(shared, stream, call);
   } catch (thrown) {
-    // Only what is said before there is a call.
+    // Only failures before the call starts arrive here.
     refuse(
       stream,
       thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),
@@ -157,7 +159,7 @@ async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: I
 
 async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
   const began = shared.clock.elapsed();
-  // What is not there is one method, however many names it is called by.
+  // All unknown methods count as one, to bound the number of metrics.
   const method = shared.methods.has(call.method) ? call.method : 'unknown';
   const took = (code: number): void => shared.onCallEnd?.(method, code, (shared.clock.elapsed() - began) / 1_000);
   try {
@@ -210,6 +212,6 @@ function refuse(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void 
   if (stream.destroyed || stream.closed || stream.headersSent) return;
   const status = { 'grpc-status': String(code), 'grpc-message': encodeStatusMessage(message.slice(0, 4_096)) };
   stream.respond({ ':status': 200, 'content-type': contentType, ...status }, { endStream: true });
-  // What it still wants to send is not waited for. RFC 9113, section 8.1.
+  // Do not wait for the rest of the request. RFC 9113, section 8.1.
   if (!stream.readableEnded) stream.close(constants.NGHTTP2_NO_ERROR);
 }

@@ -18,9 +18,9 @@ export interface Info {
   readonly id: string;
   readonly name: string;
   readonly root: string;
-  /** Such as `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
+  /** For example `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
   readonly securityOptions: readonly string[];
-  /** Containers go on while it is started anew. */
+  /** Containers keep running while the engine restarts. */
   readonly liveRestore: boolean;
 }
 
@@ -43,52 +43,54 @@ export interface NetworkSpec {
 
 export interface EventQuery {
   readonly types: readonly string[];
-  /** Also what happened from then on, in milliseconds since 1970. */
+  /** Includes past events since this time, in milliseconds since 1970. */
   readonly since?: number;
 }
 
 /**
- * The Docker Engine API over a Unix socket, as Docker and Podman serve it. Every call ends with its signal or its deadline,
- * whichever comes first; every failure is a DockerError.
+ * The Docker Engine API over a Unix socket, for Docker and Podman. Every call ends with its signal or its deadline, whichever
+ * comes first. Every failure is a DockerError.
  */
 export interface DockerClient extends Disposable {
   ping(signal: AbortSignal): Promise<void>;
   version(signal: AbortSignal): Promise<Version>;
   info(signal: AbortSignal): Promise<Info>;
-  /** All of them, also those that do not run. */
+  /** Lists all containers, including stopped ones. */
   containers(signal: AbortSignal): Promise<readonly ListedContainer[]>;
   container(idOrName: string, signal: AbortSignal): Promise<Container>;
-  /** Gives the id. An empty name: the engine makes one up. */
+  /** Returns the id. Empty name: the engine chooses one. */
   createContainer(name: string, spec: ContainerSpec, signal: AbortSignal): Promise<string>;
-  /** Also when it runs already. */
+  /** Succeeds if the container is already running. */
   startContainer(idOrName: string, signal: AbortSignal): Promise<void>;
-  /** Also when it does not run; killed when it has not ended after so many seconds. */
+  /** Succeeds if it is not running. The engine kills it after this many seconds. */
   stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
-  /** Sends it a signal, such as `USR1`. */
+  /** Sends a signal such as `USR1` to the container. */
   signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;
-  /** Until it has ended and was removed, or ended the next time, or for an hour; gives its exit status. */
+  /**
+   * Waits until the container was removed after its end, or until its next exit, for at most an hour. Returns its exit status.
+   */
   waitContainer(idOrName: string, signal: AbortSignal, condition?: 'removed' | 'next-exit'): Promise<number>;
-  /** Ends it first, where it runs; takes its anonymous volumes with it. */
+  /** Kills the container if it runs, and removes its anonymous volumes, too. */
   removeContainer(idOrName: string, signal: AbortSignal): Promise<void>;
   network(idOrName: string, signal: AbortSignal): Promise<Network>;
   createNetwork(spec: NetworkSpec, signal: AbortSignal): Promise<string>;
   removeNetwork(idOrName: string, signal: AbortSignal): Promise<void>;
   connect(network: string, container: string, signal: AbortSignal): Promise<void>;
-  /** The id. */
+  /** Returns the image's id. */
   image(name: string, signal: AbortSignal): Promise<string>;
-  /** A tar as `docker save` writes it; gives what the engine calls what it loaded. */
+  /** Loads a tar in the format of `docker save`. Returns the names or ids that the engine reports. */
   loadImage(tar: AsyncIterable<Uint8Array>, signal: AbortSignal): Promise<readonly string[]>;
-  /** Resolves once the engine sends them. The stream ends with the engine, by an error when it breaks off. */
+  /** Resolves once the engine streams events. The stream ends when the engine closes it, and throws if the connection breaks. */
   events(query: EventQuery, signal: AbortSignal): Promise<AsyncGenerator<EngineEvent, void, undefined>>;
 }
 
 const mib = 1 << 20;
 const quickMs = 10_000;
-/** Mounts, networks and processes are waited for. */
+/** For calls that wait for mounts, networks or processes. */
 const slowMs = 120_000;
 const loadMs = 600_000;
 const longMs = 3_600_000;
-/** A container with thousands of labels and mounts is a few hundred kilobytes. */
+/** An event of a container with thousands of labels is a few hundred kilobytes. */
 const maxEvent = mib;
 const maxList = 64 * mib;
 
@@ -102,7 +104,7 @@ export function createDockerClient(options: { readonly socket: string; readonly 
     return versionOf(parsed(body, call), call);
   }
 
-  /** Under the version that both speak; asked again when the engine may be another one by now. */
+  /** Uses the negotiated API version; negotiates again if the engine may have been replaced. */
   async function withApiVersion<T>(
     out: EngineRequest,
     signal: AbortSignal,
@@ -125,7 +127,7 @@ export function createDockerClient(options: { readonly socket: string; readonly 
   }
   const mutate = (method: 'POST' | 'DELETE', path: string, signal: AbortSignal, more: Partial<EngineRequest> = {}) =>
     ask({ ...requestTo(method, path), limitMs: slowMs, ...more }, signal);
-  /** What is made has an id. */
+  /** Creates an object and returns its id. */
   async function createObject(path: string, body: object, signal: AbortSignal, query = {}): Promise<string> {
     const answer = await mutate('POST', path, signal, { body, query });
     return fieldsOf(parsed(answer.body, `POST ${path}`), `POST ${path}`).text('Id');
@@ -174,7 +176,7 @@ export function createDockerClient(options: { readonly socket: string; readonly 
     removeNetwork: (name, signal) => nothing(mutate('DELETE', `/networks/${pathSegment(name)}`, signal)),
     connect: (name, container, signal) =>
       nothing(mutate('POST', `/networks/${pathSegment(name)}/connect`, signal, { body: { Container: container } })),
-    // A name may have slashes, which are not to be escaped.
+    // Image names contain slashes, which must not be escaped.
     image: async (name, signal) => {
       const path = `/images/${name.split('/').map(pathSegment).join('/')}/json`;
       return fieldsOf(await get(path, signal, { maxBytes: 8 * mib }), `GET ${path}`).text('Id');
@@ -207,7 +209,7 @@ const requestTo = (method: EngineRequest['method'], path: string): EngineRequest
   maxBytes: mib,
 });
 
-/** It was restarted, perhaps as another version; or says itself that it no longer speaks ours. */
+/** The engine may have been restarted with another version, or reports that it does not support ours. */
 const mayHaveChangedVersion = ({ failure, status, engineMessage }: DockerError): boolean =>
   failure === 'unreachable' || failure === 'lost' || (status === 400 && engineMessage.includes('client version'));
 
@@ -250,7 +252,7 @@ function networkOf(answer: unknown, call: string): Network {
   };
 }
 
-/** A line for each step, and errors among them: the status was sent before the image was read. */
+/** The engine sends one line per step, and errors among them: it sends the HTTP status before it reads the image. */
 function parseLoadedImages(body: string, call: string): readonly string[] {
   const lines = body.split('\n').filter((line) => line.trim() !== '');
   return lines.flatMap((line) => {

@@ -2,17 +2,17 @@ import type { HttpFailure } from '#base/http.ts';
 import { parseJson } from '#base/json.ts';
 
 /**
- * `refused`: the engine answered, and said no (`status`, and its own words). `unreachable`: the cause is the system's error.
- * `garbled`: also an answer that is not what the API says.
+ * `refused`: the engine returned an error (`status` and `engineMessage`). `unreachable`: the cause is a system error. `garbled`:
+ * the reply is malformed or violates the API.
  */
 export type DockerFailure = HttpFailure | 'refused';
 
 export class DockerError extends Error {
   override readonly name = 'DockerError';
   readonly failure: DockerFailure;
-  /** Of the answer; zero: there was none. */
+  /** The HTTP status; 0 if there was no reply. */
   readonly status: number;
-  /** What the engine said, where it said something. */
+  /** The engine's error message, if any. */
   readonly engineMessage: string;
   constructor(
     message: string,

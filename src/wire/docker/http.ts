@@ -5,15 +5,15 @@ import { opened } from '#base/open-stream.ts';
 import { DockerError } from './errors.ts';
 
 export interface EngineRequest {
-  /** What it is called in messages. */
+  /** The name of the call in error messages. */
   readonly call: string;
   readonly method: 'GET' | 'POST' | 'DELETE';
   readonly path: string;
   readonly query?: Readonly<Record<string, string>>;
   readonly body?: object;
-  /** Sent as it comes, in the place of a body. */
+  /** Streamed as the body. */
   readonly tar?: AsyncIterable<Uint8Array>;
-  /** It waits for something: with a connection of its own, so that it keeps none from those who do not. */
+  /** For calls that wait: uses a separate connection, so that others do not have to wait for one. */
   readonly ownConnection?: boolean;
   readonly limitMs: number;
   readonly maxBytes: number;
@@ -21,26 +21,26 @@ export interface EngineRequest {
 
 export interface EngineResponse {
   readonly status: number;
-  /** Empty: there is none. */
+  /** Empty if there is none. */
   readonly body: string;
 }
 
-/** HTTP over a Unix socket, bounded in time, bytes and connections. An answer that says no is an error. */
+/** HTTP over a Unix socket with limits on time, bytes and connections. Error statuses become exceptions. */
 export interface DockerHttp extends Disposable {
   request(out: EngineRequest, signal: AbortSignal): Promise<EngineResponse>;
-  /** The deadline is for the head of the answer; its body then takes as long as it takes, until the signal ends it. */
+  /** The deadline covers the response header only. The body lasts until the signal ends it. */
   openStream(out: EngineRequest, signal: AbortSignal): Promise<IncomingMessage>;
 }
 
 const maxSockets = 8;
-/** What an engine says of an error is a line or two. */
+/** An engine's error message is a line or two. */
 const maxError = 64 << 10;
 const shownError = 1_000;
 
 export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   const target = socketTarget(socketPath);
-  // What only asks may be sent twice, so it may use a connection that the engine is closing at that very moment; what
-  // changes something gets one of its own.
+  // A GET can be repeated, so it may use a kept connection that the engine may be closing at that moment. Other calls get new
+  // connections.
   const keepAliveAgent = new Agent({ keepAlive: true, maxSockets: maxSockets, maxFreeSockets: 1 });
   const singleUseAgent = new Agent({ keepAlive: false, maxSockets: maxSockets });
 
@@ -90,7 +90,7 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
 function requireSuccess(out: EngineRequest, answer: EngineResponse): EngineResponse {
   const { status, body } = answer;
   if (status >= 200 && status < 300) return answer;
-  // Already so: what was asked for is true.
+  // 304: the requested state is already there.
   if (status === 304) return answer;
   const engineMessage = messageOf(body);
   throw new DockerError(`${out.call}: ${engineMessage === '' ? `status ${status}` : engineMessage}`, {
@@ -112,7 +112,7 @@ function messageOf(body: string): string {
 
 const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, shownError);
 
-/** The single funnel. */
+/** All failures become DockerErrors here. */
 export function failureOf({ call }: Pick<EngineRequest, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {
   if (thrown instanceof DockerError) return thrown;
   const { failure, why, cause } = httpFailure(thrown, 'the engine', signal);

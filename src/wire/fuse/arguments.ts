@@ -30,7 +30,7 @@ export const readLock = (message: Message): LockRequest => ({
   isFlock: (u32(message, 40) & lockFlag.flock) !== 0,
 });
 
-/** Two names, the second behind the NUL of the first. */
+/** Reads two names; the second follows the NUL of the first. */
 export function readTwoNames(message: Message, at: number): readonly [Buffer, Buffer] {
   const first = readName(message, at);
   return [first, readName(message, at + first.length + 1)];

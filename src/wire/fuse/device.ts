@@ -3,7 +3,7 @@ import { getSystemErrorName, promisify } from 'node:util';
 import { isErrno } from '#base/errno.ts';
 import { readNow, watchReadable } from '#base/linux/watch-readable.ts';
 
-/** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
+/** The memory for one request: at least `maxWrite + requestOverhead` bytes. `place` is its index. */
 export interface Slot {
   readonly place: number;
   readonly buffer: Buffer;
@@ -11,37 +11,42 @@ export interface Slot {
 }
 
 export interface DeviceOptions {
-  /** Its own: it is closed at the end, also if it cannot be opened. */
+  /** The device takes it over, and closes it at the end, also if it cannot be opened. */
   readonly fd: number;
-  /** Asked before each read, also if nothing comes of it, for memory that is then read into. Undefined: nothing is read until `resume`. */
+  /**
+   * Returns the memory for the next read. Called before each read, also if the read returns nothing. Undefined: reading pauses
+   * until `resume`.
+   */
   readonly nextSlot: () => Slot | undefined;
-  /** A request of so many bytes lies there. */
+  /** Called when a request of `length` bytes was read into the slot. */
   readonly onRequest: (slot: Slot, length: number) => void;
-  /** The kernel could make nothing of what was written; if it was an answer, whoever waited was told EIO. */
+  /** The kernel rejected a message (EINVAL). If it was a reply, the kernel returned EIO to the application. */
   readonly onRejected?: (cause: unknown) => void;
-  /** Unmounted (ENODEV) or aborted (ECONNABORTED), or whatever else ended it. */
+  /** Called when the device has ended: unmounted (ENODEV), aborted (ECONNABORTED), closed here, or another error. */
   readonly onEnd: (code: string) => void;
 }
 
 export interface Device extends Disposable {
-  /** False: nobody waits for it any more. */
+  /** Returns false if nobody waits for the reply any more. */
   write(bytes: Uint8Array): boolean;
-  /** The same by another thread, for what may wait for an answer of ours: one at a time in this process. */
+  /** Writes in another thread, for notifications that may wait for one of our own replies. One at a time in this process. */
   writeInThread(bytes: Uint8Array): Promise<boolean>;
-  /** There may be memory again. */
+  /** Continues to read, since there may be memory again. */
   resume(): void;
-  /** Nothing more is read. */
+  /** Stops reading. */
   pause(): void;
 }
 
 const writeAsync = promisify(write);
-/** Node has few threads, and one that waits in the kernel serves nobody else: what waits here takes one of them. */
+/**
+ * Node has few threads, and a thread that waits in the kernel is blocked. So these writes queue up and take one thread at most.
+ */
 let lastThreadWrite: Promise<unknown> = Promise.resolve();
 
-/** Requests that are read one after the other before anything else gets its turn. */
+/** The number of requests to read before the event loop continues. */
 const maxReadsPerTurn = 8;
 
-/** Interrupted before it was read, or nothing there: not an end. */
+/** Errors that do not end the device: the request was interrupted before it was read, or there is none. */
 const transientErrors = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
 export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefused, onEnd }: DeviceOptions): Device {
@@ -60,10 +65,10 @@ export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefuse
     if (isClosed) return;
     isClosed = true;
     stopReading();
-    // One that is on its way by another thread must not reach whoever gets the number next.
+    // Close it only after a write in another thread has ended: otherwise that could write to a reused descriptor.
     if (threadWrite === undefined) closeSync(fd);
     else void threadWrite.then(() => closeSync(fd));
-    // Whoever finds the end is in the middle of something.
+    // Asynchronously, since the caller that found the end is still busy.
     setImmediate(() => onEnd(code));
   }
 
@@ -89,7 +94,7 @@ export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefuse
   };
   startReading();
   failing.move();
-  // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
+  // The request was interrupted, another process has answered it, or the file system was unmounted.
   const rejected = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
@@ -98,7 +103,7 @@ export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefuse
   };
   return {
     write: (bytes) => {
-      // Its number may be somebody else's by now.
+      // The descriptor number may have been reused.
       if (isClosed) return false;
       try {
         writeSync(fd, bytes);

@@ -2,7 +2,7 @@ import { attrSize, entrySize, openSize, outHeaderSize } from './abi.ts';
 import { setU64 } from './message.ts';
 import type { Attr, AttrReply, DirectoryEntryPlus, DirentWriter, Entry, Lock, Opened, Statfs } from './operations.ts';
 
-/** Where an answer is written: the bytes and a view of the same. */
+/** The memory for a reply, with a view of the same bytes. */
 export interface ReplyBuffer {
   readonly buffer: Buffer;
   readonly view: DataView;
@@ -13,7 +13,7 @@ export function createReplyBuffer(size: number): ReplyBuffer {
   return { buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 
-/** Each writes its part of an answer from `at` on, and gives where the next begins. */
+/** Each `put` function writes its part of a reply at `at`, and returns the offset after it. */
 function putAttr({ view }: ReplyBuffer, at: number, attr: Attr): number {
   setU64(view, at, attr.ino);
   setU64(view, at + 8, attr.size);
@@ -104,7 +104,7 @@ export function putBytes({ buffer }: ReplyBuffer, at: number, value: Uint8Array)
 const direntSize = 24;
 const noEntry: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, attrMs: 0 };
 
-/** Entries of a directory, one after the other, for READDIR or (with `plus`) READDIRPLUS. */
+/** Writes directory entries for READDIR, or with `plus` for READDIRPLUS. */
 export function createDirentWriter(
   out: ReplyBuffer,
   size: number,
@@ -121,7 +121,7 @@ export function createDirentWriter(
       setU64(out.view, begin, ino);
       out.view.setBigUint64(begin + 8, offset, true);
       out.view.setUint32(begin + 16, name.length, true);
-      // As in struct dirent: the type without the permissions.
+      // As in struct dirent: the type bits only.
       out.view.setUint32(begin + 20, (type >>> 12) & 15, true);
       out.buffer.set(name, begin + direntSize);
       out.buffer.fill(0, begin + direntSize + name.length, end);

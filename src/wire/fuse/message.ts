@@ -1,17 +1,17 @@
 import { inHeaderSize } from './abi.ts';
 import { Errno, type ErrnoName } from './errno.ts';
 
-/** One request as it lies in memory. The view is over the same bytes. */
+/** One request in memory. The view covers the same bytes. */
 export interface Message {
   readonly buffer: Buffer;
   readonly view: DataView;
-  /** Where it ends. */
+  /** The offset of its end. */
   readonly end: number;
 }
 
 const high = 0x1_0000_0000;
 
-/** Rounded beyond what a double holds exactly: no node or open file is called by such a number. For those of bytes see `offset`. */
+/** Rounds beyond 2^53: no node or file handle has such a number. For file offsets see `fileOffset`. */
 const readU64 = (view: DataView, at: number): number => view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
 
 export function setU64(view: DataView, at: number, value: number): void {
@@ -28,7 +28,7 @@ export const header = {
   pid: ({ view }: Message): number => view.getUint32(32, true),
 } as const;
 
-/** Arguments begin here; what is read beyond the end of the request is not the kernel's word. */
+/** The offset of the arguments. Bytes after the end of the request are not from the kernel. */
 const args = inHeaderSize;
 
 export function requireBytes({ end }: Message, bytes: number): void {
@@ -38,7 +38,7 @@ export function requireBytes({ end }: Message, bytes: number): void {
 export const u32 = ({ view }: Message, at: number): number => view.getUint32(args + at, true);
 export const u64 = ({ view }: Message, at: number): number => readU64(view, args + at);
 
-/** Where bytes of a file begin. No file is as long as a double cannot tell exactly: that is refused, not rounded. */
+/** Reads an offset in a file. No file is longer than a double can represent exactly: such offsets are refused, not rounded. */
 export function fileOffset(message: Message, at: number, length = 0, refusal: ErrnoName = 'EFBIG'): number {
   const from = u64(message, at);
   if (from + length > Number.MAX_SAFE_INTEGER) throw new Errno(refusal);
@@ -47,7 +47,7 @@ export function fileOffset(message: Message, at: number, length = 0, refusal: Er
 
 export const bigU64 = ({ view }: Message, at: number): bigint => view.getBigUint64(args + at, true);
 
-/** The bytes up to the next NUL, from `at` of the arguments on. */
+/** Reads the bytes up to the next NUL, from offset `at` of the arguments. */
 export function readName({ buffer, end }: Message, at: number): Buffer {
   const from = args + at;
   const to = buffer.indexOf(0, from);

@@ -19,18 +19,18 @@ import type { Operations, ReadReply, Request } from './operations.ts';
 
 type MaybePromise<T> = T | Promise<T>;
 
-/** What one operation does with a request, and how its result becomes an answer. */
+/** How to execute an operation and how to encode its result. */
 export interface Operation {
   readonly name: OpName;
-  /** Undefined: the file system does not have it. */
+  /** Undefined: the file system does not implement it. */
   run(system: Partial<Operations>, message: Message, request: Request): MaybePromise<unknown> | undefined;
-  /** Writes the result from `at` on; gives where it ends. */
+  /** Writes the result at `at`; returns the offset after it. */
   put(out: ReplyBuffer, at: number, result: never): number;
 }
 
 const putNothing = (_out: ReplyBuffer, at: number): number => at;
 
-/** `size`: of the fixed part of the arguments; a request without it is answered with EPROTO before anything is done. */
+/** `size`: the size of the fixed arguments. A shorter request is answered with EPROTO. */
 function define<K extends keyof Operations, R>(
   name: OpName & K,
   size: number,
@@ -63,13 +63,13 @@ const rename = (name: 'rename' | 'rename2', size: number): Operation => ({
   put: putNothing,
 });
 
-/** A list that was read, and what to write of it. */
+/** A directory listing and the offset of its end. */
 interface DirectoryReply {
   readonly out: ReplyBuffer;
   readonly end: number;
 }
 
-/** More than the kernel ever asks for at once. */
+/** More than the kernel ever requests. */
 const maxListing = 1024 * 1024;
 
 const readdir = (name: 'readdir' | 'readdirplus'): Operation => ({
@@ -97,7 +97,7 @@ function putDirectoryReply(out: ReplyBuffer, at: number, { out: from, end }: Dir
   return putBytes(out, at, from.buffer.subarray(16, end));
 }
 
-/** The size of an extended attribute or of their list, or the thing itself where there is room for it. */
+/** The value of an extended attribute or the list of names; its size alone if the caller asks for that. */
 const putSized = (out: ReplyBuffer, at: number, found: Uint8Array | number): number =>
   typeof found === 'number' ? putU32(out, at, found) : putBytes(out, at, found);
 
@@ -111,7 +111,7 @@ function checkSize(found: Uint8Array | number, size: number): Uint8Array | numbe
 const sizedXattr = async (found: MaybePromise<Uint8Array | number>, size: number): Promise<Uint8Array | number> =>
   checkSize(await found, size);
 
-/** As at the end of the file, which is before. */
+/** A READ beyond 2^53 is beyond the end of any file. */
 const emptyRead = (): ReadReply => ({ buffer: Buffer.alloc(outHeaderSize), length: 0 });
 
 const operations: readonly Operation[] = [
@@ -159,7 +159,7 @@ const operations: readonly Operation[] = [
       u64(m, 8) > Number.MAX_SAFE_INTEGER
         ? emptyRead()
         : does(node(m), { fh: u64(m, 0), offset: u64(m, 8), size: u32(m, 16) }, q),
-    // Answered from where the data lie: see session.ts.
+    // The session sends the data from their own buffer: see session.ts.
     (_out, at) => at,
   ),
   define(
@@ -219,7 +219,7 @@ const operations: readonly Operation[] = [
   define(
     'lseek',
     24,
-    // lseek(2): there are neither data nor a hole behind the end.
+    // lseek(2): beyond the end there are neither data nor holes.
     (does, m, q) => does(node(m), { fh: u64(m, 0), offset: fileOffset(m, 8, 0, 'ENXIO'), whence: u32(m, 16) }, q),
     putU64,
   ),
@@ -237,7 +237,7 @@ const operations: readonly Operation[] = [
   ),
 ];
 
-/** By number: the one table of what is answered by a file system. */
+/** The operations of file systems by opcode. */
 export const operationTable: readonly (Operation | undefined)[] = operations.reduce<(Operation | undefined)[]>(
   (all, one) => {
     all[opcode[one.name]] = one;

@@ -1,8 +1,8 @@
-/** Times are seconds and nanoseconds, as the server tells them. */
+/** The attributes of a node. Times are in seconds and nanoseconds. */
 export interface Attr {
   readonly ino: number;
   readonly size: number;
-  /** Of 512 bytes. */
+  /** In units of 512 bytes. */
   readonly blocks: number;
   readonly atime: number;
   readonly mtime: number;
@@ -10,7 +10,7 @@ export interface Attr {
   readonly atimeNs: number;
   readonly mtimeNs: number;
   readonly ctimeNs: number;
-  /** With the type of the file. */
+  /** Includes the file type. */
   readonly mode: number;
   readonly nlink: number;
   readonly uid: number;
@@ -19,13 +19,13 @@ export interface Attr {
   readonly blksize: number;
 }
 
-/** Node 0: there is no such name, and the kernel may remember that. */
+/** Node 0 means that the name does not exist, which the kernel may cache. */
 export interface Entry {
   readonly node: number;
   readonly generation: number;
   /** Undefined only with node 0. */
   readonly attr: Attr | undefined;
-  /** How long the kernel may rely on them, in ms. */
+  /** How long the kernel may cache the name and the attributes, in ms. */
   readonly entryMs: number;
   readonly attrMs: number;
 }
@@ -36,9 +36,9 @@ export interface AttrReply {
 }
 
 export interface Opened {
-  /** A number of the file system's own, which comes with each request for the open file. */
+  /** The file handle: a number that the file system chooses, and that each request for the open file has. */
   readonly fh: number;
-  /** Of `openFlag`. */
+  /** A combination of `openFlag`. */
   readonly flags: number;
 }
 
@@ -61,26 +61,26 @@ export interface Lock {
   readonly pid: number;
 }
 
-/** One name in a directory. `offset` is where to go on after it. */
+/** One name in a directory. `offset` is where to continue after it. */
 export interface DirectoryEntry {
   readonly ino: number;
   readonly offset: bigint;
-  /** As in a mode, without permissions. */
+  /** The file type bits of a mode. */
   readonly type: number;
   readonly name: Uint8Array;
 }
 
-/** For READDIRPLUS; without an entry the kernel looks the name up when it needs to. */
+/** For READDIRPLUS. Without an entry the kernel looks the name up when needed. */
 export interface DirectoryEntryPlus extends DirectoryEntry {
   readonly entry: Entry | undefined;
 }
 
-/** Takes entries until there is no room for another; false: this one was not taken. */
+/** Collects entries. `add` returns false if the entry did not fit. */
 export interface DirentWriter {
   add(entry: DirectoryEntryPlus): boolean;
 }
 
-/** Only what is to be set is there. */
+/** Has only the attributes to set. */
 export interface SetAttr {
   readonly mode?: number;
   readonly uid?: number;
@@ -96,20 +96,22 @@ export interface Time {
   readonly nanoseconds: number;
 }
 
-/** Who asks, and for which request. The kernel does not tell supplementary groups. */
+/** The caller of a request. The kernel does not send supplementary groups. */
 export interface Request {
   readonly uid: number;
   readonly gid: number;
   readonly pid: number;
-  /** Where the request lies: a place of the reader's, which stays the request's until it is answered. */
+  /** The index of the request's memory, which belongs to the request until it is answered. */
   readonly place: number;
-  /** A predecessor received it and may have answered it. In that case the kernel drops the reply of this process. */
+  /** A predecessor received the request and may have answered it. In that case the kernel drops the reply of this process. */
   readonly resent: boolean;
-  /** Aborted when whoever waits for the answer was interrupted. Made when first asked for. */
+  /** Aborted when the waiting process is interrupted. Created on first access. */
   readonly signal: AbortSignal;
 }
 
-/** READ's data: `length` bytes in `buffer` from `outHeaderSize` on; the room before them is for the header of the answer. */
+/**
+ * The data of a READ: `length` bytes in `buffer` from `outHeaderSize` on; the bytes before are reserved for the reply's header.
+ */
 export interface ReadReply {
   readonly buffer: Buffer;
   readonly length: number;
@@ -119,12 +121,12 @@ type Name = Buffer;
 type MaybePromise<T> = T | Promise<T>;
 
 /**
- * A file system. What is not there is answered with ENOSYS, which the kernel remembers for most operations and then does
- * without. Names are bytes, without a NUL or a slash. Buffers of a request are valid until it is answered.
+ * A file system. Missing operations are answered with ENOSYS, which makes the kernel stop sending most of them. Names are bytes
+ * without NUL and slash. The buffers of a request are valid until it is answered.
  */
 export interface Operations {
   lookup(parent: number, name: Name, request: Request): MaybePromise<Entry>;
-  /** Not answered, and must not fail. */
+  /** Has no reply and must not fail. */
   forget(node: number, lookups: number): void;
   getattr(node: number, fh: number | undefined, request: Request): MaybePromise<AttrReply>;
   setattr(node: number, set: SetAttr, request: Request): MaybePromise<AttrReply>;
@@ -158,7 +160,7 @@ export interface Operations {
     at: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
   ): MaybePromise<ReadReply>;
-  /** Gives how many bytes were taken. `openFlags`: O_SYNC and the like. */
+  /** Returns the number of bytes written. `openFlags`: O_SYNC and the like. */
   write(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
@@ -166,7 +168,7 @@ export interface Operations {
     request: Request,
   ): MaybePromise<number>;
   flush(node: number, fh: number, request: Request): MaybePromise<void>;
-  /** The last holder of an open file has closed it. `unlock`: whose flock ends with it. */
+  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock ends. */
   release(
     node: number,
     how: { readonly fh: number; readonly unlock: bigint | undefined },

@@ -6,16 +6,17 @@ import { header, type Message, requireBytes, u32, u64 } from './message.ts';
 import { type Operation, operationTable } from './operation-table.ts';
 import type { Operations, ReadReply, Request } from './operations.ts';
 
-/** Where answers go, and who keeps the memory that requests lie in. */
+/** Receives the replies, and owns the memory of the requests. */
 export interface RequestStore {
-  /** The whole answer to the request at that place. It must be written before this returns: its memory is used again. */
+  /** The complete reply to the request at that place. Write it before returning, since its memory is reused. */
   reply(place: number, bytes: Buffer): void;
   /**
-   * Nothing is to be said about the request at that place. Its memory stays as it is until the next request is read. For what
-   * counts down it is called first: a crash then leaves a count too high, which costs memory, never one too low.
+   * The request at that place has no reply. Its memory stays unchanged until the next request is read. For FORGET it is called
+   * before the count is reduced: a crash in between leaves a count that is too high, which costs memory, never one that is too
+   * low.
    */
   finished(place: number): void;
-  /** Whoever waits for the answer to the request at that place was interrupted: the kernel says so once, to one process. */
+  /** The process that waits for the request at that place was interrupted. The kernel says so once, to one server process. */
   interrupted?(place: number): void;
 }
 
@@ -23,41 +24,43 @@ export interface SessionOptions {
   readonly operations: Partial<Operations>;
   readonly initOptions: InitOptions;
   readonly store: RequestStore;
-  /** The kernel has said what it can; from now on it asks. */
+  /** INIT is done, and the kernel sends requests from now on. */
   readonly onInit?: (agreement: InitResult) => void;
-  /** An operation threw what no file system should. It is answered with EIO. */
+  /** An operation threw something other than `Errno`. The session replies with EIO. */
   readonly onFault?: (operation: string, cause: unknown) => void;
 }
 
 /** A request that a predecessor received and may have answered. */
 export interface InheritedRequest {
-  /** The kernel had told the predecessor that the caller was interrupted. */
+  /** The kernel has sent the predecessor an INTERRUPT for it. */
   readonly isInterrupted: boolean;
 }
 
 export interface Session {
-  /** Works on the request that lies at a place of the store's. Never throws. */
+  /** Executes the request at that place. Never throws. */
   handle(place: number, message: Message, inherited?: InheritedRequest): void;
-  /** It is worked on when the function is called that this gives, and counts as pending from now on: it can be interrupted. */
+  /** Executes the request when the returned function is called. It counts as pending from now on, so it can be interrupted. */
   defer(place: number, message: Message, inherited: InheritedRequest): () => void;
-  /** Nobody works on it: it is answered with an error (EIO, or that of an `Errno`), if it is one to be answered. */
+  /**
+   * Replies with an error (EIO, or the code of an `Errno`) without executing the request, if it is of a kind that has a reply.
+   */
   fail(place: number, message: Message, why: Error): void;
-  /** The mount is over: whatever has no answer is interrupted. Gives the places of it. */
+  /** The mount has ended: interrupts all pending requests and returns their places. */
   end(): readonly number[];
-  /** Requests that have no answer yet. */
+  /** The number of requests without a reply. */
   readonly pending: number;
 }
 
 const interruptedController = new AbortController();
 interruptedController.abort(new Errno('EINTR'));
 
-/** Answers of all sessions are put together here, one at a time: what is longer (a directory, data) has memory of its own. */
+/** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
 const scratch = createReplyBuffer(64 * 1024);
 
 export function createSession({ operations, initOptions, store, onInit, onFault }: SessionOptions): Session {
   const pending = new Map<number, PendingRequest>();
 
-  /** The number of the request, with the bit that says it was sent before. */
+  /** Writes the reply header with the request's unique number, including the resent bit. */
   function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
     view.setUint32(0, end, true);
     view.setInt32(4, -error, true);
@@ -134,7 +137,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
     for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
   }
 
-  /** What is not answered, or not by the file system. */
+  /** Requests that have no reply, or that the session answers itself. */
   const builtIn: Partial<Record<number, (place: number, message: Message) => void>> = {
     [opcode.init]: init,
     [opcode.forget]: (place, message) => {
@@ -144,7 +147,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
       operations.forget?.(node, lookups);
     },
     [opcode.batchForget]: batchForget,
-    // The kernel sends it only for what it has sent before; what is not here has been answered meanwhile.
+    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
     [opcode.interrupt]: (place, message) => {
       requireBytes(message, 8);
       const waiting = pending.get(key(message.view, 40));
@@ -152,7 +155,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
       if (waiting !== undefined) store.interrupted?.(waiting.place);
       store.finished(place);
     },
-    // Told for block devices only; a device that ends is what tells of an unmount.
+    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
     [opcode.destroy]: (place, message) => {
       store.reply(place, writeHeader(scratch, message, outHeaderSize, 0));
     },
@@ -197,7 +200,7 @@ export function createSession({ operations, initOptions, store, onInit, onFault 
   };
 }
 
-/** Listings come with the memory that they were written into. */
+/** Directory listings bring their own reply buffer. */
 const hasOut = (result: unknown): result is { readonly out: ReplyBuffer; readonly end: number } =>
   typeof result === 'object' && result !== null && 'out' in result;
 
@@ -206,11 +209,11 @@ const isImplemented = (operations: Partial<Operations>, { name }: Operation): bo
   return operations[called as keyof Operations] !== undefined;
 };
 
-/** The same request sent twice has the same key. */
+/** A resent request has the same key. */
 const key = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 
-/** A class: to define what gives the signal for each request anew takes longer than all the rest of it. */
+/** A class, since defining the `signal` getter for each request would take longer than everything else. */
 class PendingRequest implements Request {
   readonly uid: number;
   readonly gid: number;

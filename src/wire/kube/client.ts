@@ -13,19 +13,19 @@ export interface Selection {
 }
 
 export interface ListQuery extends Selection {
-  /** In a page; the API server may give fewer, and more follow. */
+  /** The size of a page; the API server may return fewer, although more follow. */
   readonly limit?: number;
 }
 
-/** Of a list that is taken in parts. All pages show the same moment. */
+/** One page of a list. All pages show the same snapshot. */
 export interface Page<T> {
   readonly items: readonly T[];
-  /** Of that moment: what is watched from there on misses nothing. */
+  /** The version of the snapshot: a watch from here misses nothing. */
   readonly resourceVersion: string;
 }
 
 export interface DeleteOptions {
-  /** Only the object that has it: not another of the same name. */
+  /** Delete only the object with this uid, not another one of the same name. */
   readonly uid?: string | undefined;
   readonly resourceVersion?: string | undefined;
   readonly graceSeconds?: number;
@@ -35,7 +35,7 @@ export interface DeleteOptions {
 export type Patch =
   | { readonly kind: 'merge'; readonly body: object }
   | { readonly kind: 'json'; readonly body: readonly object[] }
-  /** The fields that are named are ours from then on; with `force`, also those that were another's. */
+  /** Server-side apply: the manager owns these fields afterwards. `force` also takes fields from other managers. */
   | { readonly kind: 'apply'; readonly body: object; readonly manager: string; readonly force?: boolean };
 
 export interface RawCall {
@@ -46,22 +46,22 @@ export interface RawCall {
 }
 
 /**
- * The Kubernetes API. Every call ends with its signal or its deadline, whichever comes first; every failure is a KubeError. No
- * call is repeated that may have changed something: `lost` and `deadline` leave open whether it has.
+ * The Kubernetes API. Every call ends with its signal or its deadline, whichever comes first. Every failure is a KubeError. The
+ * client does not repeat calls that may have changed something: after `lost` and `deadline` the outcome is unknown.
  */
 export interface KubeClient extends Disposable {
-  /** Where its user is at home. */
+  /** The default namespace. */
   readonly namespace: string;
   get<T extends KubeObject>(resource: Resource<T>, at: ObjectPath, signal: AbortSignal): Promise<T>;
-  /** Page by page. 410 in the middle: the rest of that moment is gone, and it must be begun anew. */
+  /** Lists page by page. 410 during the list: the snapshot has expired, and the list must start again. */
   list<T extends KubeObject>(
     resource: Resource<T>,
     query: ListQuery,
     signal: AbortSignal,
   ): AsyncGenerator<Page<T>, void, undefined>;
-  /** A name in `at` is only for parts: the object has its own. */
+  /** A name in `at` is only for subresources: objects have their own. */
   create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: ObjectPath): Promise<T>;
-  /** Replaces the object; with its resourceVersion only the one that was read. */
+  /** Replaces the object; with a resourceVersion only that version of it. */
   update<T extends KubeObject>(
     resource: Resource<T>,
     object: T,
@@ -70,13 +70,13 @@ export interface KubeClient extends Disposable {
   ): Promise<T>;
   patch<T extends KubeObject>(resource: Resource<T>, at: ObjectPath, patch: Patch, signal: AbortSignal): Promise<T>;
   delete(resource: Resource<KubeObject>, at: ObjectPath, options: DeleteOptions, signal: AbortSignal): Promise<void>;
-  /** What changes from then on, however often the connection breaks. It ends when a new list is needed. */
+  /** Yields all later changes, and reconnects when the connection breaks. Ends when a new list is needed. */
   watch<T extends KubeObject>(
     resource: Resource<T>,
     query: WatchQuery,
     signal: AbortSignal,
   ): AsyncGenerator<WatchEvent<T>, void, undefined>;
-  /** Of anything else, such as `/version`: the body as it is. */
+  /** For other paths such as `/version`: returns the body. */
   raw(call: RawCall, signal: AbortSignal): Promise<string>;
 }
 
@@ -84,19 +84,22 @@ export interface KubeClientOptions {
   readonly access: KubeAccess;
   readonly clock: Clock;
   readonly userAgent: string;
-  /** Calls at a time; watches have connections of their own. */
+  /** The limit on concurrent calls; watches have connections of their own. */
   readonly maxSockets?: number;
-  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
+  /**
+   * Called for every call when it has a response or has failed. `verb` is `watch` for watches; `code` is the status or the
+   * failure.
+   */
   readonly onResponse?: (call: { readonly verb: string; readonly code: string }) => void;
-  /** From 0 to 1, for waits that are not to be the same everywhere. */
+  /** From 0 to 1, for jitter. */
   readonly random?: () => number;
 }
 
 const mib = 1 << 20;
-/** The API server itself gives up after a minute. */
+/** The API server itself times out after a minute. */
 const limitMs = 30_000;
 const listMs = 60_000;
-/** etcd holds objects of 1.5 MiB at most, which are less compact as JSON. */
+/** etcd limits objects to 1.5 MiB; as JSON they are larger. */
 const maxObject = 8 * mib;
 const maxPage = 64 * mib;
 const pageSize = 500;

@@ -12,11 +12,11 @@ type Environment = Readonly<Record<string, string | undefined>>;
 export interface InClusterOptions {
   readonly env: Environment;
   readonly clock: Clock;
-  /** Where the kubelet puts what a pod needs. */
+  /** The directory of the mounted service account. */
   readonly folder?: string;
 }
 
-/** For a pod: the kubelet keeps the token and the certificates of its service account fresh, as files. */
+/** Access from within a pod. The kubelet renews the files of the service account's token and CA certificate. */
 export async function inCluster({
   env,
   clock,
@@ -39,14 +39,14 @@ export async function inCluster({
 }
 
 export interface KubeconfigOptions {
-  /** The file's content, parsed: YAML is the caller's. */
+  /** The parsed kubeconfig; the caller parses the YAML. */
   readonly config: unknown;
-  /** Of the file: what it names is meant from there. */
+  /** The directory of the kubeconfig; relative paths start there. */
   readonly folder: string;
   readonly clock: Clock;
   /** For credential plugins. */
   readonly env: Environment;
-  /** Another than the current one. */
+  /** Default: the current context. */
   readonly context?: string | undefined;
 }
 
@@ -68,7 +68,7 @@ export async function fromKubeconfig({ config, folder, clock, env, context }: Ku
     from: ClusterEntry,
     authority?: ReloadableText,
   ): CredentialPlugin {
-    // A bare name is looked for on the PATH, a path is meant from the file's folder.
+    // A bare name is searched on the PATH, a path is relative to the kubeconfig.
     const command = exec.command.includes('/') ? place(exec.command) : exec.command;
     return { ...exec, command, environment: env, server: from.server, ca: authority };
   }
@@ -95,7 +95,7 @@ interface CredentialSources {
 }
 
 function identityOf({ cluster, user, made, authority, own, ownKey, bearer }: CredentialSources): Identity {
-  // As kubectl: what the file says is before what a plugin says, and a token's file before the token.
+  // Same precedence as kubectl: the kubeconfig before the plugin, a token file before a token.
   const token = bearer?.trim() ?? user.token ?? made?.token;
   const [cert, key] = [own ?? made?.cert, ownKey ?? made?.key];
   const basic =
@@ -122,13 +122,13 @@ function serverOf(text: string): URL {
   return url;
 }
 
-/** The same object as long as it says the same. */
+/** Returns the same object while the identity does not change. */
 function reuseIfUnchanged(
   make: (signal: AbortSignal, isRefused: boolean) => Promise<Identity>,
 ): KubeAccess['identity'] {
   let last: { readonly identity: Identity; readonly text: string } | undefined;
   return async (signal, refused) => {
-    // Others may have fetched a newer one since.
+    // Another call may have fetched a newer identity meanwhile.
     const isStale = refused !== undefined && refused === last?.identity;
     const identity = await make(signal, isStale);
     const text = JSON.stringify(identity);

@@ -5,7 +5,7 @@ import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
 import type { ReloadableText } from './reloaded-file.ts';
 
-/** A program that makes credentials, as clusters of cloud providers want it. */
+/** A credential plugin, as cloud providers use it. */
 export interface CredentialPlugin extends ExecEntry {
   readonly environment: Readonly<Record<string, string | undefined>>;
   readonly server: string;
@@ -20,18 +20,18 @@ export interface Credential {
 
 interface IssuedCredential {
   readonly credential: Credential;
-  /** By the time of day; without end where it says nothing. */
+  /** Wall-clock time; infinite if the plugin does not say. */
   readonly expiresAt: number;
 }
 
 const runMs = 60_000;
 const maxBytes = 1 << 20;
-/** So that it does not expire on its way. */
+/** Renew it this long before, so that it does not expire in flight. */
 const marginMs = 10_000;
 
 /**
- * Runs the program when there is no credential, or it has expired, or was refused; whoever asks meanwhile waits for the same
- * run. What it prints is a credential, so nothing of it is repeated anywhere, nor are its arguments and environment.
+ * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. Its
+ * output is a credential, so it is never logged or put into errors, and neither are its arguments and environment.
  */
 export function execCredential(
   plugin: CredentialPlugin,
@@ -60,7 +60,7 @@ export function execCredential(
       try {
         return (await running).credential;
       } catch (thrown) {
-        // It was stopped by the one who had asked for it, who is not us.
+        // The caller that started the run canceled it; this caller tries again.
         if (signal.aborted || !(thrown instanceof KubeError) || thrown.failure !== 'canceled') throw thrown;
       }
     }
@@ -87,9 +87,9 @@ async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<st
     if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // For certain: nobody waits for a plugin that does not want to end.
+    // SIGKILL, since nobody waits for a plugin that ignores signals.
     child.kill('SIGKILL');
-    // What it started may have it open still.
+    // Processes that it started may still have it open.
     child.stdout.destroy();
     throw failureOf(thrown, plugin, signal);
   }
@@ -116,7 +116,7 @@ async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   return { server, ...data };
 }
 
-/** Without what was thrown: it repeats the arguments. */
+/** Drops what was thrown, since that contains the arguments. */
 function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSignal): KubeError {
   const what = `the credential plugin ${plugin.command}`;
   if (signal.aborted) {

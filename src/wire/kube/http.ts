@@ -14,36 +14,42 @@ export interface ApiRequest {
   readonly path: string;
   readonly query?: Readonly<Record<string, string | undefined>>;
   readonly body?: object;
-  /** Of the body, where it is not `application/json`. */
+  /** The type of the body, if it is not `application/json`. */
   readonly contentType?: string;
   readonly limitMs: number;
   readonly maxBytes: number;
 }
 
-/** HTTP to the API server, bounded in time, bytes and connections. An answer that says no is an error. */
+/** HTTP to the API server with limits on time, bytes and connections. Error statuses become exceptions. */
 export interface KubeHttp extends Disposable {
   request(out: ApiRequest, signal: AbortSignal): Promise<string>;
-  /** The deadline is for the head of the answer; its body then takes as long as it takes, until the signal ends it. */
+  /** The deadline covers the response header only. The body lasts until the signal ends it. */
   openStream(out: ApiRequest, signal: AbortSignal): Promise<IncomingMessage>;
 }
 
 export interface KubeHttpOptions {
   readonly access: KubeAccess;
   readonly clock: Clock;
-  /** Who we say we are. */
+  /** The User-Agent header. */
   readonly userAgent: string;
   readonly maxSockets?: number;
-  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
+  /**
+   * Called for every call when it has a response or has failed. `verb` is `watch` for watches; `code` is the status or the
+   * failure.
+   */
   readonly onResponse?: (call: { readonly verb: string; readonly code: string }) => void;
 }
 
-/** What the API server says of an error is a line or two. */
+/** An error message of the API server is a line or two. */
 const maxError = 64 << 10;
-/** The API server hangs up after 90 s: before that, so that no call is sent on a connection that is being closed. */
+/**
+ * The API server closes idle connections after 90 s. Close them earlier, so that no call is sent on a connection that is being
+ * closed.
+ */
 const idleMs = 30_000;
 
 type ConnectionAgent = PlainAgent | SecureAgent | false;
-/** For streams, so that however many there are, calls find a connection. */
+/** Streams get connections of their own, so that calls always find a free one. */
 const ownConnection = false;
 
 interface ResponseHead {
@@ -51,13 +57,13 @@ interface ResponseHead {
   readonly identity: Identity;
 }
 
-/** What messages call it: no query, which may hold what somebody else wrote. */
+/** The name of a call in messages. Without the query, which may contain what somebody else wrote. */
 export const callOf = ({ method, path }: Pick<ApiRequest, 'method' | 'path'>): string => `${method} ${path}`;
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   const { access, clock, userAgent, maxSockets = 32, onResponse } = options;
   const target = targetOf(access.server);
-  // All of them are kept for a while: a burst that opens a connection for each call costs both sides more than its calls.
+  // Keep all connections for a while: in a burst, a new connection for each call costs both sides more than the call.
   const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
   const agent = target.isSecure ? new SecureAgent(how) : new PlainAgent(how);
   const secureContextOf = createSecureContextCache();
@@ -72,7 +78,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     if (out.body !== undefined) headers['content-type'] = out.contentType ?? 'application/json';
     if (identity.authorization !== undefined) headers['authorization'] = identity.authorization;
     const body = out.body === undefined ? undefined : JSON.stringify(out.body);
-    // The agent keeps connections of one identity apart from those of another.
+    // The agent does not share connections between identities.
     const tls = target.isSecure ? { ...identity.tls, secureContext: secureContextOf(identity.tls) } : {};
     const path = pathWithQuery(out.path, out.query);
     return {
@@ -81,7 +87,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     };
   }
 
-  /** Who was not let in has done nothing: with a newer credential, if there is one, any call may be sent again. */
+  /** A call that got 401 has done nothing, so it can be repeated with a newer credential if there is one. */
   async function head(out: ApiRequest, by: ConnectionAgent, signal: AbortSignal): Promise<ResponseHead> {
     const identity = await access.identity(signal);
     const first = await attempt(out, identity, by, signal);
@@ -99,7 +105,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     throw statusError(callOf(out), { status, body, retryAfter: answer.headers['retry-after'] }, secretOf(identity));
   }
 
-  /** What it came to, told on the way. */
+  /** Reports a failure to `onResponse`. */
   function reportFailure(verb: string, failure: KubeError): KubeError {
     onResponse?.({ verb, code: failure.status === 0 ? failure.failure : String(failure.status) });
     return failure;
@@ -132,7 +138,7 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
   };
 }
 
-/** Certificates are read once for an identity, and not for every connection: that takes longer than to connect. */
+/** Parses the certificates once per identity, not for every connection: parsing takes longer than connecting. */
 function createSecureContextCache(): (tls: Identity['tls']) => SecureContext {
   const known = new WeakMap<Identity['tls'], SecureContext>();
   return (tls) => {
@@ -147,7 +153,7 @@ function createSecureContextCache(): (tls: Identity['tls']) => SecureContext {
 
 const secretOf = ({ authorization }: Identity): string => authorization?.replace(/^\S+ /, '') ?? '';
 
-/** The single funnel. */
+/** All failures become KubeErrors here. */
 export function failureOf(call: string, thrown: unknown, signal: AbortSignal): KubeError {
   if (thrown instanceof KubeError) return thrown;
   if (!signal.aborted && isErrno(thrown, 'ERR_INVALID_CHAR'))

@@ -31,7 +31,7 @@ export interface UserEntry {
 
 type Entry = Readonly<Record<string, unknown>>;
 
-/** What one context of a kubeconfig means. Messages name fields and entries, never values. */
+/** Resolves one context of a kubeconfig. Messages name fields and entries, never values. */
 export function resolveContext(
   config: unknown,
   context?: string,
@@ -69,7 +69,7 @@ function clusterOf(entry: Entry, where: string): ClusterEntry {
   return { server, caData, caFile, serverName: text(entry, 'tls-server-name', where), insecure };
 }
 
-/** Left out they would let us do more, or less, than the file says. */
+/** Ignoring these fields would give the client more or fewer rights than the file says. */
 const unsupported = ['auth-provider', 'as', 'as-uid', 'as-groups', 'as-user-extra'];
 
 function userOf(entry: Entry, where: string): UserEntry {
@@ -129,7 +129,7 @@ function asEntry(value: unknown, what: string): Entry {
   return value as Entry;
 }
 
-/** What is empty is not there, as for kubectl. */
+/** Like kubectl, treats an empty value as missing. */
 function text(entry: Entry, field: string, where: string): string | undefined {
   const value = entry[field];
   if (value === undefined || value === null || value === '') return undefined;

@@ -2,7 +2,7 @@ import { readFile } from 'node:fs/promises';
 import type { Clock } from '#base/clock.ts';
 import { misconfigured } from './errors.ts';
 
-/** A text that may be another one later. What it was may have been refused: then it is looked at anew. */
+/** A text that may change. `isRefused`: the API server rejected the last value, so read it again. */
 export type ReloadableText = (isRefused: boolean) => Promise<string>;
 
 export const fixedText =
@@ -10,11 +10,14 @@ export const fixedText =
   () =>
     Promise.resolve(text);
 
-/** Long before what it holds expires, and not for every call. */
+/** Often enough for expiring credentials, but not for every call. */
 const reloadMs = 5_000;
 const maxBytes = 1 << 20;
 
-/** Read anew now and then. While it cannot be read, what was read last counts: it may be in the middle of being replaced. */
+/**
+ * Reads the file again from time to time. While it cannot be read, the last value stays valid: the file may be in the middle of
+ * being replaced.
+ */
 export function createReloadedFile(path: string, clock: Clock): ReloadableText {
   let last: { readonly text: string; readonly at: number } | undefined;
   return async (isRefused) => {

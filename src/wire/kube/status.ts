@@ -3,8 +3,8 @@ import { KubeError } from './errors.ts';
 const shown = 1_000;
 
 /**
- * What an answer that says no means: the API server sends a Status object, what stands before it whatever it likes. Text that
- * is passed on is one line, is short, and holds no credential of ours, should somebody repeat it to us.
+ * Turns an error response into a KubeError. The API server sends a Status object; a proxy in front of it may send anything. The
+ * message is reduced to one short line, and the client's own credential is removed from it, in case the response repeats it.
  */
 export function statusError(call: string, answer: ErrorResponse, secret = ''): KubeError {
   const found = objectIn(answer.body);
@@ -25,10 +25,10 @@ export function statusError(call: string, answer: ErrorResponse, secret = ''): K
 }
 
 export interface ErrorResponse {
-  /** Zero: it is in the body alone. */
+  /** 0: the status is only in the body. */
   readonly status: number;
   readonly body: string;
-  /** The header, in seconds. */
+  /** The Retry-After header, in seconds. */
   readonly retryAfter?: string | undefined;
 }
 

@@ -11,13 +11,13 @@ export interface WatchQuery {
   readonly namespace?: string | undefined;
   readonly labelSelector?: string | undefined;
   readonly fieldSelector?: string | undefined;
-  /** Of the list, or of what was seen last. */
+  /** The version of the list or of the last change. */
   readonly resourceVersion: string;
 }
 
 export type WatchEvent<T> =
   | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
-  /** Nothing changed, and everything up to there was seen. */
+  /** No change: everything up to this version was sent. */
   | { readonly kind: 'bookmark'; readonly resourceVersion: string };
 
 interface WatchContext {
@@ -28,22 +28,22 @@ interface WatchContext {
 
 const headMs = 30_000;
 /**
- * Bookmarks come every minute. Without a sound for longer the connection may be one that only we still have; it costs next to
- * nothing to go on over another.
+ * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end; a new one costs next to
+ * nothing.
  */
 const idleMs = 90_000;
-/** The API server ends it after this, not all watches at the same time. */
+/** The API server ends a watch after this time, with jitter so that not all end together. */
 const lifeSeconds = 300;
 const maxLine = 16 << 20;
 const firstWaitMs = 200;
 const maxWaitMs = 10_000;
-/** One that was open for as long is no sign of trouble. */
+/** A watch that was open for this long was healthy. */
 const healthyMs = 30_000;
 
 /**
- * Goes on after whatever was seen last: when the API server closes the connection, as it does all the time, when the
- * connection breaks or falls silent, when the API server is not there. Ends when it can not go on from there. Throws what is
- * not mended by waiting.
+ * Watches from the last version that was seen. Reconnects when the API server closes the connection, which it does regularly,
+ * when the connection breaks or falls silent, and when the API server is unreachable. Returns when a new list is needed. Throws
+ * errors that waiting does not fix.
  */
 export async function* watchWithRetries<T extends KubeObject>(
   means: WatchContext,
@@ -53,7 +53,7 @@ export async function* watchWithRetries<T extends KubeObject>(
 ): AsyncGenerator<WatchEvent<T>, void, undefined> {
   const { clock, random } = means;
   let { resourceVersion } = query;
-  /** Attempts in a row that brought nothing. */
+  /** The number of attempts in a row without an event. */
   let fruitlessAttempts = 0;
   for (;;) {
     const began = clock.elapsed();
@@ -91,7 +91,7 @@ async function sleep(clock: Clock, ms: number, resource: Resource<KubeObject>, s
   }
 }
 
-/** One connection, until it ends. */
+/** Watches over one connection until it ends. */
 async function* watchOnce<T extends KubeObject>(
   { http, clock, random }: WatchContext,
   resource: Resource<T>,
@@ -131,13 +131,13 @@ interface IdleTimer extends Disposable {
   reset(): void;
 }
 
-/** Ends what belongs to the controller with the signal, and when nothing was heard for long. */
+/** Aborts the controller with the signal, and when nothing was received for long. */
 function startIdleTimer(clock: Clock, controller: AbortController, signal: AbortSignal): IdleTimer {
   let heardAt = clock.elapsed();
   const look = (): void => {
     const leftMs = heardAt + idleMs - clock.elapsed();
     if (leftMs <= 0) controller.abort(new DeadlineExceeded(idleMs));
-    // Not begun anew with every sound: in a burst there are thousands.
+    // Do not restart the timer for every chunk: in a burst there are thousands.
     else timer = clock.after(leftMs, look);
   };
   let timer = clock.after(idleMs, look);
@@ -161,7 +161,7 @@ const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
 
 function parseEvent<T extends KubeObject>(event: unknown, call: string): WatchEvent<T> {
   const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
-  // What would have been an answer's status, had the answer not begun already.
+  // An error after the response header was sent.
   if (type === 'ERROR') throw statusError(call, { status: 0, body: JSON.stringify(object ?? {}) });
   const resourceVersion = object?.metadata?.resourceVersion;
   if (object === undefined || type === undefined || resourceVersion === undefined)

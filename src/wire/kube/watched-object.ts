@@ -6,15 +6,15 @@ import { KubeError } from './errors.ts';
 import type { Resource } from './resources.ts';
 import type { KubeObject } from './types.ts';
 
-/** One object, as the API server had it a moment ago. */
+/** A cached copy of one object, kept up to date by a watch. */
 export interface WatchedObject<T> {
-  /** Whether it was looked for once. */
+  /** Whether the object was listed at least once. */
   readonly synced: boolean;
-  /** Undefined: there is none, or it was not looked for yet. */
+  /** Undefined: the object does not exist, or was not listed yet. */
   readonly object: T | undefined;
-  /** Called after each change, also when it was looked for the first time. */
+  /** Calls `changed` after each change, and after the first list. */
   on(changed: () => void): Disposable;
-  /** Keeps it up to date until the signal ends it. To be called once. */
+  /** Keeps it up to date until the signal is aborted. Call it once. */
   run(scope: Scope): Promise<void>;
 }
 
@@ -27,7 +27,7 @@ export interface WatchedObjectOptions<T extends KubeObject> {
   readonly random?: () => number;
 }
 
-/** Asked for by its name only, so that the right to see that one object is enough. */
+/** Selects the object by name, so that the permission to get this one object is enough. */
 export function createWatchedObject<T extends KubeObject>(options: WatchedObjectOptions<T>): WatchedObject<T> {
   const { client, clock, resource, namespace, name, random = Math.random } = options;
   const select = { namespace, fieldSelector: `metadata.name=${name}` };

@@ -52,7 +52,7 @@ export interface Resending {
   /** Resends pending calls on a new connection. `wasDown`: the server refused connections in between. */
   connected(connection: Pick<Connection, 'endpoints' | 'address'>, wasDown: boolean): void;
   lost(): void;
-  /** Of the currentSentOn connection. */
+  /** The `SentOn` for calls that are sent now. */
   readonly sentOn: SentOn | undefined;
   answered(call: Call, result: unknown): void;
   /** Repeats resent calls that have no reply. Call it periodically. */
