@@ -178,7 +178,7 @@ describe('what no peer may send ends the connection', () => {
   const begun = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
   test.each([
     ['a header block that is interrupted', [begun, frame(0, endStream, 1, body)]],
-    ['a header block that goes on where none began', [frame(9, endHeaders, 1, Buffer.of(0))]],
+    ['a header block that continues without a beginning', [frame(9, endHeaders, 1, Buffer.of(0))]],
     ['a header block in endless pieces', [begun, ...Array.from({ length: 20 }, () => frame(9, 0, 1))]],
     ['a field that is in no table', [frame(1, endHeaders, 1, Buffer.of(0xff, 0x80, 0x01))]],
     ['a number without an end', [frame(1, endHeaders, 1, Buffer.alloc(20, 0xff))]],

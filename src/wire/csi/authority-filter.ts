@@ -60,7 +60,7 @@ export function createAuthorityFilter(): (chunk: Buffer) => readonly Buffer[] {
   function addFrame(frame: Buffer): readonly Buffer[] {
     const { type, flags, stream } = parseFrameHeader(frame);
     if (type === headersType) block = { stream, flags, frames: [], fragments: [], bytes: 0 };
-    if (block === undefined || block.stream !== stream) throw new Error('a header block goes on where none began');
+    if (block === undefined || block.stream !== stream) throw new Error('a header block continues without a beginning');
     const fragment = type === headersType ? headerFragment(frame, flags) : frame.subarray(frameHeaderBytes);
     block.frames.push(frame);
     block.fragments.push(fragment);

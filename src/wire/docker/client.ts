@@ -197,7 +197,7 @@ export function createDockerClient(options: { readonly socket: string; readonly 
 }
 
 const pathSegment = (name: string): string => {
-  if (name === '' || name === '.' || name === '..') throw new TypeError(`“${name}” is no name`);
+  if (name === '' || name === '.' || name === '..') throw new TypeError(`“${name}” is not a valid name`);
   return encodeURIComponent(name);
 };
 

@@ -92,8 +92,8 @@ describe('what is sent', () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
     expect(api.asked).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
-    expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is no name');
-    expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is no name');
+    expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is not a valid name');
+    expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is not a valid name');
   });
 
   test('a path before the API is kept', async () => {

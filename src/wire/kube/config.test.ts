@@ -158,7 +158,7 @@ describe('by a kubeconfig', () => {
     [
       'trust and no trust',
       kubeconfig({}, { server: 'https://a', 'certificate-authority': 'x', 'insecure-skip-tls-verify': true }),
-      'the cluster “c” of the kubeconfig names a certificate authority and says that none is to be asked: remove one of both',
+      'the cluster “c” of the kubeconfig has both a certificate authority and insecure-skip-tls-verify: remove one of them',
     ],
     ['somebody else', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
     ['a token that is none', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
@@ -292,7 +292,7 @@ describe('a credential plugin', () => {
 
   test('that wants to talk to somebody is refused, and one that speaks another language', async () => {
     expect((await failure(from(plugin('', { interactiveMode: 'Always' })))).message).toBe(
-      '“exec” of the user “u” of the kubeconfig wants to ask somebody, and nobody is here to answer',
+      '“exec” of the user “u” of the kubeconfig requires interaction, which is not possible here',
     );
     expect((await failure(from(plugin('', { apiVersion: 'v1alpha1' })))).message).toBe(
       '“exec” of the user “u” of the kubeconfig wants another apiVersion than client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1',

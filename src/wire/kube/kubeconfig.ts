@@ -65,7 +65,7 @@ function clusterOf(entry: Entry, where: string): ClusterEntry {
   const caFile = text(entry, 'certificate-authority', where);
   const insecure = flag(entry, 'insecure-skip-tls-verify', where);
   if (insecure && (caData ?? caFile) !== undefined)
-    throw misconfigured(`${where} names a certificate authority and says that none is to be asked: remove one of both`);
+    throw misconfigured(`${where} has both a certificate authority and insecure-skip-tls-verify: remove one of them`);
   return { server, caData, caFile, serverName: text(entry, 'tls-server-name', where), insecure };
 }
 
@@ -98,7 +98,7 @@ function execOf(entry: Entry, user: string): ExecEntry {
   if (!supportedVersions.includes(apiVersion))
     throw misconfigured(`${where} wants another apiVersion than ${supportedVersions.join(' or ')}`);
   if (text(entry, 'interactiveMode', where) === 'Always')
-    throw misconfigured(`${where} wants to ask somebody, and nobody is here to answer`);
+    throw misconfigured(`${where} requires interaction, which is not possible here`);
   const args = listIn(entry, 'args', where);
   if (!args.every((one) => typeof one === 'string')) throw misconfigured(`“args” in ${where} is not a list of texts`);
   return {

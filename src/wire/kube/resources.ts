@@ -100,6 +100,6 @@ export function pathOf(resource: Resource<KubeObject>, { namespace, name, subres
 }
 
 function segment(text: string): string {
-  if (text === '' || text === '.' || text === '..') throw new TypeError(`“${text}” is no name`);
+  if (text === '' || text === '.' || text === '..') throw new TypeError(`“${text}” is not a valid name`);
   return encodeURIComponent(text);
 }

@@ -80,7 +80,7 @@ export function createWatchedObject<T extends KubeObject>(options: WatchedObject
           await watch(await list(signal), signal);
         } catch (error) {
           if (signal.aborted) return;
-          log.warn('an object cannot be followed', { resource: resource.plural, name, error });
+          log.warn('watching an object failed', { resource: resource.plural, name, error });
           askedMs = error instanceof KubeError ? error.retryAfterMs : 0;
         }
         await clock.sleep(Math.max(askedMs, backOff.next()), signal).catch(() => undefined);
