@@ -119,7 +119,7 @@ const body = encodeFrame(new Uint8Array());
 const nameIn = (message: Buffer): string => fromBinary(GetPluginInfoResponseSchema, decodeFrame(message)).name;
 
 describe('a client that names the path of the socket as the authority', () => {
-  test('is answered, also when it refers to what it said before', async () => {
+  test('is answered, also when its headers refer to the dynamic table', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
     const block = Buffer.concat(fields(socketPath).map(([name, value]) => indexed(name, value)));
@@ -133,7 +133,7 @@ describe('a client that names the path of the socket as the authority', () => {
     expect((await peer.answer(3)).status).toBe('0');
   });
 
-  test('is answered with its headers in pieces, padded, with a priority, and byte by byte', async () => {
+  test('is answered with headers in several frames, padded, with a priority, and byte by byte', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
     const block = encodeAsLiterals(fields(socketPath));
@@ -150,7 +150,7 @@ describe('a client that names the path of the socket as the authority', () => {
     expect((await peer.answer(1)).status).toBe('0');
   });
 
-  test('is answered after requests that named an acceptable one', async () => {
+  test('is answered after requests with a valid authority', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
     const good = Buffer.concat(fields('localhost').map(([name, value]) => indexed(name, value)));
@@ -165,7 +165,7 @@ describe('a client that names the path of the socket as the authority', () => {
     expect((await peer.answer(5)).status).toBe('0');
   });
 
-  test('and one that names none is answered too', async () => {
+  test('is answered like one without an authority', async () => {
     const peer = await rawPeer(await served());
     cleanups.push(() => peer.socket.destroy());
     const block = encodeAsLiterals(fields(''));
@@ -174,7 +174,7 @@ describe('a client that names the path of the socket as the authority', () => {
   });
 });
 
-describe('what no peer may send ends the connection', () => {
+describe('a protocol violation ends the connection', () => {
   const begun = frame(1, 0, 1, encodeAsLiterals(fields(socketPath)));
   test.each([
     ['a header block that is interrupted', [begun, frame(0, endStream, 1, body)]],
@@ -191,7 +191,7 @@ describe('what no peer may send ends the connection', () => {
     await peer.gone;
   });
 
-  test('nothing larger than a frame is kept', () => {
+  test('the filter buffers at most one frame', () => {
     const filter = createAuthorityFilter();
     filter(Buffer.concat([preface, settings]));
     const header = Buffer.from([0x00, 0x40, 0x01, 1, 4, 0, 0, 0, 1]);
@@ -199,7 +199,7 @@ describe('what no peer may send ends the connection', () => {
   });
 });
 
-test('bytes in which nothing is wrong pass as they are', () => {
+test('the filter passes valid bytes unchanged', () => {
   const filter = createAuthorityFilter();
   const block = Buffer.concat(fields('localhost').map(([name, value]) => indexed(name, value)));
   const all = Buffer.concat([

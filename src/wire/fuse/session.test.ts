@@ -33,7 +33,7 @@ function create(operations: Partial<Operations>) {
 }
 
 describe('a session', () => {
-  test('answers a request that is cut off with an error, and does nothing', () => {
+  test('answers a truncated request with an error without executing it', () => {
     const { session, said } = create({
       write: () => expect.fail('must not be asked'),
       mkdir: () => expect.fail('must not be asked'),
@@ -48,7 +48,7 @@ describe('a session', () => {
     expect(session.pending).toBe(0);
   });
 
-  test('answers what nobody knows with ENOSYS', () => {
+  test('answers unknown opcodes with ENOSYS', () => {
     const { session, said } = create({});
     session.handle(0, message(4711, Buffer.alloc(8)));
     session.handle(0, message(opcode.statfs, Buffer.alloc(0)));
@@ -56,7 +56,7 @@ describe('a session', () => {
     expect(said).toEqual([errno.ENOSYS, errno.ENOSYS, errno.ENOSYS]);
   });
 
-  test('turns what should not happen into EIO, and reports it', async () => {
+  test('turns unexpected exceptions into EIO and reports them', async () => {
     const { session, said, faults } = create({
       statfs: async () => Promise.reject(new TypeError('a fault of ours')),
       readlink: () => {
@@ -74,7 +74,7 @@ describe('a session', () => {
     expect(faults.map(String).toSorted()).toEqual(['RangeError: another', 'TypeError: a fault of ours']);
   });
 
-  test('tells an operation that its caller was interrupted, also one that asks later', async () => {
+  test('aborts the signal of an interrupted request, also if the operation reads it later', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     const { session, said } = create({
       statfs: async (_node, { signal }) => {
@@ -103,7 +103,7 @@ describe('a session', () => {
     expect(said).toEqual(['finished', 'finished', 'finished', errno.EINTR, errno.EINTR]);
   });
 
-  test('the desk hears who was interrupted, once, and can say so of a request that it had before', async () => {
+  test('reports each interrupt once to the store, which can pass it on for an inherited request', async () => {
     const interrupted: number[] = [];
     const said: number[] = [];
     const session = createSession({
@@ -131,7 +131,7 @@ describe('a session', () => {
     expect([interrupted, said]).toEqual([[3], [3, errno.EINTR, 5, errno.EINTR]]);
   });
 
-  test('answers what is beyond any file without asking, and asks about what is just not', () => {
+  test('answers offsets beyond 2^53 itself, and passes smaller ones to the file system', () => {
     const asked: string[] = [];
     const ask =
       (name: string) =>
@@ -183,7 +183,7 @@ describe('a session', () => {
     expect(faults).toEqual([]);
   });
 
-  test('a kernel that is too old is refused', () => {
+  test('refuses a kernel that is too old', () => {
     const { session, said } = create({});
     const args = Buffer.alloc(16);
     args.writeUInt32LE(7, 0);
@@ -192,7 +192,7 @@ describe('a session', () => {
     expect(said).toEqual([errno.EPROTO]);
   });
 
-  test('whatever bytes come: each request is dealt with exactly once, and nothing is thrown', async () => {
+  test('handles each request exactly once and throws nothing, whatever its bytes are', async () => {
     const codes = fc.oneof(fc.constantFrom(...Object.values(opcode)), fc.nat(5000));
     await fc.assert(
       fc.asyncProperty(codes, fc.uint8Array({ maxLength: 300 }), async (code, args) => {

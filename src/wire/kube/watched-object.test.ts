@@ -35,15 +35,15 @@ function run(): void {
   });
 }
 
-describe('one object', () => {
-  test('is not known to be absent before it was looked for', async () => {
+describe('a watched object', () => {
+  test('is not reported as absent before the first list', async () => {
     expect([followed.synced, followed.object]).toEqual([false, undefined]);
     run();
     await eventually(() => followed.synced).toBe(true);
     expect(seen).toEqual([undefined]);
   });
 
-  test('is followed, and no other', async () => {
+  test('is updated by the watch, and no other object is', async () => {
     put('mine', '1');
     put('other', 'x');
     run();
@@ -57,7 +57,7 @@ describe('one object', () => {
     expect(api.asked.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
   });
 
-  test('is found as it is after a time in which nobody could look', async () => {
+  test('is up to date again after an outage', async () => {
     put('mine', '1');
     run();
     await eventually(() => seen).toEqual(['1']);
@@ -69,7 +69,7 @@ describe('one object', () => {
     await eventually(() => seen.at(-1)).toBe('3');
   });
 
-  test('that may not be seen is looked for again', async () => {
+  test('is listed again after a permission error', async () => {
     put('mine', '1');
     api.intercept = (_, response) => {
       api.refuse(response, 403, 'Forbidden');

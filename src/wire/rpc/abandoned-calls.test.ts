@@ -151,7 +151,7 @@ describe.skipIf(needs('linux', 'openssl'))('calls that were given up while nobod
     ['with the connection that stalled, encrypted', true, 'stall'],
     ['and then the client was closed', false, 'close'],
     ['and then the client was closed, encrypted', true, 'close'],
-  ] as const)('%s: the kernel does not send them later', async (_what, isEncrypted, end) => {
+  ] as const)('the kernel does not send abandoned calls later: %s', async (_what, isEncrypted, end) => {
     const { key, cert } = certificate('server');
     const { port, done } = await listening(isEncrypted ? { key, cert } : undefined);
     const path = await pathTo(port);

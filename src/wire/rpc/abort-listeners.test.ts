@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { createAbortListeners } from './abort-listeners.ts';
 
-test('calls of one signal share a listener, which goes when they are done', () => {
+test('calls with the same signal share a listener, which is removed when they are done', () => {
   const aborted: AbortSignal[] = [];
   const watches = createAbortListeners((signal) => aborted.push(signal));
   const { signal } = new AbortController();
@@ -20,7 +20,7 @@ test('calls of one signal share a listener, which goes when they are done', () =
   expect(aborted).toEqual([]);
 });
 
-test('an abort is told once, and not after the last call has ended', () => {
+test('an abort is reported once, and not after the last call has ended', () => {
   const aborted: AbortSignal[] = [];
   const watches = createAbortListeners((signal) => aborted.push(signal));
   const [one, other] = [new AbortController(), new AbortController()];

@@ -4,7 +4,7 @@ import { XdrReader } from '../xdr/reader.ts';
 import { type DispatchContext, dispatch, programsByNumber } from './dispatch.ts';
 import { createReplayCache } from './replay-cache.ts';
 
-test('gives the answer of one certificate to no caller with another one', async () => {
+test('never returns the cached reply of one certificate to a caller with another one', async () => {
   const asked: (string | undefined)[] = [];
   const handle = (_: XdrReader, { certificate }: { certificate?: string | undefined }) => {
     asked.push(certificate);

@@ -61,13 +61,13 @@ async function passed(clock: { advance(ms: number): void }, ms: number): Promise
   }
 }
 
-describe('a call of which only a part comes', () => {
+describe('a call that is received only in part', () => {
   test.each([
     ['the mark', whole.subarray(0, 2)],
     ['the head', whole.subarray(0, 20)],
     ['a fragment that is not the last', words(4, 7)],
     ['a long one', words(0x8000_0000 | mib, 7, 0, 2)],
-  ])('%s: its connection is ended when the rest does not come, and idle ones stay', async (_what, part) => {
+  ])('%s: its connection is dropped when the rest does not arrive, and idle connections stay', async (_what, part) => {
     const { clock, errors, connected } = await listening({});
     const [idle, half] = [await connected(), await connected()];
     await isAnswered(idle);
@@ -83,7 +83,7 @@ describe('a call of which only a part comes', () => {
     await isAnswered(idle);
   });
 
-  test('byte by byte, for ever, is no better', async () => {
+  test('is dropped if it trickles in byte by byte for ever', async () => {
     const { clock, connected } = await listening({});
     const [half, other] = [await connected(), await connected()];
     await isAnswered(half);
@@ -98,7 +98,7 @@ describe('a call of which only a part comes', () => {
     expect(await ended(half)).toBe(true);
   });
 
-  test('one after the other, each whole in time, may go on for ever', async () => {
+  test('may follow another for ever if each completes in time', async () => {
     const { clock, connected } = await listening({});
     const socket = await connected();
     socket.write(whole.subarray(0, 20));
@@ -109,7 +109,7 @@ describe('a call of which only a part comes', () => {
     await isAnswered(socket, whole.subarray(20));
   });
 
-  test('many of them hold so much memory and no more, and who is slow elsewhere is not the one to go', async () => {
+  test('holds bounded memory together with others, and slow clients of other addresses are not evicted', async () => {
     const { connected, errors } = await listening({ partialCalls: { bytes: 16 * mib } });
     const honest = await connected('127.0.0.2');
     const long = Buffer.concat([words(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
@@ -128,7 +128,7 @@ describe('a call of which only a part comes', () => {
     expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
   });
 
-  test('of whatever size they are, they do not hold more', async () => {
+  test('holds bounded memory together with others of any size', async () => {
     const { connected } = await listening({ partialCalls: { bytes: 4 * mib } });
     const probe = await connected('127.0.0.2');
     const several = (part: Buffer): Promise<readonly Socket[]> =>
@@ -149,7 +149,7 @@ describe('a call of which only a part comes', () => {
     expect(left()).toBeGreaterThan(0);
   });
 
-  test.skipIf(needs('openssl'))('behind a question for TLS that is granted: its memory is let go', async () => {
+  test.skipIf(needs('openssl'))('is freed if it follows an accepted TLS probe', async () => {
     const { connected } = await listening({ tls: certificate('server') });
     const before = heldMib();
     const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
@@ -159,7 +159,7 @@ describe('a call of which only a part comes', () => {
     expect(sockets.filter(({ closed }) => closed)).toEqual([]);
   });
 
-  describe('is not forgotten because TLS was asked for', () => {
+  describe('is still limited after a TLS probe', () => {
     async function isEnded({ clock, errors }: Awaited<ReturnType<typeof listening>>, socket: Socket): Promise<void> {
       await isAnswered(socket, forTls);
       // The rest of this would be answered too.
@@ -169,12 +169,12 @@ describe('a call of which only a part comes', () => {
       expect(await ended(socket)).toBe(true);
     }
 
-    test('where there is none', async () => {
+    test('on a server without TLS', async () => {
       const server = await listening({});
       await isEnded(server, await server.connected());
     });
 
-    test.skipIf(needs('openssl'))('where it was there already', async () => {
+    test.skipIf(needs('openssl'))('on a connection that already uses TLS', async () => {
       const own = certificate('server');
       const server = await listening({ tls: own });
       const plain = await server.connected();

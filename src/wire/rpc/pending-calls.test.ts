@@ -5,7 +5,7 @@ import type { Call } from './transport.ts';
 
 const call = (xid: number): Call => ({ xid, next: undefined }) as Call;
 
-test('holds what a map would hold, whatever comes and goes', () => {
+test('holds the same calls as a Map after any inserts and deletes', () => {
   // Few places, so that many share one, and enough calls that it grows.
   const shared = fc.nat(5).map((i) => i * 1024);
   const xid = fc.oneof({ weight: 2, arbitrary: shared }, fc.nat(300), fc.nat(0x7fff_ffff));

@@ -29,13 +29,13 @@ async function answered(key: string): Promise<number | undefined> {
   return writer.written.readUInt32BE(0);
 }
 
-test('a call that comes again gets the first answer for two minutes', async () => {
+test('a resent call gets the cached reply for two minutes', async () => {
   expect(await answered('call')).toBe(1);
   clock.advance(119_000);
   expect(await answered('call')).toBe(1);
 });
 
-test.each([240_000, 1_000_000])('the same xid is another call later (after %d ms)', async (ms) => {
+test.each([240_000, 1_000_000])('the same xid is a new call after %d ms', async (ms) => {
   await answered('call');
   clock.advance(ms);
   expect(await answered('call')).toBe(2);

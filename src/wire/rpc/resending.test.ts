@@ -154,7 +154,7 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed.length]).toEqual([[], 1]);
   });
 
-  test('that mutate are not resent to a server that was down and is another run, and can be decided at once', async () => {
+  test('that mutate are not resent to a server that restarted, and can be decided at once if it was seen down', async () => {
     told(1n);
     start(mutating);
     answer = () => Promise.resolve(2n);
@@ -162,7 +162,7 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', outcomeCheck: { after: 0, before: deadlineMs } }]]);
   });
 
-  test('that mutate are decided later if the verifier changed and nobody saw the server down: Linux changes it after errors too', async () => {
+  test('that mutate are decided later if the verifier changed without a refused connection, since Linux changes it after errors, too', async () => {
     told(1n);
     start(mutating);
     answer = () => Promise.resolve(2n);
@@ -181,7 +181,7 @@ describe('calls without a reply when the connection is lost', () => {
     expect(failed.map(({ outcomeCheck }) => outcomeCheck?.after)).toEqual([clock.elapsed() + lateCallMs]);
   });
 
-  test('that mutate are not resent after a connection that did not tell which run of the server it had', async () => {
+  test('that mutate are not resent after a connection that reported no verifier', async () => {
     told(1n);
     start(mutating);
     await reconnect('here:1 there');
@@ -212,7 +212,7 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed.length]).toEqual([[], 1]);
   });
 
-  test('are not resent twice when the connection is lost while the server is asked', async () => {
+  test('are not resent twice when the connection is lost during a verifier query', async () => {
     told(1n);
     start(mutating);
     const first = Promise.withResolvers<bigint>();
@@ -226,7 +226,7 @@ describe('calls without a reply when the connection is lost', () => {
   });
 });
 
-describe('a call that takes a name away, if it is not known whether the server restarted', () => {
+describe('a call that removes a name, if it is not known whether the server restarted', () => {
   beforeEach(() => {
     resending.connected(from('here:1 there'), false);
     start(mutating, () => isNotExecuted());
@@ -247,19 +247,19 @@ describe('a call that takes a name away, if it is not known whether the server r
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is decided later if the server refuses to tell what the name refers to', async () => {
+  test('is decided later if the server refuses the lookup', async () => {
     isNotExecuted = () => Promise.reject(new Error('ACCES'));
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is resent if nobody said which file is meant', async () => {
+  test('is resent if the caller did not say which file it expects', async () => {
     isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('is decided later if nobody said which file is meant and the server refused connections', async () => {
+  test('is decided later if the caller did not say which file it expects and the server refused connections', async () => {
     isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there', { wasDown: true });
     expect([sent, failed]).toEqual([[], later()]);
@@ -273,7 +273,7 @@ describe('a call that takes a name away, if it is not known whether the server r
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is looked for again if the connection is lost meanwhile', async () => {
+  test('is looked up again if the connection is lost meanwhile', async () => {
     const first = Promise.withResolvers<boolean>();
     isNotExecuted = () => first.promise;
     await reconnect('here:1 there');
@@ -284,13 +284,13 @@ describe('a call that takes a name away, if it is not known whether the server r
     expect([sent, looks]).toEqual([['MUTATING'], 2]);
   });
 
-  test('is looked for if the verifier was known, and the server does not tell it again', async () => {
+  test('is looked up if the verifier was known and the server does not report it again', async () => {
     told(1n);
     await reconnect('here:1 there');
     expect([sent, looks]).toEqual([['MUTATING'], 1]);
   });
 
-  test('is repeated like other calls, also if it took long to look', async () => {
+  test('is repeated like other calls, also after a slow lookup', async () => {
     const answered = Promise.withResolvers<boolean>();
     isNotExecuted = () => answered.promise;
     await reconnect('here:1 there');
@@ -309,7 +309,7 @@ describe('what another connection of the client knows', () => {
     verifiers.record(verifiers.at(address), value, serverVerifier, made(asking, 'a file'));
   beforeEach(() => resending.connected(from('here:1 there'), false));
 
-  test('about the verifier and a file to ask for it with lets a call be resent without looking', async () => {
+  test('about the verifier and a file for the query allows a resend without a lookup', async () => {
     note(1n);
     start(mutating, () => isNotExecuted());
     answer = () => Promise.resolve(1n);
@@ -325,7 +325,7 @@ describe('what another connection of the client knows', () => {
     expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.after)]).toEqual([[], [clock.elapsed() + lateCallMs]]);
   });
 
-  test('since the call was sent does not count: the server may have restarted in between', async () => {
+  test('from after the call was sent does not count, since the server may have restarted in between', async () => {
     start(mutating, () => isNotExecuted());
     note(2n);
     answer = () => Promise.resolve(2n);
@@ -341,7 +341,7 @@ describe('what another connection of the client knows', () => {
     expect(looks).toBe(1);
   });
 
-  test('about files that are gone: the next of them is asked for', async () => {
+  test('about a deleted file makes the client query with the next file', async () => {
     const asked: unknown[] = [];
     for (const file of ['a', 'b', 'c', 'd', 'e']) told(1n, file);
     start(mutating, () => isNotExecuted());
@@ -370,12 +370,12 @@ describe('resent calls that mutate', () => {
     return sent.splice(0);
   };
 
-  test('are repeated ever more rarely, for as long as the server recognises them', () => {
+  test('are repeated with increasing intervals while the server recognises them', () => {
     expect([after(4_000), after(1_000), after(9_000), after(1_000)]).toEqual([[], ['MUTATING'], [], ['MUTATING']]);
     expect([after(80_000), failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('are decided when the server may have forgotten them: it may have answered on the lost connection', () => {
+  test('are decided once the server may have dropped them from its cache, since it may have replied on the lost connection', () => {
     expect([after(90_000), after(30_000), failed.length]).toEqual([['MUTATING'], [], 1]);
   });
 
@@ -384,7 +384,7 @@ describe('resent calls that mutate', () => {
     expect(copies).toBe(1);
   });
 
-  test('are not repeated on the next connection before the server was asked: it may have restarted', async () => {
+  test('are not repeated on the next connection before a verifier query, since the server may have restarted', async () => {
     const { promise: never } = Promise.withResolvers<never>();
     alive = () => never;
     await reconnect('here:1 there', { afterMs: 10 });
@@ -397,7 +397,7 @@ describe('resent calls that mutate', () => {
     expect(after(50_000)).toEqual([]);
   });
 
-  test('are not repeated while the server takes nothing', () => {
+  test('are not repeated while the send queue is backed up', () => {
     isBacklogged = true;
     expect(after(50_000)).toEqual([]);
     isBacklogged = false;

@@ -42,8 +42,8 @@ function expected(number: number, data: Uint8Array): Buffer {
   return Buffer.concat([head, data, padding]);
 }
 
-describe.each([true, false])('straight to the kernel where it can be: %s', (isPlainTcp) => {
-  test('records arrive whole and in order, though the other side takes nothing for a long time', async () => {
+describe.each([true, false])('a sender that writes straight to the descriptor: %s', (isPlainTcp) => {
+  test('records arrive complete and in order although the peer does not read for a long time', async () => {
     const { near, far } = await connected();
     const errors: unknown[] = [];
     const sent: Uint8Array[] = [];
@@ -77,7 +77,7 @@ describe.each([true, false])('straight to the kernel where it can be: %s', (isPl
     expect(errors).toEqual([]);
   });
 
-  test('what is laid out goes with the flush, and not before', async () => {
+  test('records are sent by the flush, not before', async () => {
     const { near, far } = await connected();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     const lay = (number: number): void =>
@@ -94,7 +94,7 @@ describe.each([true, false])('straight to the kernel where it can be: %s', (isPl
     expect(await read(far, wanted.length)).toEqual(wanted);
   });
 
-  test('a connection that is gone takes nothing, and nothing is kept for it', async () => {
+  test('a closed connection drops all records', async () => {
     const { near } = await connected();
     const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     near.destroy();
