@@ -49,7 +49,7 @@ const maxReadsPerTurn = 8;
 /** Errors that do not end the device: the request was interrupted before it was read, or there is none. */
 const transientErrors = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
-export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefused, onEnd }: DeviceOptions): Device {
+export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: DeviceOptions): Device {
   using failing = new DisposableStack();
   failing.defer(() => closeSync(fd));
   let isClosed = false;
@@ -74,7 +74,7 @@ export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefuse
 
   function readRequests(): void {
     for (let i = 0; i < maxReadsPerTurn && watch !== undefined; i++) {
-      const slot = next();
+      const slot = nextSlot();
       if (slot === undefined) {
         stopReading();
         return;
@@ -98,7 +98,7 @@ export function openDevice({ fd, nextSlot: next, onRequest, onRejected: onRefuse
   const rejected = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
-    onRefused?.(cause);
+    onRejected?.(cause);
     return false;
   };
   return {

@@ -92,10 +92,10 @@ export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =
   group === '' ? version : `${group}/${version}`;
 
 /** Rejects names that would change the path. */
-export function pathOf(resource: Resource<KubeObject>, { namespace, name, subresource: part }: ObjectPath): string {
+export function pathOf(resource: Resource<KubeObject>, { namespace, name, subresource }: ObjectPath): string {
   const root = resource.group === '' ? '/api' : '/apis';
   const where = resource.namespaced && namespace !== undefined ? ['namespaces', namespace] : [];
-  const what = [name, part].filter((one) => one !== undefined);
+  const what = [name, subresource].filter((one) => one !== undefined);
   return [root, ...[...apiVersionOf(resource).split('/'), ...where, resource.plural, ...what].map(segment)].join('/');
 }
 

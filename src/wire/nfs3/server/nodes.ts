@@ -39,11 +39,11 @@ function parentHashesBelow(parent: Node | undefined): Uint8Array {
   return parent.childParentHashes;
 }
 
-function withOwnHash({ parentHashes: trail, ino }: Node): Uint8Array {
-  if (trail.length >= maxParentHashes) return trail;
-  const made = new Uint8Array(trail.length + 1);
-  made.set(trail);
-  made[trail.length] = parentHash(ino);
+function withOwnHash({ parentHashes, ino }: Node): Uint8Array {
+  if (parentHashes.length >= maxParentHashes) return parentHashes;
+  const made = new Uint8Array(parentHashes.length + 1);
+  made.set(parentHashes);
+  made[parentHashes.length] = parentHash(ino);
   return made;
 }
 

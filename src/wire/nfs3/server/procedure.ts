@@ -39,9 +39,9 @@ const maxSearches = 4;
 
 export function servedProcedure(
   exported: Export,
-  { name, failureWords: blanks, nonIdempotent: once, handle: run }: ProcedureDefinition,
+  { name, failureWords, nonIdempotent, handle }: ProcedureDefinition,
 ): ServedProcedure {
-  const failureReply = createFailureReply(blanks);
+  const failureReply = createFailureReply(failureWords);
 
   function failed(cause: unknown): Reply {
     // The client asks again, and that call then waits for the search.
@@ -59,7 +59,7 @@ export function servedProcedure(
       if (found === undefined) lost.node.isGone = true;
       exported.tree.descriptors.startTurn();
       try {
-        return await run(exported, readerOf(args), who);
+        return await handle(exported, readerOf(args), who);
       } catch (cause) {
         if (!(cause instanceof FileMoved)) throw cause;
         lost = cause;
@@ -70,13 +70,13 @@ export function servedProcedure(
 
   return {
     name,
-    ...(once === undefined ? {} : { nonIdempotent: once }),
+    ...(nonIdempotent === undefined ? {} : { nonIdempotent }),
     handle: (reader, caller) => {
       const who = exported.identities.credentialsOf(caller);
       const { at } = reader;
       exported.tree.descriptors.startTurn();
       try {
-        const reply = run(exported, reader, who);
+        const reply = handle(exported, reader, who);
         return reply instanceof Promise ? reply.catch(failed) : reply;
       } catch (cause) {
         if (!(cause instanceof FileMoved)) return failed(cause);
@@ -86,14 +86,14 @@ export function servedProcedure(
   };
 }
 
-function createFailureReply(blanks: number): (status: number) => Reply {
+function createFailureReply(failureWords: number): (status: number) => Reply {
   const made = new Map<number, Reply>();
   return (status) => {
     const known = made.get(status);
     if (known !== undefined) return known;
     const reply: Reply = (writer) => {
       writer.u32(status);
-      for (let i = 0; i < blanks; i++) writer.u32(0);
+      for (let i = 0; i < failureWords; i++) writer.u32(0);
       return undefined;
     };
     made.set(status, reply);
