@@ -44,7 +44,7 @@ beforeEach(() => {
 const failing =
   (
     failure: RpcFailure,
-    more: { readonly maybeDone?: boolean; readonly decide?: RpcError['outcomeCheck'] } = {},
+    more: { readonly maybeDone?: boolean; readonly outcomeCheck?: RpcError['outcomeCheck'] } = {},
   ): Answer =>
   () => {
     throw new RpcError(failure, { failure, ...(more as object) });
@@ -135,7 +135,7 @@ describe('a REMOVE that the server would not recognise', () => {
     await expect(ended(nfs.remove(directory, 'f', hard))).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
   });
 
-  test('stays one that may have been done if there is no time to decide', async () => {
+  test('stays one that may have been done if there is no time to outcomeCheck', async () => {
     answers = { REMOVE: [lost(20_000, 10_000)] };
     await expect(removed()).rejects.toMatchObject({ failure: 'lost', maybeDone: true });
     expect(asked).toEqual(['REMOVE']);
