@@ -47,14 +47,17 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
   }
 
-  test.each([1, 2, 4])('calls continue over the second address when the first is cut off, with %d connections', async (connections) => {
-    const { first, second, nfs, rpc } = await paths({ connections });
-    await nfs.null();
-    expect([first.connections > 0, second.connections]).toEqual([true, 0]);
-    await makeWhile(nfs, () => first.down(), connections * 2);
-    expect(second.connections).toBe(connections);
-    expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
-  });
+  test.each([1, 2, 4])(
+    'calls continue over the second address when the first is cut off, with %d connections',
+    async (connections) => {
+      const { first, second, nfs, rpc } = await paths({ connections });
+      await nfs.null();
+      expect([first.connections > 0, second.connections]).toEqual([true, 0]);
+      await makeWhile(nfs, () => first.down(), connections * 2);
+      expect(second.connections).toBe(connections);
+      expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
+    },
+  );
 
   test.each([1, 2, 3, 4])(
     'calls continue over the second address when the first falls silent, with %d connections',
