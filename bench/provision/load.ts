@@ -138,9 +138,9 @@ async function bind(): Promise<object> {
     const annotations = { 'pv.kubernetes.io/bind-completed': 'yes', 'pv.kubernetes.io/bound-by-controller': 'yes' };
     const at = { namespace, name };
     await client.patch(claims, at, merge({ metadata: { annotations }, spec: { volumeName } }), signal);
-    await client.patch(claims, { ...at, part: 'status' }, merge({ status: about }), signal);
+    await client.patch(claims, { ...at, subresource: 'status' }, merge({ status: about }), signal);
     const status = { status: { phase: 'Bound' } };
-    await client.patch(persistentVolumes, { name: volumeName, part: 'status' }, merge(status), signal);
+    await client.patch(persistentVolumes, { name: volumeName, subresource: 'status' }, merge(status), signal);
   });
   return {};
 }

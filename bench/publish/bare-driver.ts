@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { join } from 'node:path';
 import { systemClock } from '#base/clock.ts';
 import { Node } from '#wire/csi/generated/csi.ts';
-import { methodsOf } from '#wire/csi/grpc.ts';
+import { createMethods } from '#wire/csi/grpc.ts';
 import { createGrpcServer } from '#wire/csi/server.ts';
 import { bare } from './bare.ts';
 
@@ -10,7 +10,7 @@ import { bare } from './bare.ts';
 // At the socket IDLE there is one that does not even that, and answers.
 
 const [socket = '', sources = '', own = '', idle = ''] = process.argv.slice(2);
-const methods = methodsOf(Node, {
+const methods = createMethods(Node, {
   nodeStageVolume: async ({ volumeId, stagingTargetPath }) => {
     bare.stage(join(sources, volumeId), join(own, volumeId), join(stagingTargetPath, 'volume'));
     return {};
@@ -29,7 +29,7 @@ const methods = methodsOf(Node, {
   },
 });
 const nothing = async () => ({});
-const answers = methodsOf(Node, {
+const answers = createMethods(Node, {
   nodeStageVolume: nothing,
   nodePublishVolume: nothing,
   nodeUnpublishVolume: nothing,

@@ -90,14 +90,14 @@ async function truncate({ client, slot, random }: Change): Promise<void> {
 
 async function rename({ client, directory, slot }: Change): Promise<void> {
   const [name, to] = [slot.name as string, otherName(slot)];
-  await client.rename({ directory, name }, { directory, name: to }, { ...hard, meant: slot.handle });
+  await client.rename({ directory, name }, { directory, name: to }, { ...hard, expected: slot.handle });
   slot.name = to;
 }
 
 async function linkAndRemove({ client, directory, slot }: Change): Promise<void> {
   const [name, to] = [slot.name as string, otherName(slot)];
   await client.link(slot.handle as FileHandle, { directory, name: to }, hard);
-  await client.remove(directory, name, { ...hard, meant: slot.handle });
+  await client.remove(directory, name, { ...hard, expected: slot.handle });
   slot.name = to;
 }
 

@@ -77,7 +77,7 @@ async function tokenFor(access: KubeAccess, { namespace, account, clock, signal 
     spec: { audiences: ['stowage.dev'], expirationSeconds: tokenSeconds },
   };
   try {
-    const made = await client.create(tokenRequests, wanted, signal, { namespace, name: account, part: 'token' });
+    const made = await client.create(tokenRequests, wanted, signal, { namespace, name: account, subresource: 'token' });
     return made.status?.token ?? '';
   } catch (thrown) {
     if (thrown instanceof KubeError) throw refused(thrown, access.server, namespace, account);
@@ -94,7 +94,7 @@ function unconfigured(): StowageError {
 }
 
 function refused(error: KubeError, server: URL, namespace: string, account: string): StowageError {
-  const { failure, status, said } = error;
+  const { failure, status, serverMessage: said } = error;
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (status === 403)

@@ -105,7 +105,7 @@ describe.skipIf(needs('root', 'mount', 'netns', 'firewall', 'kubernetes', 'busyb
     const bound = of === undefined ? {} : { boundObjectRef: { apiVersion: 'v1', kind: 'Pod', name: of, uid } };
     const wanted = audience === undefined ? [audiences.agents] : audience === '' ? [] : [audience];
     const body = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: wanted, ...bound } };
-    const { status } = await client.create(tokenRequests, body, signal, { namespace, name, part: 'token' });
+    const { status } = await client.create(tokenRequests, body, signal, { namespace, name, subresource: 'token' });
     return status?.token ?? '';
   }
 

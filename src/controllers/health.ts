@@ -133,7 +133,7 @@ export function createHealth(options: HealthOptions): Controller {
     const annotations = { [unhealthyNodes]: nodes.length === 0 ? null : textOf(nodes) };
     // The list is replaced as a whole: only where it is still the one that was read. Annotations can be changed with the status.
     const body = { metadata: { resourceVersion, annotations }, status: { conditions } };
-    await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, signal);
+    await client.patch(claims, { namespace, name, subresource: 'status' }, { kind: 'merge', body }, signal);
   }
 
   function tellPods(key: string, worst: readonly AffectedPod[], claim: PersistentVolumeClaim | undefined): void {

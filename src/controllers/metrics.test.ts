@@ -64,7 +64,7 @@ test('says what a controller does, and nothing of what it does not do yet', asyn
 test('counts what is asked of the API server, by what became of it', async () => {
   const metrics = createControllerMetrics('1', () => false);
   const { access } = it.api;
-  using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', observed: metrics.request });
+  using client = createKubeClient({ access, clock: systemClock(), userAgent: 'test', onResponse: metrics.request });
   await client.get(namespaces, { name: 'none' }, signal).catch(() => undefined);
   await Array.fromAsync(client.list(nodes, {}, signal));
   const ending = new AbortController();

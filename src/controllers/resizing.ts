@@ -62,7 +62,7 @@ export function createResizing(parts: ControllerParts): Controller {
         }
       : { conditions: kept, capacity: size, allocatedResources: size, allocatedResourceStatuses: null };
     const body = { metadata: { resourceVersion }, status };
-    await client.patch(claims, { namespace, name, part: 'status' }, { kind: 'merge', body }, scope.signal);
+    await client.patch(claims, { namespace, name, subresource: 'status' }, { kind: 'merge', body }, scope.signal);
   }
 
   const controller = createController({

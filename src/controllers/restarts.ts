@@ -86,7 +86,7 @@ export function createRestarts({ client, clock, events, pauseMs = usualPauseMs }
     const metadata = { namespace, name };
     const body = { apiVersion: 'policy/v1', metadata, deleteOptions: { preconditions: { uid } } };
     try {
-      await client.create(evictions, body, signal, { namespace, name, part: 'eviction' });
+      await client.create(evictions, body, signal, { namespace, name, subresource: 'eviction' });
       return 'evicted';
     } catch (thrown) {
       const reason = reasonOf(thrown);

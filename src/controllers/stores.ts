@@ -99,7 +99,7 @@ export function createStoresController(options: StoresOptions): StoresController
     if (!isDeepStrictEqual(present(status), present(object.status ?? {})))
       await client.patch(
         storeObjects,
-        { name: key, part: 'status' },
+        { name: key, subresource: 'status' },
         { kind: 'merge', body: { status } },
         scope.signal,
       );

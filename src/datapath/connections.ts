@@ -66,7 +66,7 @@ export function createConnections(clock: Clock, holder: SocketHolder): Connectio
       addresses: [{ host: first, port }, ...more.map((host) => ({ host, port }))],
       localPort: spec.privilegedPorts ? privilegedPort : undefined,
       onOpened: onOpened(about, listeners),
-      reading: readPromptly,
+      readSocket: readPromptly,
       tls:
         tls === undefined
           ? undefined

@@ -1,7 +1,7 @@
 import { constants } from 'node:fs';
 import { Errno } from '#wire/fuse/errno.ts';
 import type { Entry, Operations, Request } from '#wire/fuse/operations.ts';
-import type { New } from '#wire/nfs3/client.ts';
+import type { Created } from '#wire/nfs3/client.ts';
 import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
 import { type Attributes, type FileHandle, fileType, type Time } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
@@ -14,7 +14,7 @@ import { keyOf } from './name-cache.ts';
 import { isSame } from './server.ts';
 
 /** Creates an object with a time by which it is recognized. */
-type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<New>;
+type Make = (directory: FileHandle, mark: CreationMark, options: CallOptions) => Promise<Created>;
 
 interface NewObject {
   readonly parent: number;

@@ -47,7 +47,7 @@ describe.skipIf(needs('ganesha', 'fuse', 'root'))('a nearly full node table', ()
       clock: systemClock(),
       proofs: { find: () => undefined, write: () => undefined },
       notify: (bytes) => mount?.device.write(bytes),
-      notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
+      notifyApart: async (bytes) => await mount?.device.writeInThread(bytes),
       options: { identity: asCaller },
     });
     mount = await mountFuse(ground, operations, fuseInitOptions({ locks: 'node' }));

@@ -1,4 +1,4 @@
-import type { Listing, Operations } from '#wire/fuse/operations.ts';
+import type { DirentWriter, Operations } from '#wire/fuse/operations.ts';
 import type { EntryPlus } from '#wire/nfs3/structures.ts';
 import { inoOf, typeOf } from './attr.ts';
 import type { Context } from './context.ts';
@@ -20,7 +20,7 @@ interface Stream {
 }
 
 interface Into {
-  readonly list: Listing;
+  readonly list: DirentWriter;
   readonly plus: boolean;
   /** Journal place of the request. */
   readonly place: number;

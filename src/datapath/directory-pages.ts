@@ -1,5 +1,5 @@
 import type { Request } from '#wire/fuse/operations.ts';
-import { isPossibleName } from '#wire/nfs3/names.ts';
+import { isValidName } from '#wire/nfs3/names.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type EntryPlus, type FileHandle, nameOf } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
@@ -83,7 +83,7 @@ export function createPages(context: Context, id: number, { remembers, checked }
 
   const isWanted = (entry: EntryPlus): boolean => {
     const name = nameOf(entry);
-    if (name !== '.' && name !== '..' && !isPossibleName(name)) return false;
+    if (name !== '.' && name !== '..' && !isValidName(name)) return false;
     const key = keyOfEntry(entry);
     if (hasBegunAnew && given.has(key)) return false;
     if (remembers && given.size < maxRemembered) given.add(key);

@@ -3,7 +3,7 @@ import { openFlag, outHeaderSize } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
 import { invalidateInode } from '#wire/fuse/notify.ts';
 import type { Opened, Operations, ReadReply, Request } from '#wire/fuse/operations.ts';
-import type { LateBuffer } from '#wire/nfs3/procedures.ts';
+import type { DeferredBuffer } from '#wire/nfs3/procedures.ts';
 import type { Context } from './context.ts';
 import type { CreateOperations } from './create.ts';
 import type { Entries } from './entries.ts';
@@ -81,7 +81,7 @@ export function createFiles(parts: FileParts): FileOperations {
     return { fh, flags: (isSame ? openFlag.keepCache : 0) | (canWrite ? 0 : openFlag.noflush) };
   }
 
-  const readInto = (id: number, fh: number, offset: number, into: Buffer | LateBuffer, request: Request) =>
+  const readInto = (id: number, fh: number, offset: number, into: Buffer | DeferredBuffer, request: Request) =>
     server.onOpen(request, id, fh, (handle, options) => nfs.read(handle, offset, into, options), access.read);
 
   /** Reads the rest after a short read: the kernel takes a short answer as end of file. */
@@ -97,7 +97,7 @@ export function createFiles(parts: FileParts): FileOperations {
 
   async function readOnce(id: number, fh: number, offset: number, size: number, request: Request): Promise<ReadReply> {
     let buffer: Buffer | undefined;
-    const into: LateBuffer = {
+    const into: DeferredBuffer = {
       length: Math.min(size, maxRead),
       take: (length) => {
         buffer = memory.take(outHeaderSize + size);

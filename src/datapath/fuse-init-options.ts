@@ -1,6 +1,6 @@
 import type { InitFlag } from '#wire/fuse/abi.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { Wishes } from '#wire/fuse/init.ts';
+import type { InitOptions } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { maxTransfer } from './journal/layout.ts';
 import type { MountSpec } from './mount-spec.ts';
@@ -20,7 +20,7 @@ const always: readonly InitFlag[] = [
 ];
 
 /** The options requested in FUSE_INIT for a mount. */
-export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): Wishes => ({
+export const fuseInitOptions = ({ locks }: Pick<MountSpec, 'locks'>): InitOptions => ({
   // Without these flags, the kernel handles locks among all processes of the node.
   flags: locks === 'node' ? always : [...always, 'posixLocks', 'flockLocks'],
   maxWrite: maxTransfer,

@@ -4,7 +4,7 @@ import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { asCaller } from '#testing/nfs-mount.ts';
-import type { Entry, Listing, Operations, Request } from '#wire/fuse/operations.ts';
+import type { DirentWriter, Entry, Operations, Request } from '#wire/fuse/operations.ts';
 import { createFileSystem } from './file-system.ts';
 import { createJournal, openJournal } from './journal/memory.ts';
 import { createNodeTable } from './journal/nodes.ts';
@@ -107,7 +107,7 @@ describe.skipIf(needs('ganesha', 'linux'))('a request that was executed but not 
     const [looking, listing] = [first.take(), first.take()];
     const list = async (on: Operations): Promise<readonly Entry[]> => {
       const entries: Entry[] = [];
-      const listed: Listing = {
+      const listed: DirentWriter = {
         add: ({ entry }) => {
           if (entry !== undefined) entries.push(entry);
           return true;

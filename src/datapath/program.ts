@@ -164,7 +164,7 @@ export async function startProgram(given: ProgramInput, parts: ProgramParts): Pr
       ages,
       operations: unanswered.length === 0 ? heldOperations : withSoftDeadline(heldOperations, { clock, softMs, ages }),
       onUnreleased: known.closed,
-      wishes: fuseInitOptions(spec),
+      initOptions: fuseInitOptions(spec),
       onBehind: behind.restore,
       // Another mount may hold the memory that this one waits for.
       onFull: () => {

@@ -54,7 +54,7 @@ export function createRename(
         nfs.rename(
           { directory: one, name: from.name },
           { directory: other, name: to.name },
-          { ...(isHidden ? withoutDeadline(options) : options), meant },
+          { ...(isHidden ? withoutDeadline(options) : options), expected: meant },
         ),
       );
     // Within one directory both report the same change.

@@ -82,7 +82,7 @@ const put = (slot: Slot, unique: number, code: number = statfs.opcode, length: n
 
 /** No callbacks expected. */
 const untold = {
-  wishes: usualWishes,
+  initOptions: usualWishes,
   onBehind: () => expect.fail(),
   onAgreed: () => undefined,
   onEnd: () => undefined,

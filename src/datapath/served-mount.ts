@@ -2,10 +2,10 @@ import type { Clock } from '#base/clock.ts';
 import { opcode } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';
-import type { Agreement, Wishes } from '#wire/fuse/init.ts';
+import type { InitOptions, InitResult } from '#wire/fuse/init.ts';
 import { header } from '#wire/fuse/message.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
-import { createSession, type Desk } from '#wire/fuse/session.ts';
+import { createSession, type RequestStore } from '#wire/fuse/session.ts';
 import { maxByChance } from './journal/crash-suspects.ts';
 import type { Requests, UnfinishedRequest, UnplacedRequest } from './journal/requests.ts';
 import { readJournaledWrite, writeReply } from './journaled-write.ts';
@@ -19,7 +19,7 @@ export interface ServedMountOptions {
   readonly mount: number;
   readonly requests: Requests;
   readonly operations: Partial<Operations>;
-  readonly wishes: Wishes;
+  readonly initOptions: InitOptions;
   /** Mounts of this process that wait for memory, to be woken when some is freed. */
   readonly paused: Set<() => void>;
   /** A predecessor's unfinished requests, in their order. */
@@ -35,7 +35,7 @@ export interface ServedMountOptions {
   readonly onBehind: (written: AcknowledgedWrite) => void;
   /** No memory to read requests: buffered writes must be committed. */
   readonly onFull?: () => void;
-  readonly onAgreed: (agreement: Agreement) => void;
+  readonly onAgreed: (agreement: InitResult) => void;
   readonly onFault: (operation: string, cause: unknown) => void;
   readonly onEnd: (code: string) => void;
 }
@@ -107,8 +107,8 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     answered(place);
   };
 
-  const desk: Desk = {
-    answer: (place, bytes) => {
+  const desk: RequestStore = {
+    reply: (place, bytes) => {
       if (isOver) return;
       requests.keepAnswer(place, bytes);
       device.write(bytes);
@@ -122,18 +122,18 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
       if (poisonRequests.has(place)) giveUp(suspects.get(place), new Errno('EINTR'));
     },
   };
-  const session = createSession({ ...options, desk });
+  const session = createSession({ ...options, store: desk });
   /** Suspects of this mount that have not been started. */
   const suspects = new Map<number, UnfinishedRequest>();
 
   function take(slot: Slot, length: number, share?: number): void {
     if (unjournaledOpcodes.has(slot.view.getUint32(4, true))) {
       at = slot;
-      session.take(noLine, { buffer: slot.buffer, view: slot.view, end: length });
+      session.handle(noLine, { buffer: slot.buffer, view: slot.view, end: length });
       return;
     }
     const taken = requests.take(mount, slot, length, share);
-    if (taken !== undefined) session.take(taken.place, taken.message);
+    if (taken !== undefined) session.handle(taken.place, taken.message);
     else {
       unplaced = { slot, length };
       nextLateRead ??= clock.after(lateReadMs, readOverQuota);
@@ -184,10 +184,10 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
 
   const device: Device = openDevice({
     fd,
-    next,
+    nextSlot: next,
     onRequest: take,
     onEnd: options.onEnd,
-    onRefused: (cause) => options.onFault('an answer', cause),
+    onRejected: (cause) => options.onFault('an answer', cause),
   });
   using failing = new DisposableStack();
   failing.defer(close);
@@ -215,14 +215,14 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     else suspect(left);
   }
 
-  function begin(left: UnfinishedRequest, start = (): void => session.take(left.place, left.message, left)): void {
+  function begin(left: UnfinishedRequest, start = (): void => session.handle(left.place, left.message, left)): void {
     ages?.set(left.place, left.ageMs);
     start();
     ages?.delete(left.place);
   }
 
   function suspect(left: UnfinishedRequest): void {
-    const run = session.hold(left.place, left.message, left);
+    const run = session.defer(left.place, left.message, left);
     suspects.set(left.place, left);
     const heldAt = clock.elapsed();
     poisonRequests.add(left.place, () => {
@@ -235,13 +235,13 @@ export async function serveMount(options: ServedMountOptions): Promise<ServedMou
     if (left === undefined) return;
     suspects.delete(left.place);
     if (header.opcode(left.message) === opcode.release) options.onUnreleased?.(header.node(left.message), left.place);
-    session.giveUp(left.place, left.message, why);
+    session.fail(left.place, left.message, why);
   }
 
   failing.move();
   return {
     notify: (bytes) => void device.write(bytes),
-    notifyApart: (bytes) => device.writeApart(bytes),
+    notifyApart: (bytes) => device.writeInThread(bytes),
     committed: free,
     stop: async () => {
       isStopping = true;

@@ -3,7 +3,7 @@ import { unlessAborted } from '#base/aborted.ts';
 import { createKeyedLock } from '#base/keyed-lock.ts';
 import type { Request } from '#wire/fuse/operations.ts';
 import { isNfsError, NfsError } from '#wire/nfs3/status.ts';
-import type { FileHandle, Place, Wcc } from '#wire/nfs3/structures.ts';
+import type { DirOpArgs, FileHandle, Wcc } from '#wire/nfs3/structures.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 import { recordChange } from './attribute-cache.ts';
 import type { Context } from './context.ts';
@@ -50,7 +50,7 @@ export interface NameRemoval {
 
 export const copyEntryName = ({ parent, name }: EntryName): EntryName => ({ parent, name: Buffer.from(name) });
 
-export type CallOnPlace = (place: Place, options: CallOptions) => Promise<Wcc>;
+export type CallOnPlace = (place: DirOpArgs, options: CallOptions) => Promise<Wcc>;
 
 export interface SillyRenameParts {
   readonly charges: Pick<Charges, 'leaving' | 'removed'>;
@@ -120,7 +120,11 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
   ): Promise<void> {
     const send = () =>
       server.on(request, parent, (directory, options) =>
-        nfs.rename({ directory, name: from }, { directory, name: to }, { ...withoutDeadline(options), meant }),
+        nfs.rename(
+          { directory, name: from },
+          { directory, name: to },
+          { ...withoutDeadline(options), expected: meant },
+        ),
       );
     await recordChange(attributes, parent, send, ({ to: change }) => change);
     gone({ parent, name: from });
@@ -180,7 +184,7 @@ export function createSillyRename(context: Context, { charges, ready, remove, go
     const parent = nodes.find(hidden.directory)?.id;
     const before = await charges.leaving(id, request);
     const call: CallOnPlace = ({ directory, name }, options) =>
-      nfs.remove(directory, name, { ...options, meant: 'anything' });
+      nfs.remove(directory, name, { ...options, expected: 'anything' });
     try {
       if (parent !== undefined) await remove({ parent, name: Buffer.from(hidden.name) }, request, call);
       else await asCallerOnly(hidden, request, (options) => call(hidden, options));

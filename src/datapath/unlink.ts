@@ -59,7 +59,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
         const id = nodes.find(there.handle)?.id;
         const before = await charges.leaving(id, request);
         await remove(at, request, (place, options) =>
-          nfs.remove(place.directory, place.name, { ...options, meant: there.handle }),
+          nfs.remove(place.directory, place.name, { ...options, expected: there.handle }),
         );
         charges.removed(id, before);
       };
@@ -71,7 +71,7 @@ export function createUnlink(context: Context, entries: Entries, { charges, read
       await releases.waitForHidden(there.handle, request);
       try {
         await remove({ parent, name }, request, ({ directory }, options) =>
-          nfs.rmdir(directory, name, { ...options, meant: there.handle }),
+          nfs.rmdir(directory, name, { ...options, expected: there.handle }),
         );
       } catch (cause) {
         throw isNfsError(cause, 'EXIST') ? new Errno('ENOTEMPTY', cause) : cause;

@@ -1,4 +1,4 @@
-import type { Attributes, Before, Wcc } from '#wire/nfs3/structures.ts';
+import type { Attributes, Wcc, WccAttr } from '#wire/nfs3/structures.ts';
 
 /** The combined result of own changes, some of them concurrent. */
 export interface WccChain {
@@ -11,13 +11,13 @@ export interface WccChain {
   isTied: boolean;
 }
 
-export const isSameContent = (a: Before, b: Before): boolean =>
+export const isSameContent = (a: WccAttr, b: WccAttr): boolean =>
   a.mtimeNs === b.mtimeNs && a.mtime === b.mtime && a.size === b.size;
 
-export const isUnchanged = (a: Before, b: Before): boolean =>
+export const isUnchanged = (a: WccAttr, b: WccAttr): boolean =>
   a.ctimeNs === b.ctimeNs && a.ctime === b.ctime && isSameContent(a, b);
 
-export const isNewer = (a: Before, b: Before): boolean =>
+export const isNewer = (a: WccAttr, b: WccAttr): boolean =>
   a.ctime > b.ctime || (a.ctime === b.ctime && (a.ctimeNs > b.ctimeNs || (a.ctimeNs === b.ctimeNs && a.size > b.size)));
 
 /**
@@ -45,7 +45,7 @@ export function followChain(known: WccChain): void {
 
 const noWcc: Wcc = { before: undefined, after: undefined };
 
-const isSameTime = (a: Before, b: Before): boolean => a.ctime === b.ctime && a.ctimeNs === b.ctimeNs;
+const isSameTime = (a: WccAttr, b: WccAttr): boolean => a.ctime === b.ctime && a.ctimeNs === b.ctimeNs;
 
 /**
  * The size in the newest reply, even while other changes are in flight, such as a COMMIT after the last WRITE was

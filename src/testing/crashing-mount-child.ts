@@ -75,7 +75,7 @@ await serveMount({
   mount: 0,
   requests,
   operations,
-  wishes: usualWishes,
+  initOptions: usualWishes,
   paused: new Set(),
   left,
   clock,

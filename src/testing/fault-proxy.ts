@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import { onTestFinished } from 'vitest';
 
-/** What happens to who connects. The question for TLS is the first that a client sends, the handshake comes after it. */
+/** What happens to who connects. The TLS probe is the first that a client sends, the handshake comes after it. */
 export type ConnectionFault =
   | 'passes'
   | 'closes'

@@ -4,7 +4,7 @@ import { constants, mkdirSync, openSync } from 'node:fs';
 import { promisify } from 'node:util';
 import { requestOverhead } from '#wire/fuse/abi.ts';
 import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
-import type { Agreement, Wishes } from '#wire/fuse/init.ts';
+import type { InitOptions, InitResult } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
 import type { Ground } from './ground.ts';
@@ -12,7 +12,7 @@ import type { Ground } from './ground.ts';
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;
 
-export const usualWishes: Wishes = {
+export const usualWishes: InitOptions = {
   flags: ['asyncRead', 'atomicOTrunc', 'parallelDirops', 'doReaddirplus', 'readdirplusAuto', 'abortError', 'hasResend'],
   maxWrite,
   maxReadahead: maxWrite,
@@ -22,7 +22,7 @@ export const usualWishes: Wishes = {
 
 export interface FuseMount extends AsyncDisposable {
   readonly at: string;
-  readonly agreement: Agreement;
+  readonly agreement: InitResult;
   readonly device: Device;
   /** The memory of a request stays after its answer, until it is freed. */
   keep(place: number): void;
@@ -81,13 +81,13 @@ export async function mountFuse(
     device.resume();
   };
   const { promise: ended, resolve: end } = Promise.withResolvers<string>();
-  const { promise: agreed, resolve: agree } = Promise.withResolvers<Agreement>();
+  const { promise: agreed, resolve: agree } = Promise.withResolvers<InitResult>();
   const session = createSession({
     operations,
-    wishes,
-    onAgreed: agree,
-    desk: {
-      answer: (place, bytes) => {
+    initOptions: wishes,
+    onInit: agree,
+    store: {
+      reply: (place, bytes) => {
         device.write(bytes);
         if (!kept.has(place)) letGo(place);
       },
@@ -97,7 +97,7 @@ export async function mountFuse(
   });
   const device = openDevice({
     fd,
-    next: () => {
+    nextSlot: () => {
       const slot = free.at(-1);
       if (slot === undefined) onFull();
       return slot;
@@ -105,7 +105,7 @@ export async function mountFuse(
     onRequest: (slot, end) => {
       free.pop();
       used.set(slot.place, slot);
-      session.take(slot.place, { buffer: slot.buffer, view: slot.view, end });
+      session.handle(slot.place, { buffer: slot.buffer, view: slot.view, end });
     },
     onEnd: end,
   });

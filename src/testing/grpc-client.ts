@@ -8,7 +8,7 @@ import {
   type MessageShape,
   toBinary,
 } from '@bufbuild/protobuf';
-import { framed, unframed } from '#wire/csi/grpc.ts';
+import { decodeFrame, encodeFrame } from '#wire/csi/grpc.ts';
 
 /** What a call was refused with. */
 class Refused extends Error {
@@ -73,8 +73,8 @@ export function grpcClient(socket: string): GrpcClient {
       headers?: Readonly<Record<string, string>>,
     ) => {
       const path = `/${method.parent.typeName}/${method.name}`;
-      const body = framed(toBinary<M['input']>(method.input, create<M['input']>(method.input, request)));
-      return fromBinary<M['output']>(method.output, unframed(await callBytes(path, body, headers)));
+      const body = encodeFrame(toBinary<M['input']>(method.input, create<M['input']>(method.input, request)));
+      return fromBinary<M['output']>(method.output, decodeFrame(await callBytes(path, body, headers)));
     },
     [Symbol.asyncDispose]: async () => {
       const { promise, resolve } = Promise.withResolvers<void>();

@@ -167,7 +167,7 @@ const writesItself: Readonly<Record<string, string>> = {
   'src/keeper/heartbeat.ts': 'four bytes inside a page of memory that exists',
   'src/keeper/log-file.ts': 'a line of a log: the keeper goes on without it',
   'src/wire/fuse/device.ts': 'the kernel takes a whole message or none',
-  'src/wire/nfs3/server/data.ts': 'a WRITE answers how much was written, which may be less',
+  'src/wire/nfs3/server/data-procedures.ts': 'a WRITE answers how much was written, which may be less',
   'src/wire/rpc/sender.ts': 'the socket gets what the kernel did not take',
 };
 

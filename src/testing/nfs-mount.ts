@@ -34,7 +34,7 @@ export async function mountNfs(
     clock,
     options: { identity: asCaller, ...options },
     notify: (bytes) => mount?.device.write(bytes),
-    notifyApart: async (bytes) => await mount?.device.writeApart(bytes),
+    notifyApart: async (bytes) => await mount?.device.writeInThread(bytes),
     behind: {
       kept: { keep: (place) => mount?.keep(place), free: (place) => mount?.free(place) },
       budget: createBudget(maxUnwritten),

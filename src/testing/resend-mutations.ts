@@ -56,7 +56,7 @@ export const takingNames: readonly Mutation[] = [
     prepare: async (nodes) => {
       const meant = await makeByB(nodes, 'file');
       return {
-        byA: () => nodes.a.remove(nodes.directory, 'file', { ...hard, meant }),
+        byA: () => nodes.a.remove(nodes.directory, 'file', { ...hard, expected: meant }),
         byB: () => makeByB(nodes, 'file'),
         check: () => equal(textOf(nodes), 'of node B'),
       };
@@ -68,7 +68,7 @@ export const takingNames: readonly Mutation[] = [
     prepare: async ({ a, b, directory, folder }) => {
       const { handle: meant } = await b.mkdir(directory, 'sub', {});
       return {
-        byA: () => a.rmdir(directory, 'sub', { ...hard, meant }),
+        byA: () => a.rmdir(directory, 'sub', { ...hard, expected: meant }),
         byB: () => b.mkdir(directory, 'sub', {}),
         check: () => deepEqual(namesIn(folder), ['sub']),
       };
@@ -81,7 +81,7 @@ export const takingNames: readonly Mutation[] = [
       const { a, b, directory } = nodes;
       const meant = await makeByB(nodes, 'from');
       return {
-        byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hard, meant }),
+        byA: () => a.rename({ directory, name: 'from' }, { directory, name: 'to' }, { ...hard, expected: meant }),
         byB: async () => {
           await b.rename({ directory, name: 'to' }, { directory, name: 'kept' });
           await makeByB(nodes, 'from');

@@ -1,7 +1,7 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { KubeError, mayPass, reasonOf } from '#wire/kube/errors.ts';
+import { isTransient, KubeError, reasonOf } from '#wire/kube/errors.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { heldBy, usedBy, usersOf } from './candidates.ts';
@@ -45,9 +45,9 @@ const kept = ({ metadata: { name = '' } }: PersistentVolume): string =>
 
 /** Whether creating the claim may succeed later without a change of the command: for example, a quota can be exceeded temporarily. */
 const mayBeMade = (error: KubeError): boolean =>
-  mayPass(error) ||
+  isTransient(error) ||
   error.reason === 'Conflict' ||
-  (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.said));
+  (error.status === 403 && /exceeded quota|status unknown for quota/.test(error.serverMessage));
 
 export const unlessMissing = async <T>(asked: Promise<T>): Promise<T | undefined> => {
   try {
@@ -90,8 +90,8 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
       try {
         if (await look()) return;
       } catch (thrown) {
-        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !mayPass(thrown)) throw thrown;
-        why = thrown.said || thrown.message;
+        if (!(thrown instanceof KubeError) || thrown.failure === 'canceled' || !isTransient(thrown)) throw thrown;
+        why = thrown.serverMessage || thrown.message;
       }
       if (clock.elapsed() >= until) throw await late(why);
       await clock.sleep(pause, signal);
@@ -153,7 +153,7 @@ export function createClaimMove({ client, clock, signal, deadlineMs }: ClaimMove
       } catch (thrown) {
         if (reasonOf(thrown) === 'AlreadyExists') return true;
         if (!(thrown instanceof KubeError) || thrown.failure === 'canceled') throw thrown;
-        why = thrown.said || thrown.message;
+        why = thrown.serverMessage || thrown.message;
         if (!mayBeMade(thrown)) throw await gone();
         return false;
       }

@@ -163,7 +163,7 @@ export function createTakeOver(parts: TakeOverParts): TakingOver {
 }
 
 function refusedBy(error: KubeError): StowageError {
-  const { failure, status, said, message } = error;
+  const { failure, status, serverMessage: said, message } = error;
   if (failure === 'canceled')
     return new StowageError('interrupted', { code: 'canceled', reason: 'interrupted', action: '', cause: error });
   if (reasonOf(error) === 'Conflict')

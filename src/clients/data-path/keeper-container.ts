@@ -91,7 +91,7 @@ async function launched(engine: DockerClient, spec: KeeperSpec, signal: AbortSig
   const kill = async (): Promise<void> => void (await removed(engine, id));
   // Start the wait before the container: its end cannot be queried later.
   const condition = spec.host.autoRemove ? 'removed' : 'next-exit';
-  const ended = engine.containerEnd(id, signal, condition).catch((cause: unknown) => {
+  const ended = engine.waitContainer(id, signal, condition).catch((cause: unknown) => {
     if (cause instanceof DockerError && cause.status === 404) return null;
     return Promise.withResolvers<null>().promise;
   });

@@ -2,9 +2,9 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
-import { followOne } from '#wire/kube/followed.ts';
 import { configMaps, secrets } from '#wire/kube/resources.ts';
 import type { ConfigMap, Secret } from '#wire/kube/types.ts';
+import { createWatchedObject } from '#wire/kube/watched-object.ts';
 import { doorNames, serverNames } from '../names.ts';
 import { type Credential, type Kept, makeCredential, readCredential } from './certificate.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
@@ -34,8 +34,8 @@ export async function keepCredentials(options: CredentialsOptions, scope: Scope)
   const isOwn = given === undefined;
   const names = serverNames(namespace);
   const at = { client, clock, namespace };
-  const secret = followOne({ ...at, resource: secrets, name: given ?? doorNames.secret });
-  const authority = followOne({ ...at, resource: configMaps, name: doorNames.authority });
+  const secret = createWatchedObject({ ...at, resource: secrets, name: given ?? doorNames.secret });
+  const authority = createWatchedObject({ ...at, resource: configMaps, name: doorNames.authority });
   let used = '';
 
   function usable(found: Secret | undefined): Kept {

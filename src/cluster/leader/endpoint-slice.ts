@@ -3,9 +3,9 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
-import { followOne } from '#wire/kube/followed.ts';
 import { endpointSlices } from '#wire/kube/resources.ts';
 import type { EndpointSlice } from '#wire/kube/types.ts';
+import { createWatchedObject } from '#wire/kube/watched-object.ts';
 import { doorNames } from '../names.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
@@ -50,7 +50,7 @@ const said = ({ metadata, addressType, endpoints, ports }: EndpointSlice): strin
 /** Says that this process leads, to whoever asks the Service; again when somebody says otherwise, until the signal ends it. */
 export async function keepLeaderSlice(options: LeaderSliceOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const slice = followOne({ client, clock, namespace, resource: endpointSlices, name: doorNames.slice });
+  const slice = createWatchedObject({ client, clock, namespace, resource: endpointSlices, name: doorNames.slice });
   const wanted = sliceOf(options);
 
   async function put(found: EndpointSlice | undefined, signal: AbortSignal): Promise<void> {

@@ -2,9 +2,9 @@ import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
 import { reasonOf } from '#wire/kube/errors.ts';
-import { followOne } from '#wire/kube/followed.ts';
 import { endpoints } from '#wire/kube/resources.ts';
 import type { Endpoints } from '#wire/kube/types.ts';
+import { createWatchedObject } from '#wire/kube/watched-object.ts';
 import { doorNames } from '../names.ts';
 import { runReconcileLoop } from './reconcile-loop.ts';
 
@@ -51,7 +51,7 @@ const said = ({ subsets = [] }: Endpoints): string =>
  */
 export async function keepLeaderEndpoints(options: LeaderEndpointsOptions, scope: Scope): Promise<void> {
   const { client, clock, namespace } = options;
-  const followed = followOne({ client, clock, namespace, resource: endpoints, name: doorNames.service });
+  const followed = createWatchedObject({ client, clock, namespace, resource: endpoints, name: doorNames.service });
   const wanted = wantedBy(options);
   const pass = async ({ signal }: Scope): Promise<number> => {
     const found = followed.object;

@@ -1,7 +1,7 @@
 import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
-import type { Followed } from '#wire/kube/followed.ts';
+import type { WatchedObject } from '#wire/kube/watched-object.ts';
 import { sleptOrWoken } from '../slept-or-woken.ts';
 
 export interface ReconcileLoop {
@@ -9,7 +9,7 @@ export interface ReconcileLoop {
   readonly what: string;
   readonly clock: Clock;
   /** Each of them was seen before anything is done, and all is looked at again when one has changed. */
-  readonly objects: readonly Followed<unknown>[];
+  readonly objects: readonly WatchedObject<unknown>[];
   /** Puts right what is not as it should be, and does nothing where all is. Gives when to look again in any case. */
   readonly pass: (scope: Scope) => Promise<number>;
   readonly random?: () => number;

@@ -3,9 +3,9 @@ import { createBackOff } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Log } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { type Followed, followOne } from '#wire/kube/followed.ts';
 import { configMaps, endpointSlices } from '#wire/kube/resources.ts';
 import type { ConfigMap, EndpointSlice } from '#wire/kube/types.ts';
+import { createWatchedObject, type WatchedObject } from '#wire/kube/watched-object.ts';
 import { doorNames, podPath, serverNames } from '../names.ts';
 import { type AskedPod, createPodCache } from '../pods/pod-cache.ts';
 import type { PodAnswer } from '../pods/pod-handler.ts';
@@ -46,8 +46,8 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
   const ending = new AbortController();
   const { signal } = ending;
   const at = { client, clock, namespace, random };
-  const slice = followOne({ ...at, resource: endpointSlices, name: doorNames.slice });
-  const authority = followOne({ ...at, resource: configMaps, name: doorNames.authority });
+  const slice = createWatchedObject({ ...at, resource: endpointSlices, name: doorNames.slice });
+  const authority = createWatchedObject({ ...at, resource: configMaps, name: doorNames.authority });
   const [servername] = serverNames(namespace);
   const backOff = createBackOff({ firstMs: 250, mostMs: 15_000, random });
   let isConnected = false;
@@ -137,8 +137,8 @@ export function startAgentTunnel(options: AgentTunnelOptions): AgentTunnel {
 
 /** Undefined: nobody leads, or nobody can tell by what it is known. */
 function targetOf(
-  slice: Followed<EndpointSlice>,
-  authority: Followed<ConfigMap>,
+  slice: WatchedObject<EndpointSlice>,
+  authority: WatchedObject<ConfigMap>,
   servername: string,
 ): Target | undefined {
   const ready = slice.object?.endpoints?.find(({ conditions }) => conditions?.ready !== false);

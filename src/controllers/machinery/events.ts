@@ -2,7 +2,7 @@ import { waitAfter } from '#base/back-off.ts';
 import type { Clock } from '#base/clock.ts';
 import type { Scope } from '#base/log.ts';
 import type { KubeClient } from '#wire/kube/client.ts';
-import { KubeError, mayPass } from '#wire/kube/errors.ts';
+import { isTransient, KubeError } from '#wire/kube/errors.ts';
 import type { KubeEvent, ObjectReference } from '#wire/kube/types.ts';
 import { createEventWriter } from './event-writer.ts';
 
@@ -192,7 +192,7 @@ export function createEvents(options: EventsOptions): Events {
         return await write(topic, signal);
       } catch (error) {
         if (signal.aborted) return;
-        const isWorthIt = error instanceof KubeError && mayPass(error) && failures < attempts;
+        const isWorthIt = error instanceof KubeError && isTransient(error) && failures < attempts;
         if (!isWorthIt) {
           dropped++;
           return log.debug('an Event was not written', { reason: topic.report.reason, error });

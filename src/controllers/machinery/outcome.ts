@@ -1,5 +1,5 @@
 import { type ErrorCode, errorCodes, StowageError, stowageError } from '#core/errors.ts';
-import { KubeError, mayPass } from '#wire/kube/errors.ts';
+import { isTransient, KubeError } from '#wire/kube/errors.ts';
 
 /** As it should be, as far as is known now: until something changes. */
 export interface Done {
@@ -35,7 +35,7 @@ export function setbackOf(thrown: unknown, signal: AbortSignal): Failure {
 
 function kubeSetback(error: KubeError): Failure {
   const { retryAfterMs, status } = error;
-  if (mayPass(error)) return { kind: 'retry', leastMs: retryAfterMs };
+  if (isTransient(error)) return { kind: 'retry', leastMs: retryAfterMs };
   // What is in a cache is a moment old: it was changed, made or deleted since. Rights may be on their way.
   if (status === 401 || status === 403 || status === 404 || status === 409) return { kind: 'retry', leastMs: 0 };
   return { kind: 'terminal' };

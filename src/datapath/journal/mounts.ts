@@ -1,5 +1,5 @@
 import { type InitFlag, initFlag } from '#wire/fuse/abi.ts';
-import type { Agreement } from '#wire/fuse/init.ts';
+import type { InitResult } from '#wire/fuse/init.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
 import type { StoredGrowth } from '../quota/account.ts';
 import { maxMountIdBytes, maxMounts, mountRow, mountsAt } from './layout.ts';
@@ -12,7 +12,7 @@ export interface MountRow {
   /** The export's root handle, once known. */
   readonly root: FileHandle | undefined;
   /** The result of FUSE_INIT, once negotiated. */
-  readonly agreement: Agreement | undefined;
+  readonly agreement: InitResult | undefined;
 }
 
 export interface MountRows {
@@ -20,7 +20,7 @@ export interface MountRows {
   /** The mount's row, created if absent. */
   of(id: string): MountRow;
   setRoot(index: number, root: FileHandle): void;
-  setAgreement(index: number, agreement: Agreement): void;
+  setAgreement(index: number, agreement: InitResult): void;
   growth(index: number): StoredGrowth;
   remove(index: number): void;
 }
@@ -46,7 +46,7 @@ export function createMountRows({ words, view, bytes }: JournalMemory): MountRow
     };
   };
 
-  function agreementAt(index: number): Agreement | undefined {
+  function agreementAt(index: number): InitResult | undefined {
     const minor = get(index, mountRow.minor);
     if (minor === 0) return undefined;
     const agreed = [get(index, mountRow.flags), get(index, mountRow.moreFlags)] as const;

@@ -1,7 +1,7 @@
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { isNfsError } from '#wire/nfs3/status.ts';
 import { type FileHandle, fileType } from '#wire/nfs3/structures.ts';
-import { walkTree } from '#wire/nfs3/tree.ts';
+import { walkTree } from '#wire/nfs3/walk-tree.ts';
 import type { CallOptions } from '#wire/rpc/client.ts';
 
 export interface TreeCount {

@@ -71,7 +71,11 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
     await drained();
     const { handle } = await nfs.create(folder, scratch, { mode: 'unchecked', set: { mode: 0o600, size: 0 } }, options);
     await fill(scratch, handle, text);
-    await nfs.rename({ directory: folder, name: scratch }, { directory: folder, name }, { ...options, meant: handle });
+    await nfs.rename(
+      { directory: folder, name: scratch },
+      { directory: folder, name },
+      { ...options, expected: handle },
+    );
   }
 
   async function readFound(handle: FileHandle): Promise<string> {
@@ -83,7 +87,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
   return {
     names: async () => {
       const names: string[] = [];
-      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, mostEntries: maxNames }))
+      for await (const page of listDirectory(nfs, folder, { ...options, namesOnly: true, maxEntries: maxNames }))
         for (const { name } of page) names.push(name);
       return names;
     },
@@ -114,7 +118,7 @@ export function createLedgerFiles({ nfs, folder, options, scratch, ready }: Ledg
       const found = await find(name);
       if (found === undefined) return;
       try {
-        await nfs.remove(folder, name, { ...options, meant: found.handle });
+        await nfs.remove(folder, name, { ...options, expected: found.handle });
       } catch (cause) {
         if (!isNfsError(cause, 'NOENT')) throw cause;
       }

@@ -4,7 +4,7 @@ import type { Core } from '#core/core.ts';
 import type { CsiDriver } from '#core/csi-drivers.ts';
 import { Controller, Identity, Node } from '#wire/csi/generated/csi.ts';
 import { Registration } from '#wire/csi/generated/registration.ts';
-import { methodsOf } from '#wire/csi/grpc.ts';
+import { createMethods } from '#wire/csi/grpc.ts';
 import { createGrpcServer, type GrpcServer } from '#wire/csi/server.ts';
 import { controllerOf } from './controller.ts';
 import { createCounting } from './counting.ts';
@@ -42,13 +42,19 @@ export function createCsiServer(options: CsiOptions): GrpcServer {
   const counting = createCounting({ volumes: core.volumes, clock, log });
   const about: About = { ...options, log, underway: createUnderway(), counting };
   const methods = new Map([
-    ...methodsOf(Identity, identityOf(about)),
-    ...methodsOf(Controller, controllerOf(about)),
-    ...methodsOf(Node, nodeOf(about)),
+    ...createMethods(Identity, identityOf(about)),
+    ...createMethods(Controller, controllerOf(about)),
+    ...createMethods(Node, nodeOf(about)),
   ]);
   const observed = (method: string, code: number, seconds: number): void =>
     options.observed?.({ driver: driver.name, method: method.split('/').at(-1) ?? method, code, seconds });
-  const served = createGrpcServer({ methods, clock, statusOf: answering(log), ended, observed });
+  const served = createGrpcServer({
+    methods,
+    clock,
+    statusOf: answering(log),
+    abortReasons: ended,
+    onCallEnd: observed,
+  });
   return {
     server: served.server,
     close: async (graceMs) => {
@@ -66,6 +72,6 @@ export function createRegistrationServer(options: {
   readonly log: Log;
 }): GrpcServer {
   const { driver, endpoint, clock, log } = options;
-  const methods = methodsOf(Registration, registrationOf(driver, endpoint, log));
+  const methods = createMethods(Registration, registrationOf(driver, endpoint, log));
   return createGrpcServer({ methods, clock, statusOf: answering(log) });
 }

@@ -25,13 +25,13 @@ function statusFrom(thrown: unknown): GrpcStatus {
 
 /** As core knows errors: what it was doing then did not fail by a fault of its own, and is recorded as what it is. */
 export const ended = {
-  gone: (): StowageError =>
+  clientGone: (): StowageError =>
     new StowageError('the caller has gone', {
       code: 'canceled',
       reason: 'caller-gone',
       action: 'Repeat the call; repeating is safe.',
     }),
-  stopping: refusedWhileStopping,
+  serverStopping: refusedWhileStopping,
 };
 
 /** Nothing of the request: it may hold secrets. */

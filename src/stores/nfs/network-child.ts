@@ -6,7 +6,7 @@
 import { lookup } from 'node:dns/promises';
 import { connect, type Socket } from 'node:net';
 import process from 'node:process';
-import { localEnd } from '#wire/rpc/local-end.ts';
+import { localAddressOptions } from '#wire/rpc/local-address.ts';
 import { type Answer, failed, mostQuestions, type Question, readQuestion } from './network-messages.ts';
 
 /** Whoever asked has given up long before. */
@@ -33,7 +33,7 @@ async function findAddresses(id: number, host: string): Promise<void> {
 }
 
 function openConnection({ id, address, port, localPort }: Extract<Question, { ask: 'connect' }>): void {
-  const socket = connect({ host: address, port, ...localEnd(address, localPort) });
+  const socket = connect({ host: address, port, ...localAddressOptions(address, localPort) });
   open.set(id, socket);
   // What the server sends is for whoever gets the connection.
   socket.pause();

@@ -19,7 +19,7 @@ import { asSystemError } from './statuses.ts';
 
 const treesAtOnce = 4;
 
-/** Safe against links and against others who delete or add meanwhile; see wire/nfs3/tree.ts. */
+/** Safe against links and against others who delete or add meanwhile; see wire/nfs3/walk-tree.ts. */
 export async function emptyFolder(
   nfs: NfsClient,
   folder: FileHandle,

@@ -13,8 +13,8 @@ import {
   nfsStatus,
   type Time,
 } from '#wire/nfs3/index.ts';
-import { granted } from '#wire/nfs3/server/access.ts';
-import type { Who } from '#wire/nfs3/server/identities.ts';
+import { grantedAccess } from '#wire/nfs3/server/access.ts';
+import type { Credentials } from '#wire/nfs3/server/identities.ts';
 
 /**
  * The interface of an NFS client on a folder of this machine, without any server: so the store can be tried end to end
@@ -105,7 +105,7 @@ function attributesOf(found: BigIntStats): Attributes {
 }
 
 /** It rules by the modes of files, and root is root to it. Whether this process may do it is for the system to say. */
-function createNfsOnDisk(who: Who): NfsClient {
+function createNfsOnDisk(who: Credentials): NfsClient {
   const look = async (path: string): Promise<Attributes> => attributesOf(await lstat(path, { bigint: true }));
   const found = async (path: string) => ({ handle: Buffer.from(path), attributes: await look(path) });
 
@@ -146,7 +146,7 @@ function createNfsOnDisk(who: Who): NfsClient {
     lookup: (directory, name) =>
       answered('LOOKUP', async () => ({ ...(await found(within(directory, name))), directory: undefined })),
     access: (handle, mask) =>
-      answered('ACCESS', async () => granted(await lstat(pathOf(handle), { bigint: true }), who, mask, false)),
+      answered('ACCESS', async () => grantedAccess(await lstat(pathOf(handle), { bigint: true }), who, mask, false)),
     readlink: unused,
     read: (handle, offset, into) =>
       answered('READ', async () => {

@@ -67,9 +67,9 @@ async function serve(fd: number, as: As): Promise<Device> {
   };
   const session = createSession({
     operations,
-    wishes: usualWishes,
-    desk: {
-      answer: (place, bytes) => {
+    initOptions: usualWishes,
+    store: {
+      reply: (place, bytes) => {
         device.write(bytes);
         letGo(place);
       },
@@ -78,7 +78,7 @@ async function serve(fd: number, as: As): Promise<Device> {
   });
   const device = openDevice({
     fd,
-    next: () => {
+    nextSlot: () => {
       if (free.length === 0) free.push(createSlot(used.size + 100));
       return free.at(-1);
     },
@@ -87,18 +87,18 @@ async function serve(fd: number, as: As): Promise<Device> {
       used.set(slot.place, slot);
       const message = { buffer: slot.buffer, view: slot.view, end };
       if (as === 'first' && header.opcode(message) === opcode.mkdir) hang(device, message);
-      else session.take(slot.place, message);
+      else session.handle(slot.place, message);
     },
     onEnd: () => undefined,
   });
   const left = leftBehind();
-  if (as === 'successor' && left !== undefined) session.take(-1, left);
+  if (as === 'successor' && left !== undefined) session.handle(-1, left);
   return device;
 }
 
 function hang(device: Device, { buffer, end }: Message): void {
   writeSync(journal, buffer, 0, end, keptAt);
-  void device.writeApart(invalidateEntry(root, Buffer.from('who'), { expireOnly: false }));
+  void device.writeInThread(invalidateEntry(root, Buffer.from('who'), { expireOnly: false }));
 }
 
 function leftBehind(): Message | undefined {

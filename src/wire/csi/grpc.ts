@@ -1,7 +1,7 @@
 import type { DescMessage, DescMethod, DescService, MessageInitShape, MessageShape } from '@bufbuild/protobuf';
 import { create, fromBinary, toBinary } from '@bufbuild/protobuf';
 
-/** What a call came to, by the numbers of gRPC. */
+/** The gRPC status codes that are used. */
 export const grpcCodes = {
   ok: 0,
   canceled: 1,
@@ -19,7 +19,7 @@ export interface GrpcStatus {
   readonly message: string;
 }
 
-/** Answered as it is; anything else that a handler throws is for the server's owner to translate. */
+/** Sent to the caller as it is. `statusOf` translates everything else that a handler throws. */
 export class GrpcError extends Error {
   override readonly name = 'GrpcError';
   readonly code: number;
@@ -30,9 +30,9 @@ export class GrpcError extends Error {
 }
 
 export interface GrpcCall {
-  /** Ends at the caller's deadline, when it gives up, and when the server is closed. */
+  /** Aborted at the caller's deadline, when the caller cancels, and when the server closes. */
   readonly signal: AbortSignal;
-  /** Such as `/csi.v1.Node/NodePublishVolume`. */
+  /** For example `/csi.v1.Node/NodePublishVolume`. */
   readonly method: string;
 }
 
@@ -43,24 +43,24 @@ type Handler<M extends DescMethod> = (
 
 export type Handlers<S extends DescService> = { readonly [K in keyof S['method']]?: Handler<S['method'][K]> };
 
-/** Bytes in, bytes out. */
+/** Handlers of encoded messages by method. */
 export type Methods = ReadonlyMap<string, (message: Uint8Array, call: GrpcCall) => Promise<Uint8Array>>;
 
-/** What has no handler is not implemented. */
-export function methodsOf<S extends DescService>(service: S, handlers: Handlers<S>): Methods {
+/** Methods without a handler are unimplemented. */
+export function createMethods<S extends DescService>(service: S, handlers: Handlers<S>): Methods {
   return new Map(
     service.methods.flatMap((method) => {
       const handler = (handlers as Readonly<Record<string, Handler<DescMethod> | undefined>>)[method.localName];
       if (handler === undefined) return [];
       const { input, output } = method;
       const answer = async (message: Uint8Array, call: GrpcCall): Promise<Uint8Array> =>
-        toBinary(output, create(output, await handler(read(input, message), call)));
+        toBinary(output, create(output, await handler(parseMessage(input, message), call)));
       return [[`/${service.typeName}/${method.name}`, answer]];
     }),
   );
 }
 
-function read<M extends DescMessage>(input: M, message: Uint8Array): MessageShape<M> {
+function parseMessage<M extends DescMessage>(input: M, message: Uint8Array): MessageShape<M> {
   try {
     return fromBinary(input, message);
   } catch (cause) {
@@ -68,15 +68,15 @@ function read<M extends DescMessage>(input: M, message: Uint8Array): MessageShap
   }
 }
 
-/** gRPC over HTTP/2: whether it is compressed, its length, the message. */
-export function framed(message: Uint8Array): Buffer {
+/** A gRPC frame: the compression flag, the length, the message. */
+export function encodeFrame(message: Uint8Array): Buffer {
   const frame = Buffer.alloc(5 + message.length);
   frame.writeUInt32BE(message.length, 1);
   frame.set(message, 5);
   return frame;
 }
 
-export function unframed(frame: Buffer): Buffer {
+export function decodeFrame(frame: Buffer): Buffer {
   if (frame.length < 5) throw new GrpcError('the request has no message', { code: grpcCodes.internal });
   if (frame[0] !== 0) throw new GrpcError('compressed messages are not understood', { code: grpcCodes.unimplemented });
   if (frame.readUInt32BE(1) !== frame.length - 5)
@@ -86,8 +86,8 @@ export function unframed(frame: Buffer): Buffer {
 
 const units: Readonly<Record<string, number>> = { H: 3_600_000, M: 60_000, S: 1_000, m: 1, u: 0.001, n: 0.000_001 };
 
-/** `grpc-timeout`, in ms. Undefined: as long as it takes. */
-export function timeoutFrom(header: string | undefined): number | undefined {
+/** Parses `grpc-timeout` into ms. Undefined: no deadline. */
+export function parseTimeout(header: string | undefined): number | undefined {
   if (header === undefined) return undefined;
   const [, value, unit] = /^([0-9]{1,8})([HMSmun])$/.exec(header) ?? [];
   if (value === undefined || unit === undefined)
@@ -95,8 +95,8 @@ export function timeoutFrom(header: string | undefined): number | undefined {
   return Math.ceil(Number(value) * (units[unit] ?? 0));
 }
 
-/** `grpc-message`: what is not printable ASCII is written with percent signs. */
-export function messageHeader(text: string): string {
+/** Percent-encodes everything in `grpc-message` that is not printable ASCII. */
+export function encodeStatusMessage(text: string): string {
   return Array.from(Buffer.from(text), (byte) =>
     byte >= 0x20 && byte <= 0x7e && byte !== 0x25
       ? String.fromCharCode(byte)

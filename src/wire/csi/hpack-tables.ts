@@ -1,4 +1,4 @@
-/** RFC 7541, appendix A: the header fields that everybody knows by number, from 1 on. */
+/** RFC 7541, appendix A: the static table; its indexes start at 1. */
 export const staticTable: readonly (readonly [name: string, value: string])[] = [
   [':authority', ''],
   [':method', 'GET'],
@@ -22,8 +22,8 @@ export const staticTable: readonly (readonly [name: string, value: string])[] = 
 ];
 
 /**
- * RFC 7541, appendix B: how many bits each byte has, and at the end the mark that must not appear. The code is canonical:
- * the bits themselves follow from that.
+ * RFC 7541, appendix B: the code length of each byte, and last of EOS, which must not appear. The code is canonical, so the
+ * lengths determine the codes.
  */
 const codeLengths = [
   13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28, 28, 28, 28, 28, 28,
@@ -37,7 +37,7 @@ const codeLengths = [
   27, 27, 27, 26, 30,
 ];
 
-/** By the number of bits: which codes have it, and the bytes they stand for. */
+/** The codes of one length, and the bytes that they stand for. */
 export interface CodesOfLength {
   readonly bits: number;
   readonly first: number;

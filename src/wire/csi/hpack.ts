@@ -2,19 +2,19 @@ import { huffmanCodes, staticTable } from './hpack-tables.ts';
 
 export type HeaderField = readonly [name: string, value: string];
 
-/** What a peer may not send. */
+/** The peer violated RFC 7541. */
 class HpackError extends Error {
   override readonly name = 'HpackError';
 }
 
-/** RFC 7541: reads the header blocks of one connection, in the order in which they came. */
+/** Decodes the header blocks of one connection (RFC 7541), in the order in which they were received. */
 export interface HpackDecoder {
   decode(block: Buffer): readonly HeaderField[];
 }
 
-/** What the side that reads has promised; that of Node's HTTP/2 too. */
-const mostTableBytes = 4_096;
-/** RFC 7541, section 4.1: what an entry counts beyond its text. */
+/** The default table size, which Node's HTTP/2 uses, too. */
+const maxTableBytes = 4_096;
+/** RFC 7541, section 4.1: the overhead that counts for each entry. */
 const entryBytes = 32;
 const endOfString = 256;
 
@@ -56,11 +56,11 @@ export function createHpackDecoder(mostHeaderBytes: number): HpackDecoder {
 
 function createDynamicTable() {
   const entries: HeaderField[] = [];
-  let most = mostTableBytes;
+  let maxBytes = maxTableBytes;
   let bytes = 0;
   const sizeOf = ([name, value]: HeaderField): number => name.length + value.length + entryBytes;
   const shrink = (): void => {
-    while (bytes > most) {
+    while (bytes > maxBytes) {
       const oldest = entries.pop();
       bytes -= oldest === undefined ? bytes : sizeOf(oldest);
     }
@@ -73,8 +73,8 @@ function createDynamicTable() {
       shrink();
     },
     resize: (size: number): void => {
-      if (size > mostTableBytes) throw new HpackError('the table of headers is larger than was agreed');
-      most = size;
+      if (size > maxTableBytes) throw new HpackError('the table of headers is larger than was agreed');
+      maxBytes = size;
       shrink();
     },
   };
@@ -88,7 +88,7 @@ function createReader(block: Buffer) {
     at++;
     return value;
   };
-  /** Section 5.1: in the low bits of this byte, or, when they are all set, in the bytes that follow. */
+  /** Section 5.1: the value is in the low bits of this byte, or continues in the next bytes if these bits are all set. */
   const integer = (bits: number): number => {
     const most = 2 ** bits - 1;
     let value = byte() & most;
@@ -131,7 +131,7 @@ function huffmanText(bytes: Buffer): string {
       bits = 0;
     }
   }
-  // Section 5.2: what is left is less than a byte, and only ones.
+  // Section 5.2: the padding is shorter than a byte and all ones.
   if (bits > 7 || code !== 2 ** bits - 1) throw new HpackError('a text in the headers is cut off');
   return Buffer.from(text).toString('latin1');
 }
@@ -143,8 +143,8 @@ function symbolOf(code: number, bits: number): number | undefined {
   return undefined;
 }
 
-/** As literals that nobody remembers: what was said before does not matter to who reads them. */
-export function encodeLiterally(fields: readonly HeaderField[]): Buffer {
+/** Encodes fields as literals without indexing, so that they do not depend on the peer's dynamic table. */
+export function encodeAsLiterals(fields: readonly HeaderField[]): Buffer {
   const parts: Buffer[] = [];
   for (const [name, value] of fields) parts.push(Buffer.of(0), textBytes(name), textBytes(value));
   return Buffer.concat(parts);

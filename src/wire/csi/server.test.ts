@@ -6,8 +6,15 @@ import { afterEach, describe, expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { Identity } from './generated/csi.ts';
-import { framed, type GrpcCall, type GrpcStatus, messageHeader, methodsOf, timeoutFrom } from './grpc.ts';
-import { createGrpcServer, type GrpcOptions, type GrpcServer } from './server.ts';
+import {
+  createMethods,
+  encodeFrame,
+  encodeStatusMessage,
+  type GrpcCall,
+  type GrpcStatus,
+  parseTimeout,
+} from './grpc.ts';
+import { createGrpcServer, type GrpcServer, type GrpcServerOptions } from './server.ts';
 
 const cleanups: (() => unknown)[] = [];
 afterEach(async () => {
@@ -23,14 +30,14 @@ interface Served {
 /** With one method, which does what the test wants. */
 async function served(
   probe: (call: GrpcCall) => Promise<boolean>,
-  limits: GrpcOptions['limits'] = {},
+  limits: GrpcServerOptions['limits'] = {},
   statusOf: (thrown: unknown) => GrpcStatus = (thrown) => ({ code: 13, message: String(thrown) }),
 ): Promise<Served> {
   const folder = await mkdtempDisposable(join(tmpdir(), 'stowage-csi-'));
   cleanups.push(() => folder[Symbol.asyncDispose]());
   const path = join(folder.path, 'csi.sock');
   const grpc = createGrpcServer({
-    methods: methodsOf(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
+    methods: createMethods(Identity, { probe: async (_request, call) => ({ ready: await probe(call) }) }),
     clock: systemClock(),
     statusOf,
     limits,
@@ -56,7 +63,7 @@ describe('a call', () => {
     await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
   });
 
-  test('that fails is answered with what its server makes of it, in any letters', async () => {
+  test('that fails returns the status from statusOf, also with non-ASCII text', async () => {
     const { client } = await served(
       () => Promise.reject(new Error('no')),
       {},
@@ -68,7 +75,7 @@ describe('a call', () => {
     });
   });
 
-  test('to a method that is not there is not implemented', async () => {
+  test('to an unknown method returns UNIMPLEMENTED', async () => {
     const { client } = await served(async () => true);
     await expect(client.call(Identity.method.getPluginInfo, {})).rejects.toMatchObject({
       code: 12,
@@ -76,19 +83,19 @@ describe('a call', () => {
     });
   });
 
-  test('ends at the deadline of who made it', async () => {
+  test("ends at the caller's deadline", async () => {
     const { client } = await served(untilAborted);
     await expect(client.call(Identity.method.probe, {}, { 'grpc-timeout': '30m' })).rejects.toMatchObject({
       message: 'DeadlineExceeded: no answer within 30 ms',
     });
   });
 
-  test('without a deadline ends at that of the server', async () => {
+  test("without a deadline ends at the server's limit", async () => {
     const { client } = await served(untilAborted, { callMs: 30 });
     await expect(client.call(Identity.method.probe, {})).rejects.toMatchObject({ code: 13 });
   });
 
-  test('of somebody who has gone is told so', async () => {
+  test('is aborted when its caller disconnects', async () => {
     const told = Promise.withResolvers<unknown>();
     const begun = Promise.withResolvers<void>();
     const { client } = await served(async (call) => {
@@ -106,33 +113,33 @@ describe('a call', () => {
   });
 });
 
-describe('what is refused before any method', () => {
+describe('the server refuses before any method runs', () => {
   const path = '/csi.v1.Identity/Probe';
   test.each([
     ['a message that is too large', Buffer.alloc(3_000), 8, 'a message has at most 2048 bytes'],
     ['no message', Buffer.alloc(0), 13, 'the request has no message'],
-    ['half a message', framed(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
+    ['half a message', encodeFrame(new Uint8Array(9)).subarray(0, 8), 13, 'the request is not one whole message'],
     ['a compressed message', Buffer.from([1, 0, 0, 0, 0]), 12, 'compressed messages are not understood'],
-    ['a message that is none', framed(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
+    ['a message that is none', encodeFrame(Buffer.from([0xff, 0xff])), 3, 'the message is not a ProbeRequest'],
   ])('%s', async (_what, body, code, message) => {
     const { client } = await served(async () => true, { messageBytes: 2_048 });
     await expect(client.callBytes(path, body)).rejects.toMatchObject({ code, message });
     await expect(client.call(Identity.method.probe, {})).resolves.toMatchObject({ ready: true });
   });
 
-  test('what is not gRPC', async () => {
+  test('a request that is not gRPC', async () => {
     const { client } = await served(async () => true);
-    const sent = client.callBytes(path, framed(new Uint8Array()), { 'content-type': 'application/json' });
+    const sent = client.callBytes(path, encodeFrame(new Uint8Array()), { 'content-type': 'application/json' });
     await expect(sent).rejects.toThrow('HTTP 415');
   });
 
-  test('a timeout that is none', async () => {
+  test('a malformed timeout', async () => {
     const { client } = await served(async () => true);
     const sent = client.call(Identity.method.probe, {}, { 'grpc-timeout': 'soon' });
     await expect(sent).rejects.toMatchObject({ code: 13, message: 'the header grpc-timeout is malformed' });
   });
 
-  test('more calls at once than there may be', async () => {
+  test('calls beyond the limit', async () => {
     const held = Promise.withResolvers<boolean>();
     let begun = 0;
     const { client, path: socket } = await served(
@@ -152,7 +159,7 @@ describe('what is refused before any method', () => {
     await Promise.all(both);
   });
 
-  test('not calls that are over, however they ended', async () => {
+  test('no calls because of earlier calls that have ended', async () => {
     let isWell = true;
     const { client } = await served(
       async () => {
@@ -168,7 +175,7 @@ describe('what is refused before any method', () => {
     }
   });
 
-  test('a connection more than there may be', async () => {
+  test('connections beyond the limit', async () => {
     const { client, path: socket } = await served(async () => true, { connections: 1 });
     await client.call(Identity.method.probe, {});
     const { promise, resolve } = Promise.withResolvers<void>();
@@ -180,7 +187,7 @@ describe('what is refused before any method', () => {
 });
 
 describe('closing', () => {
-  test('waits for what is under way', async () => {
+  test('waits for calls in flight', async () => {
     const held = Promise.withResolvers<boolean>();
     const begun = Promise.withResolvers<void>();
     const { client, grpc } = await served(() => {
@@ -195,7 +202,7 @@ describe('closing', () => {
     await closed;
   });
 
-  test('ends what takes too long', async () => {
+  test('aborts calls that take too long', async () => {
     const begun = Promise.withResolvers<void>();
     const { client, grpc } = await served((call) => {
       begun.resolve();
@@ -209,11 +216,11 @@ describe('closing', () => {
   });
 });
 
-test('timeouts are in any unit', () => {
-  expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(timeoutFrom)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
-  expect(timeoutFrom(undefined)).toBeUndefined();
+test('timeouts are parsed in all units', () => {
+  expect(['1H', '2M', '3S', '4m', '5000u', '1n'].map(parseTimeout)).toEqual([3_600_000, 120_000, 3_000, 4, 5, 1]);
+  expect(parseTimeout(undefined)).toBeUndefined();
 });
 
-test('a message is written in printable letters', () => {
-  expect(messageHeader('ä 5%\n')).toBe('%C3%A4 5%25%0A');
+test('a status message is percent-encoded', () => {
+  expect(encodeStatusMessage('ä 5%\n')).toBe('%C3%A4 5%25%0A');
 });

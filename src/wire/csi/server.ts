@@ -9,75 +9,83 @@ import {
 import { createServer, type Server, type Socket } from 'node:net';
 import type { Clock } from '#base/clock.ts';
 import { patiently } from '#base/wait.ts';
-import { withAcceptableAuthority } from './authority.ts';
+import { withAcceptableAuthority } from './authority-filter.ts';
 import {
-  framed,
+  decodeFrame,
+  encodeFrame,
+  encodeStatusMessage,
   type GrpcCall,
   GrpcError,
   type GrpcStatus,
   grpcCodes,
   type Methods,
-  messageHeader,
-  timeoutFrom,
-  unframed,
+  parseTimeout,
 } from './grpc.ts';
 
 /**
- * gRPC for calls with one message and one answer, which is all that CSI and plugin registration have. On node:http2 alone:
- * the libraries for all of gRPC take longer for a call and more memory (DEPENDENCIES.txt).
+ * A gRPC server for unary calls, which are all that CSI and plugin registration have. It is built on node:http2: the full gRPC
+ * libraries are slower per call and take more memory (DEPENDENCIES.txt).
  */
 export interface GrpcServer {
-  /** To be listened with. */
+  /** Call `listen` on it. */
   readonly server: Server;
-  /** Takes nothing new and waits for what is under way; what has not ended after `graceMs` is told to, and soon cut off. */
+  /**
+   * Refuses new calls and waits for those in flight. After `graceMs` it aborts the rest, and soon after destroys the connections.
+   */
   close(graceMs: number): Promise<void>;
 }
 
-export interface GrpcOptions {
+export interface GrpcServerOptions {
   readonly methods: Methods;
   readonly clock: Clock;
-  /** What is answered for what a handler threw, and noted of it. */
+  /** Maps what a handler threw to a status, and logs it. */
   readonly statusOf: (thrown: unknown, call: GrpcCall) => GrpcStatus;
-  readonly limits?: Partial<typeof usualLimits>;
-  /** Why a call is ended from outside, in the words of who does its work; they are what `statusOf` is given then. */
-  readonly ended?: { gone(): Error; stopping(): Error };
-  /** Of every call when it is answered: its method, the code of the answer, how long it took. */
-  readonly observed?: (method: string, code: number, seconds: number) => void;
+  readonly limits?: Partial<typeof defaultLimits>;
+  /** The errors with which calls are aborted, which are then passed to `statusOf`. */
+  readonly abortReasons?: { clientGone(): Error; serverStopping(): Error };
+  /** Called after every call with its method, status code and duration. */
+  readonly onCallEnd?: (method: string, code: number, seconds: number) => void;
 }
 
-const usualLimits = {
+const defaultLimits = {
   connections: 256,
-  /** Calls under way, in all connections. */
+  /** The limit on calls in flight, for all connections. */
   calls: 1_024,
   messageBytes: 1024 * 1024,
-  /** For a call whose caller sets no deadline, or a later one. */
+  /** The deadline of calls without one, and the latest deadline of others. */
   callMs: 300_000,
 };
 
-const cutMs = 3_000;
+const forceCloseMs = 3_000;
 
-interface Shared extends GrpcOptions {
-  readonly ended: NonNullable<GrpcOptions['ended']>;
-  readonly most: typeof usualLimits;
-  /** Of the calls under way, to end them by. */
-  readonly underway: Set<AbortController>;
+interface ServerState extends GrpcServerOptions {
+  readonly abortReasons: NonNullable<GrpcServerOptions['abortReasons']>;
+  readonly maximums: typeof defaultLimits;
+  /** The controllers of the calls in flight. */
+  readonly inFlight: Set<AbortController>;
   isClosing: boolean;
 }
 
-export function createGrpcServer(options: GrpcOptions): GrpcServer {
-  const most = { ...usualLimits, ...options.limits };
-  const shared: Shared = { ended: usualEnds, ...options, most, underway: new Set(), isClosing: false };
+export function createGrpcServer(options: GrpcServerOptions): GrpcServer {
+  const most = { ...defaultLimits, ...options.limits };
+  const shared: ServerState = {
+    abortReasons: defaultAbortReasons,
+    ...options,
+    maximums: most,
+    inFlight: new Set(),
+    isClosing: false,
+  };
   const http2 = createHttp2Server({
     maxHeaderListPairs: 64,
     maxSendHeaderBlockLength: 64 * 1024,
     settings: { maxConcurrentStreams: most.calls, maxHeaderListSize: 16 * 1024, enablePush: false },
   });
   const end = (): void => {
-    for (const call of shared.underway) call.abort(shared.ended.stopping());
+    for (const call of shared.inFlight) call.abort(shared.abortReasons.serverStopping());
   };
   const sessions = trackSessions(http2);
   http2.on('stream', (stream, headers) => void answer(shared, stream, headers));
-  // Node's HTTP/2 gives a connection that it cannot make sense of to this event, and ends it.
+  // Node emits this for connections that violate HTTP/2, and closes them.
   http2.on('sessionError', () => undefined);
   const server = createServer({ allowHalfOpen: true }, (socket: Socket) => {
     http2.emit('connection', withAcceptableAuthority(socket));
@@ -93,7 +101,7 @@ export function createGrpcServer(options: GrpcOptions): GrpcServer {
       for (const session of sessions) session.close();
       const { clock } = options;
       using _end = clock.after(graceMs, end);
-      using _cut = clock.after(graceMs + cutMs, () => {
+      using _cut = clock.after(graceMs + forceCloseMs, () => {
         for (const session of sessions) session.destroy();
       });
       await promise;
@@ -111,13 +119,13 @@ function trackSessions(http2: Http2Server): ReadonlySet<ServerHttp2Session> {
   return sessions;
 }
 
-const usualEnds: Shared['ended'] = {
-  gone: () => new GrpcError('the caller has gone', { code: grpcCodes.canceled }),
-  stopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
+const defaultAbortReasons: ServerState['abortReasons'] = {
+  clientGone: () => new GrpcError('the caller has gone', { code: grpcCodes.canceled }),
+  serverStopping: () => new GrpcError('the server is stopping', { code: grpcCodes.unavailable }),
 };
 
-/** Never throws: whatever happens in here is answered. */
-async function answer(shared: Shared, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
+/** Never throws: every failure becomes a reply. */
+async function answer(shared: ServerState, stream: ServerHttp2Stream, headers: IncomingHttpHeaders): Promise<void> {
   stream.on('error', () => undefined);
   const method = headers[':path'] ?? '';
   if (!(headers['content-type'] ?? '').startsWith('application/grpc')) {
@@ -126,39 +134,42 @@ async function answer(shared: Shared, stream: ServerHttp2Stream, headers: Incomi
     return;
   }
   const underway = new AbortController();
-  shared.underway.add(underway);
+  shared.inFlight.add(underway);
   stream.once('close', () => {
-    if (shared.underway.has(underway)) underway.abort(shared.ended.gone());
+    if (shared.inFlight.has(underway)) underway.abort(shared.abortReasons.clientGone());
   });
   try {
-    const wanted = timeoutFrom(headerText(headers['grpc-timeout']));
-    using limit = shared.clock.deadline(Math.min(wanted ?? shared.most.callMs, shared.most.callMs), underway.signal);
+    const wanted = parseTimeout(headerText(headers['grpc-timeout']));
+    using limit = shared.clock.deadline(
+      Math.min(wanted ?? shared.maximums.callMs, shared.maximums.callMs),
+      underway.signal,
+    );
     const call: GrpcCall = { signal: limit.signal, method };
     await answerCall(shared, stream, call);
   } catch (thrown) {
-    // Only what is said before there is a call.
+    // Only failures before the call starts arrive here.
     refuse(
       stream,
       thrown instanceof GrpcError ? thrown : new GrpcError('the call failed', { code: grpcCodes.internal }),
     );
   } finally {
-    shared.underway.delete(underway);
+    shared.inFlight.delete(underway);
   }
 }
 
-async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
+async function answerCall(shared: ServerState, stream: ServerHttp2Stream, call: GrpcCall): Promise<void> {
   const began = shared.clock.elapsed();
-  // What is not there is one method, however many names it is called by.
+  // All unknown methods count as one, to bound the number of metrics.
   const method = shared.methods.has(call.method) ? call.method : 'unknown';
-  const took = (code: number): void => shared.observed?.(method, code, (shared.clock.elapsed() - began) / 1_000);
+  const took = (code: number): void => shared.onCallEnd?.(method, code, (shared.clock.elapsed() - began) / 1_000);
   try {
-    if (shared.isClosing) throw shared.ended.stopping();
-    if (shared.underway.size > shared.most.calls)
+    if (shared.isClosing) throw shared.abortReasons.serverStopping();
+    if (shared.inFlight.size > shared.maximums.calls)
       throw new GrpcError('too many calls are under way', { code: grpcCodes.unavailable });
     const handle = shared.methods.get(call.method);
     if (handle === undefined)
       throw new GrpcError(`there is no method ${call.method}`, { code: grpcCodes.unimplemented });
-    const message = unframed(await bodyOf(stream, shared.most.messageBytes + 5, call.signal));
+    const message = decodeFrame(await readBody(stream, shared.maximums.messageBytes + 5, call.signal));
     succeed(stream, await patiently(handle(message, call), call.signal, shared.clock));
     took(grpcCodes.ok);
   } catch (thrown) {
@@ -171,7 +182,7 @@ async function answerCall(shared: Shared, stream: ServerHttp2Stream, call: GrpcC
 const headerText = (header: string | readonly string[] | undefined): string | undefined =>
   typeof header === 'string' ? header : header?.[0];
 
-function bodyOf(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
+function readBody(stream: ServerHttp2Stream, most: number, signal: AbortSignal): Promise<Buffer> {
   const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
   const chunks: Buffer[] = [];
   let length = 0;
@@ -194,13 +205,13 @@ function succeed(stream: ServerHttp2Stream, message: Uint8Array): void {
   if (stream.destroyed || stream.closed) return;
   stream.respond({ ':status': 200, 'content-type': contentType }, { waitForTrailers: true });
   stream.once('wantTrailers', () => stream.sendTrailers({ 'grpc-status': String(grpcCodes.ok) }));
-  stream.end(framed(message));
+  stream.end(encodeFrame(message));
 }
 
 function refuse(stream: ServerHttp2Stream, { code, message }: GrpcStatus): void {
   if (stream.destroyed || stream.closed || stream.headersSent) return;
-  const status = { 'grpc-status': String(code), 'grpc-message': messageHeader(message.slice(0, 4_096)) };
+  const status = { 'grpc-status': String(code), 'grpc-message': encodeStatusMessage(message.slice(0, 4_096)) };
   stream.respond({ ':status': 200, 'content-type': contentType, ...status }, { endStream: true });
-  // What it still wants to send is not waited for. RFC 9113, section 8.1.
+  // Do not wait for the rest of the request. RFC 9113, section 8.1.
   if (!stream.readableEnded) stream.close(constants.NGHTTP2_NO_ERROR);
 }

@@ -43,7 +43,7 @@ async function failure(work: Promise<unknown>): Promise<{ failure: string; messa
   return { failure: thrown.failure, message: thrown.message, status: thrown.status };
 }
 
-describe('calls that wait for a connection', () => {
+describe('calls that wait for a free connection', () => {
   /** Answers nothing to those whose path ends so. */
   const deafTo =
     (end: string): Script =>
@@ -51,7 +51,7 @@ describe('calls that wait for a connection', () => {
       if (!path.endsWith(end)) answers({})(path, request, response);
     };
 
-  test('end with their signal all the same', async () => {
+  test('end with their signal', async () => {
     const { engine, client } = await scripted(deafTo('/start'));
     const stop = new AbortController();
     const calls = Array.from({ length: 8 }, (_, at) => client.startContainer(`c${at}`, stop.signal));
@@ -66,10 +66,10 @@ describe('calls that wait for a connection', () => {
     expect(engine.asked).toHaveLength(8);
   });
 
-  test('are not kept from one by those that wait for the end of a container', async () => {
+  test('are not blocked by calls that wait for a container to end', async () => {
     const { engine, client } = await scripted(deafTo('/wait'));
     const stop = new AbortController();
-    const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.containerEnd(`c${at}`, stop.signal)));
+    const all = Promise.allSettled(Array.from({ length: 9 }, (_, at) => client.waitContainer(`c${at}`, stop.signal)));
     await expect.poll(() => engine.asked.length, patience).toBe(9);
     await client.startContainer('c', signal);
     stop.abort();
@@ -100,7 +100,7 @@ describe('the version of the API', () => {
     });
   });
 
-  test('is asked for again when the engine was replaced', async () => {
+  test('is negotiated again when the engine was replaced', async () => {
     const { engine, client } = await scripted(answers({}));
     await client.info(signal);
     await engine.stop();
@@ -111,7 +111,7 @@ describe('the version of the API', () => {
     expect(engine.asked.at(-1)).toBe('GET /v1.44/info');
   });
 
-  test('is asked for again when the engine says that it is too old', async () => {
+  test('is negotiated again when the engine reports that it is too old', async () => {
     const { engine, client } = await scripted((path, request, response) => {
       if (request.url?.startsWith('/v1.41') === true)
         answers({ message: 'client version 1.41 is too old. Minimum supported API version is 1.44' }, 400)(
@@ -126,7 +126,7 @@ describe('the version of the API', () => {
     await client.info(signal);
   });
 
-  test('that is no version is not put into a path', async () => {
+  test('is not put into a path if it is malformed', async () => {
     const { engine, client } = await scripted(answers({}));
     engine.version = { Version: 'x', ApiVersion: '1.41/../x', MinAPIVersion: '1.12' };
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
@@ -134,8 +134,8 @@ describe('the version of the API', () => {
   });
 });
 
-describe('what goes wrong', () => {
-  test('nobody listens', async () => {
+describe('a DockerError is thrown when', () => {
+  test('nothing listens on the socket', async () => {
     using client = createDockerClient({ socket: '/nowhere/engine.sock', clock: systemClock() });
     expect(await failure(client.ping(signal))).toEqual({
       failure: 'unreachable',
@@ -160,7 +160,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('the answer is not JSON', async () => {
+  test('the response is not JSON', async () => {
     const { client } = await scripted((_path, _request, response) => response.end('<html>'));
     expect(await failure(client.containers(signal))).toMatchObject({
       failure: 'garbled',
@@ -168,7 +168,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('the answer is not HTTP', async () => {
+  test('the response is not HTTP', async () => {
     const { client } = await scripted((_path, _request, response) => response.socket?.end('220 mail ready\r\n'));
     expect(await failure(client.info(signal))).toMatchObject({ failure: 'garbled' });
   });
@@ -189,7 +189,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('the answer breaks off', async () => {
+  test('the connection breaks during the response', async () => {
     const { client } = await scripted((_path, _request, response) => {
       response.writeHead(200, { 'content-length': 100 });
       response.write('[{"Id":', () => response.socket?.destroy());
@@ -200,7 +200,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('the answer never ends', async () => {
+  test('the response is longer than the limit', async () => {
     const { client } = await scripted((_path, _request, response) => {
       const chunk = Buffer.alloc(1 << 16, ' ');
       const more = (): void => void (response.writable && response.write(chunk, more));
@@ -212,7 +212,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('the engine takes the question and does not answer', async () => {
+  test('the engine does not answer', async () => {
     const clock = createFakeClock();
     const asked = Promise.withResolvers<void>();
     const { client } = await scripted(() => asked.resolve(), clock);
@@ -222,7 +222,7 @@ describe('what goes wrong', () => {
     expect(await late).toMatchObject({ failure: 'deadline', message: 'GET /info: no answer within 10000 ms' });
   });
 
-  test('the engine begins an answer and stops', async () => {
+  test('the engine stops in the middle of a response', async () => {
     const clock = createFakeClock();
     const asked = Promise.withResolvers<void>();
     const { client } = await scripted(
@@ -235,7 +235,7 @@ describe('what goes wrong', () => {
     expect(await late).toMatchObject({ failure: 'deadline' });
   });
 
-  test('the caller gives up', async () => {
+  test('the caller cancels', async () => {
     const caller = new AbortController();
     const { client } = await scripted(() => caller.abort());
     expect(await failure(client.info(caller.signal))).toMatchObject({ failure: 'canceled' });
@@ -244,7 +244,7 @@ describe('what goes wrong', () => {
 });
 
 describe('connections', () => {
-  test('one that the engine closed while it was idle is not used again', async () => {
+  test('closed by the engine while idle are not used again', async () => {
     const { engine, client } = await scripted(answers({}));
     await client.info(signal);
     await engine.stop();
@@ -253,7 +253,7 @@ describe('connections', () => {
     expect(engine.asked).toHaveLength(2);
   });
 
-  test('one that the engine closes under a question is tried again, but never under a change', async () => {
+  test('closed by the engine during a call are retried for GET only', async () => {
     let isKept = true;
     const { engine, client } = await scripted((path, request, response) => {
       if (isKept) answers({})(path, request, response);
@@ -268,7 +268,7 @@ describe('connections', () => {
     expect(engine.asked).toHaveLength(4);
   });
 
-  test('are no more than eight at a time', async () => {
+  test('are limited to eight', async () => {
     let most = 0;
     const waiting: (() => void)[] = [];
     const { client } = await scripted((path, request, response) => {
@@ -292,7 +292,7 @@ describe('connections', () => {
 describe('events', () => {
   const event = (Action: string): string => `${JSON.stringify({ Type: 'container', Action, Actor: { ID: 'x' } })}\n`;
 
-  test('come as they are sent, whole, from the moment that was asked for', async () => {
+  test('arrive complete and in order, from the requested time', async () => {
     const { engine, client } = await scripted((_path, _request, response) => {
       const text = event('create') + event('start');
       response.write(text.slice(0, 30));
@@ -312,19 +312,19 @@ describe('events', () => {
     for await (const _ of await client.events({ types: ['container'] }, until));
   };
 
-  test('that break off are an error', async () => {
+  test('fail when the connection breaks', async () => {
     const { client } = await scripted((_path, _request, response) => {
       response.write(event('create'), () => response.socket?.destroy());
     });
     expect(await failure(reading(client))).toMatchObject({ failure: 'lost' });
   });
 
-  test('that are garbage are an error', async () => {
+  test('fail when they are not JSON', async () => {
     const { client } = await scripted((_path, _request, response) => response.end('what?\n'));
     expect(await failure(reading(client))).toMatchObject({ failure: 'garbled' });
   });
 
-  test('without an end are an error', async () => {
+  test('fail when a line is too long', async () => {
     const { client } = await scripted((_path, _request, response) => {
       const chunk = Buffer.alloc(1 << 16, 'x');
       const more = (): void => void (response.writable && response.write(chunk, more));
@@ -336,7 +336,7 @@ describe('events', () => {
     });
   });
 
-  test('that do not begin are an error after a while; once they did, silence is none', async () => {
+  test('time out before the response header, but not later', async () => {
     const clock = createFakeClock();
     let asked = Promise.withResolvers<void>();
     const { engine, client } = await scripted(() => asked.resolve(), clock);
@@ -359,7 +359,7 @@ describe('events', () => {
     expect((await stream.next()).value).toMatchObject({ action: 'create' });
   });
 
-  test('end when the caller gives up, and the connection with them', async () => {
+  test('end with their connection when the caller cancels', async () => {
     const caller = new AbortController();
     const closed = Promise.withResolvers<void>();
     const { client } = await scripted((_path, _request, response) => {
@@ -373,7 +373,7 @@ describe('events', () => {
     await closed.promise;
   });
 
-  test('are refused in the engine’s own words', async () => {
+  test("fail with the engine's message", async () => {
     const { client } = await scripted(answers({ message: 'no events today' }, 500));
     expect(await failure(reading(client))).toEqual({
       failure: 'refused',
@@ -383,12 +383,12 @@ describe('events', () => {
   });
 });
 
-test('what an engine has already done is done', async () => {
+test('a status of 304 counts as success', async () => {
   const { client } = await scripted((_path, _request, response) => response.writeHead(304).end());
   await client.startContainer('x', signal);
 });
 
-test('names are parts of a path, whatever is in them', async () => {
+test('names are escaped in paths', async () => {
   const { engine, client } = await scripted(answers({ Id: 'x' }));
   await client.removeContainer('a/../b?c', signal);
   await client.image('registry:5000/team/stowage:1', signal);
@@ -398,7 +398,7 @@ test('names are parts of a path, whatever is in them', async () => {
   ]);
 });
 
-test('an image that could not be loaded is an error, though the status was good', async () => {
+test('loading an image fails if the stream reports an error despite status 200', async () => {
   const { client } = await scripted((_path, request, response) => {
     request.resume().on('end', () => response.end('{"stream":"Loading"}\n{"error":"unexpected EOF"}\n'));
   });

@@ -11,16 +11,16 @@ import {
 import { DockerError, garbled, parsed } from './errors.ts';
 import { type EngineEvent, eventOf } from './events.ts';
 import { fieldsOf } from './fields.ts';
-import { type Answer, createDockerHttp, failureOf, type Outgoing } from './http.ts';
-import { spoken, type Version, versionOf } from './version.ts';
+import { createDockerHttp, type EngineRequest, type EngineResponse, failureOf } from './http.ts';
+import { chooseApiVersion, type Version, versionOf } from './version.ts';
 
 export interface Info {
   readonly id: string;
   readonly name: string;
   readonly root: string;
-  /** Such as `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
+  /** For example `name=seccomp,profile=default`, `name=userns`, `name=rootless`. */
   readonly securityOptions: readonly string[];
-  /** Containers go on while it is started anew. */
+  /** Containers keep running while the engine restarts. */
   readonly liveRestore: boolean;
 }
 
@@ -43,52 +43,54 @@ export interface NetworkSpec {
 
 export interface EventQuery {
   readonly types: readonly string[];
-  /** Also what happened from then on, in milliseconds since 1970. */
+  /** Includes past events since this time, in milliseconds since 1970. */
   readonly since?: number;
 }
 
 /**
- * The Docker Engine API over a Unix socket, as Docker and Podman serve it. Every call ends with its signal or its deadline,
- * whichever comes first; every failure is a DockerError.
+ * The Docker Engine API over a Unix socket, for Docker and Podman. Every call ends with its signal or its deadline, whichever
+ * comes first. Every failure is a DockerError.
  */
 export interface DockerClient extends Disposable {
   ping(signal: AbortSignal): Promise<void>;
   version(signal: AbortSignal): Promise<Version>;
   info(signal: AbortSignal): Promise<Info>;
-  /** All of them, also those that do not run. */
+  /** Lists all containers, including stopped ones. */
   containers(signal: AbortSignal): Promise<readonly ListedContainer[]>;
   container(idOrName: string, signal: AbortSignal): Promise<Container>;
-  /** Gives the id. An empty name: the engine makes one up. */
+  /** Returns the id. Empty name: the engine chooses one. */
   createContainer(name: string, spec: ContainerSpec, signal: AbortSignal): Promise<string>;
-  /** Also when it runs already. */
+  /** Succeeds if the container is already running. */
   startContainer(idOrName: string, signal: AbortSignal): Promise<void>;
-  /** Also when it does not run; killed when it has not ended after so many seconds. */
+  /** Succeeds if it is not running. The engine kills it after this many seconds. */
   stopContainer(idOrName: string, seconds: number, signal: AbortSignal): Promise<void>;
-  /** Sends it a signal, such as `USR1`. */
+  /** Sends a signal such as `USR1` to the container. */
   signalContainer(idOrName: string, name: string, signal: AbortSignal): Promise<void>;
-  /** Until it has ended and was removed, or ended the next time, or for an hour; gives its exit status. */
-  containerEnd(idOrName: string, signal: AbortSignal, condition?: 'removed' | 'next-exit'): Promise<number>;
-  /** Ends it first, where it runs; takes its anonymous volumes with it. */
+  /**
+   * Waits until the container was removed after its end, or until its next exit, for at most an hour. Returns its exit status.
+   */
+  waitContainer(idOrName: string, signal: AbortSignal, condition?: 'removed' | 'next-exit'): Promise<number>;
+  /** Kills the container if it runs, and removes its anonymous volumes, too. */
   removeContainer(idOrName: string, signal: AbortSignal): Promise<void>;
   network(idOrName: string, signal: AbortSignal): Promise<Network>;
   createNetwork(spec: NetworkSpec, signal: AbortSignal): Promise<string>;
   removeNetwork(idOrName: string, signal: AbortSignal): Promise<void>;
   connect(network: string, container: string, signal: AbortSignal): Promise<void>;
-  /** The id. */
+  /** Returns the image's id. */
   image(name: string, signal: AbortSignal): Promise<string>;
-  /** A tar as `docker save` writes it; gives what the engine calls what it loaded. */
+  /** Loads a tar in the format of `docker save`. Returns the names or ids that the engine reports. */
   loadImage(tar: AsyncIterable<Uint8Array>, signal: AbortSignal): Promise<readonly string[]>;
-  /** Resolves once the engine sends them. The stream ends with the engine, by an error when it breaks off. */
+  /** Resolves once the engine streams events. The stream ends when the engine closes it, and throws if the connection breaks. */
   events(query: EventQuery, signal: AbortSignal): Promise<AsyncGenerator<EngineEvent, void, undefined>>;
 }
 
 const mib = 1 << 20;
 const quickMs = 10_000;
-/** Mounts, networks and processes are waited for. */
+/** For calls that wait for mounts, networks or processes. */
 const slowMs = 120_000;
 const loadMs = 600_000;
 const longMs = 3_600_000;
-/** A container with thousands of labels and mounts is a few hundred kilobytes. */
+/** An event of a container with thousands of labels is a few hundred kilobytes. */
 const maxEvent = mib;
 const maxList = 64 * mib;
 
@@ -98,103 +100,108 @@ export function createDockerClient(options: { readonly socket: string; readonly 
 
   async function version(signal: AbortSignal): Promise<Version> {
     const call = 'GET /version';
-    const { body } = await http.ask({ ...plain('GET', '/version'), call }, signal);
+    const { body } = await http.request({ ...requestTo('GET', '/version'), call }, signal);
     return versionOf(parsed(body, call), call);
   }
 
-  /** Under the version that both speak; asked again when the engine may be another one by now. */
-  async function versioned<T>(out: Outgoing, signal: AbortSignal, use: (out: Outgoing) => Promise<T>): Promise<T> {
-    api ??= spoken(await version(signal), 'GET /version');
+  /** Uses the negotiated API version; negotiates again if the engine may have been replaced. */
+  async function withApiVersion<T>(
+    out: EngineRequest,
+    signal: AbortSignal,
+    use: (out: EngineRequest) => Promise<T>,
+  ): Promise<T> {
+    api ??= chooseApiVersion(await version(signal), 'GET /version');
     try {
       return await use({ ...out, path: `/v${api}${out.path}` });
     } catch (thrown) {
-      if (thrown instanceof DockerError && mayBeAnother(thrown)) api = undefined;
+      if (thrown instanceof DockerError && mayHaveChangedVersion(thrown)) api = undefined;
       throw thrown;
     }
   }
-  const ask = (out: Outgoing, signal: AbortSignal): Promise<Answer> =>
-    versioned(out, signal, (full) => http.ask(full, signal));
+  const ask = (out: EngineRequest, signal: AbortSignal): Promise<EngineResponse> =>
+    withApiVersion(out, signal, (full) => http.request(full, signal));
 
-  async function get(path: string, signal: AbortSignal, more: Partial<Outgoing> = {}): Promise<unknown> {
-    const out = { ...plain('GET', path), ...more };
+  async function get(path: string, signal: AbortSignal, more: Partial<EngineRequest> = {}): Promise<unknown> {
+    const out = { ...requestTo('GET', path), ...more };
     return parsed((await ask(out, signal)).body, out.call);
   }
-  const change = (method: 'POST' | 'DELETE', path: string, signal: AbortSignal, more: Partial<Outgoing> = {}) =>
-    ask({ ...plain(method, path), limitMs: slowMs, ...more }, signal);
-  /** What is made has an id. */
-  async function make(path: string, body: object, signal: AbortSignal, query = {}): Promise<string> {
-    const answer = await change('POST', path, signal, { body, query });
+  const mutate = (method: 'POST' | 'DELETE', path: string, signal: AbortSignal, more: Partial<EngineRequest> = {}) =>
+    ask({ ...requestTo(method, path), limitMs: slowMs, ...more }, signal);
+  /** Creates an object and returns its id. */
+  async function createObject(path: string, body: object, signal: AbortSignal, query = {}): Promise<string> {
+    const answer = await mutate('POST', path, signal, { body, query });
     return fieldsOf(parsed(answer.body, `POST ${path}`), `POST ${path}`).text('Id');
   }
   const nothing = async (done: Promise<unknown>): Promise<void> => void (await done);
 
   return {
     version,
-    ping: (signal) => nothing(http.ask(plain('GET', '/_ping'), signal)),
+    ping: (signal) => nothing(http.request(requestTo('GET', '/_ping'), signal)),
     info: async (signal) => infoOf(await get('/info', signal), 'GET /info'),
     containers: async (signal) => {
       const answer = await get('/containers/json', signal, { query: { all: '1' }, maxBytes: maxList });
       return listedContainers(answer, 'GET /containers/json');
     },
     container: async (name, signal) => {
-      const path = `/containers/${part(name)}/json`;
+      const path = `/containers/${pathSegment(name)}/json`;
       return containerOf(await get(path, signal), `GET ${path}`);
     },
     createContainer: (name, spec, signal) =>
-      make('/containers/create', createBody(spec), signal, name === '' ? {} : { name }),
-    startContainer: (name, signal) => nothing(change('POST', `/containers/${part(name)}/start`, signal)),
+      createObject('/containers/create', createBody(spec), signal, name === '' ? {} : { name }),
+    startContainer: (name, signal) => nothing(mutate('POST', `/containers/${pathSegment(name)}/start`, signal)),
     stopContainer: (name, seconds, signal) =>
       nothing(
-        change('POST', `/containers/${part(name)}/stop`, signal, {
+        mutate('POST', `/containers/${pathSegment(name)}/stop`, signal, {
           query: { t: String(seconds) },
           limitMs: slowMs + seconds * 1_000,
         }),
       ),
     signalContainer: (name, which, signal) =>
-      nothing(change('POST', `/containers/${part(name)}/kill`, signal, { query: { signal: which } })),
-    containerEnd: async (name, signal, condition = 'removed') => {
-      const path = `/containers/${part(name)}/wait`;
+      nothing(mutate('POST', `/containers/${pathSegment(name)}/kill`, signal, { query: { signal: which } })),
+    waitContainer: async (name, signal, condition = 'removed') => {
+      const path = `/containers/${pathSegment(name)}/wait`;
       const how = { query: { condition }, alone: true, limitMs: longMs };
-      const { body } = await change('POST', path, signal, how);
+      const { body } = await mutate('POST', path, signal, how);
       return fieldsOf(parsed(body, `POST ${path}`), `POST ${path}`).count('StatusCode');
     },
     removeContainer: (name, signal) =>
-      nothing(change('DELETE', `/containers/${part(name)}`, signal, { query: { force: '1', v: '1' } })),
-    network: async (name, signal) => networkOf(await get(`/networks/${part(name)}`, signal), `GET /networks/${name}`),
+      nothing(mutate('DELETE', `/containers/${pathSegment(name)}`, signal, { query: { force: '1', v: '1' } })),
+    network: async (name, signal) =>
+      networkOf(await get(`/networks/${pathSegment(name)}`, signal), `GET /networks/${name}`),
     createNetwork: ({ name, driver, internal, subnet, labels }, signal) => {
       const ipam = subnet === undefined ? undefined : { Config: [{ Subnet: subnet }] };
       const body = { Name: name, CheckDuplicate: true, Driver: driver, Internal: internal, IPAM: ipam, Labels: labels };
-      return make('/networks/create', body, signal);
+      return createObject('/networks/create', body, signal);
     },
-    removeNetwork: (name, signal) => nothing(change('DELETE', `/networks/${part(name)}`, signal)),
+    removeNetwork: (name, signal) => nothing(mutate('DELETE', `/networks/${pathSegment(name)}`, signal)),
     connect: (name, container, signal) =>
-      nothing(change('POST', `/networks/${part(name)}/connect`, signal, { body: { Container: container } })),
-    // A name may have slashes, which are not to be escaped.
+      nothing(mutate('POST', `/networks/${pathSegment(name)}/connect`, signal, { body: { Container: container } })),
+    // Image names contain slashes, which must not be escaped.
     image: async (name, signal) => {
-      const path = `/images/${name.split('/').map(part).join('/')}/json`;
+      const path = `/images/${name.split('/').map(pathSegment).join('/')}/json`;
       return fieldsOf(await get(path, signal, { maxBytes: 8 * mib }), `GET ${path}`).text('Id');
     },
     loadImage: async (tar, signal) => {
       const call = 'POST /images/load';
-      const { body } = await change('POST', '/images/load', signal, { tar, limitMs: loadMs, query: { quiet: '1' } });
-      return loadedOf(body, call);
+      const { body } = await mutate('POST', '/images/load', signal, { tar, limitMs: loadMs, query: { quiet: '1' } });
+      return parseLoadedImages(body, call);
     },
     events: (query, signal) => {
       const filters = JSON.stringify({ type: query.types });
       const since = query.since === undefined ? {} : { since: (query.since / 1_000).toFixed(3) };
-      const out = { ...plain('GET', '/events'), query: { filters, ...since } };
-      return versioned(out, signal, async (full) => eventsIn(await http.open(full, signal), out, signal));
+      const out = { ...requestTo('GET', '/events'), query: { filters, ...since } };
+      return withApiVersion(out, signal, async (full) => parseEvents(await http.openStream(full, signal), out, signal));
     },
     [Symbol.dispose]: () => http[Symbol.dispose](),
   };
 }
 
-const part = (name: string): string => {
-  if (name === '' || name === '.' || name === '..') throw new TypeError(`“${name}” is no name`);
+const pathSegment = (name: string): string => {
+  if (name === '' || name === '.' || name === '..') throw new TypeError(`“${name}” is not a valid name`);
   return encodeURIComponent(name);
 };
 
-const plain = (method: Outgoing['method'], path: string): Outgoing => ({
+const requestTo = (method: EngineRequest['method'], path: string): EngineRequest => ({
   call: `${method} ${path}`,
   method,
   path,
@@ -202,13 +209,13 @@ const plain = (method: Outgoing['method'], path: string): Outgoing => ({
   maxBytes: mib,
 });
 
-/** It was restarted, perhaps as another version; or says itself that it no longer speaks ours. */
-const mayBeAnother = ({ failure, status, said }: DockerError): boolean =>
-  failure === 'unreachable' || failure === 'lost' || (status === 400 && said.includes('client version'));
+/** The engine may have been restarted with another version, or reports that it does not support ours. */
+const mayHaveChangedVersion = ({ failure, status, engineMessage }: DockerError): boolean =>
+  failure === 'unreachable' || failure === 'lost' || (status === 400 && engineMessage.includes('client version'));
 
-async function* eventsIn(
+async function* parseEvents(
   stream: AsyncIterable<Uint8Array>,
-  out: Outgoing,
+  out: EngineRequest,
   signal: AbortSignal,
 ): AsyncGenerator<EngineEvent, void, undefined> {
   try {
@@ -245,13 +252,13 @@ function networkOf(answer: unknown, call: string): Network {
   };
 }
 
-/** A line for each step, and errors among them: the status was sent before the image was read. */
-function loadedOf(body: string, call: string): readonly string[] {
+/** The engine sends one line per step, and errors among them: it sends the HTTP status before it reads the image. */
+function parseLoadedImages(body: string, call: string): readonly string[] {
   const lines = body.split('\n').filter((line) => line.trim() !== '');
   return lines.flatMap((line) => {
     const fields = fieldsOf(parsed(line, call), call);
     const error = fields.optionalText('error');
-    if (error !== '') throw new DockerError(`${call}: ${error}`, { failure: 'refused', said: error });
+    if (error !== '') throw new DockerError(`${call}: ${error}`, { failure: 'refused', engineMessage: error });
     const found = /^Loaded image(?:\(s\)| ID)?: (.+)$/.exec(fields.optionalText('stream').trim());
     if (found === null) return [];
     const [, names] = found;

@@ -1,9 +1,9 @@
 import { type Fields, fieldsOf, listOf } from './fields.ts';
 
 export interface ContainerMount {
-  /** `volume`, `bind`, `tmpfs` … */
+  /** For example `volume`, `bind` or `tmpfs`. */
   readonly type: string;
-  /** Of a volume. */
+  /** The name of a volume. */
   readonly name: string;
   readonly driver: string;
   readonly source: string;
@@ -12,7 +12,7 @@ export interface ContainerMount {
 
 export interface ListedContainer {
   readonly id: string;
-  /** Without the slash that engines put before them. */
+  /** Without the leading slash of the API. */
   readonly names: readonly string[];
   readonly image: string;
   readonly state: string;
@@ -22,7 +22,7 @@ export interface ListedContainer {
 
 export interface ContainerNetwork {
   readonly networkId: string;
-  /** Empty where it has none. */
+  /** Empty if it has none. */
   readonly address: string;
 }
 
@@ -34,18 +34,18 @@ export interface Container {
   readonly state: {
     readonly status: string;
     readonly running: boolean;
-    /** In the engine's own process namespace; zero: it does not run. */
+    /** In the engine's process namespace; 0 if it is not running. */
     readonly pid: number;
     readonly exitCode: number;
     readonly error: string;
   };
   readonly labels: Readonly<Record<string, string>>;
   readonly mounts: readonly ContainerMount[];
-  /** Its network namespace, as a path that the engine sees; empty where there is none. */
+  /** The path of its network namespace on the engine's host; empty if there is none. */
   readonly sandbox: string;
-  /** `host`, `none`, `container:ID`, or the name of a network; empty where the engine does not say. */
+  /** `host`, `none`, `container:ID`, or a network's name; empty if the engine does not report it. */
   readonly networkMode: string;
-  /** By name; of a container that does not run, those that it will be attached to. */
+  /** By name. For a stopped container, the networks that it will be attached to. */
   readonly networks: Readonly<Record<string, ContainerNetwork>>;
 }
 
@@ -56,9 +56,9 @@ export interface ContainerSpec {
   readonly env?: readonly string[];
   readonly user?: string;
   readonly labels?: Readonly<Record<string, string>>;
-  /** False: not even the one that the image brings. */
+  /** False disables the image's health check, too. */
   readonly healthcheck?: false;
-  /** How long it may take to end once it was told to. */
+  /** How long it may take to stop before the engine kills it. */
   readonly stopSeconds?: number;
   readonly host?: {
     /** `host:container[:options]` */
@@ -72,13 +72,13 @@ export interface ContainerSpec {
     readonly readOnly?: boolean;
     readonly restart?: 'no' | 'always' | 'unless-stopped' | 'on-failure';
     readonly autoRemove?: boolean;
-    /** An init process of the engine's own is put before the program. */
+    /** The engine runs an init process as PID 1. */
     readonly init?: boolean;
-    /** Places with files in memory, empty at first, in place of those of the image. */
+    /** Paths at which an empty tmpfs is mounted. */
     readonly tmpfs?: readonly string[];
-    /** From -1000, never chosen when memory is short, to 1000. */
+    /** From -1000 (never killed when memory is short) to 1000. */
     readonly oomScore?: number;
-    /** By name, such as `memlock`; -1 is none. */
+    /** By name, for example `memlock`; -1 means unlimited. */
     readonly limits?: Readonly<Record<string, number>>;
   };
 }
@@ -133,7 +133,7 @@ const mountOf = (one: Fields): ContainerMount => ({
   destination: one.optionalText('Destination'),
 });
 
-/** As the API wants it; what is not said is left to the engine. */
+/** The body of a create call; the engine chooses what is left out. */
 export function createBody(spec: ContainerSpec): object {
   const { image, command, entrypoint, env, user, labels, healthcheck, stopSeconds, host = {} } = spec;
   const devices = host.devices?.map((path) => ({

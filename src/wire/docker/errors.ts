@@ -2,31 +2,31 @@ import type { HttpFailure } from '#base/http.ts';
 import { parseJson } from '#base/json.ts';
 
 /**
- * `refused`: the engine answered, and said no (`status`, and its own words). `unreachable`: the cause is the system's error.
- * `garbled`: also an answer that is not what the API says.
+ * `refused`: the engine returned an error (`status` and `engineMessage`). `unreachable`: the cause is a system error. `garbled`:
+ * the reply is malformed or violates the API.
  */
 export type DockerFailure = HttpFailure | 'refused';
 
 export class DockerError extends Error {
   override readonly name = 'DockerError';
   readonly failure: DockerFailure;
-  /** Of the answer; zero: there was none. */
+  /** The HTTP status; 0 if there was no reply. */
   readonly status: number;
-  /** What the engine said, where it said something. */
-  readonly said: string;
+  /** The engine's error message, if any. */
+  readonly engineMessage: string;
   constructor(
     message: string,
     about: {
       readonly failure: DockerFailure;
       readonly status?: number;
-      readonly said?: string;
+      readonly engineMessage?: string;
       readonly cause?: unknown;
     },
   ) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.status = about.status ?? 0;
-    this.said = about.said ?? '';
+    this.engineMessage = about.engineMessage ?? '';
   }
 }
 

@@ -1,7 +1,7 @@
 import { fieldsOf } from './fields.ts';
 
 export interface EngineEvent {
-  /** `container`, `volume`, `network`, `image` … */
+  /** For example `container`, `volume`, `network` or `image`. */
   readonly type: string;
   /** `create`, `start`, `die`, `destroy` (Docker) or `remove` (Podman), `exec_start: sh`, `health_status: healthy` … */
   readonly action: string;

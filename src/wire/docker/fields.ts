@@ -1,22 +1,22 @@
 import { garbled } from './errors.ts';
 
-/** An object of an answer, read field by field. What is missing or of the wrong type is an error that names call and field. */
+/** Reads the fields of an object in a reply. A missing field or a wrong type is an error that names the call and the field. */
 export interface Fields {
   text(name: string): string;
   /** Empty where it is missing. */
   optionalText(name: string): string;
   count(name: string): number;
   flag(name: string): boolean;
-  /** False where it is missing. */
+  /** False if it is missing. */
   optionalFlag(name: string): boolean;
-  /** Empty where it is missing: engines leave out what is empty, or say null. */
+  /** Empty if it is missing: engines omit empty lists, or send null. */
   texts(name: string): readonly string[];
   textMap(name: string): Readonly<Record<string, string>>;
   object(name: string): Fields;
-  /** Without fields where it is missing. */
+  /** An object without fields if it is missing. */
   optionalObject(name: string): Fields;
   objects(name: string): readonly Fields[];
-  /** Each of its fields, where all of them are objects. */
+  /** All fields, which must be objects. */
   entries(): readonly (readonly [string, Fields])[];
 }
 
@@ -24,7 +24,7 @@ export function fieldsOf(value: unknown, call: string, path = ''): Fields {
   if (!isObject(value)) throw garbled(call, `${path === '' ? 'the answer' : path} is not an object`);
   const at = (name: string): string => (path === '' ? name : `${path}.${name}`);
   function field<T>(name: string, kind: string, is: (value: unknown) => value is T, absent?: T): T {
-    // Of the object itself: nothing that JavaScript adds to every object.
+    // Own properties only, not inherited ones.
     const found = Object.hasOwn(value as object, name) ? (value as Record<string, unknown>)[name] : undefined;
     if ((found === undefined || found === null) && absent !== undefined) return absent;
     if (!is(found)) throw garbled(call, `${at(name)} is ${found === undefined ? 'missing' : `not ${kind}`}`);

@@ -4,47 +4,47 @@ import { httpFailure, pathWithQuery, readText, send, socketTarget } from '#base/
 import { opened } from '#base/open-stream.ts';
 import { DockerError } from './errors.ts';
 
-export interface Outgoing {
-  /** What it is called in messages. */
+export interface EngineRequest {
+  /** The name of the call in error messages. */
   readonly call: string;
   readonly method: 'GET' | 'POST' | 'DELETE';
   readonly path: string;
   readonly query?: Readonly<Record<string, string>>;
   readonly body?: object;
-  /** Sent as it comes, in the place of a body. */
+  /** Streamed as the body. */
   readonly tar?: AsyncIterable<Uint8Array>;
-  /** It waits for something: with a connection of its own, so that it keeps none from those who do not. */
-  readonly alone?: boolean;
+  /** For calls that wait: uses a separate connection, so that others do not have to wait for one. */
+  readonly ownConnection?: boolean;
   readonly limitMs: number;
   readonly maxBytes: number;
 }
 
-export interface Answer {
+export interface EngineResponse {
   readonly status: number;
-  /** Empty: there is none. */
+  /** Empty if there is none. */
   readonly body: string;
 }
 
-/** HTTP over a Unix socket, bounded in time, bytes and connections. An answer that says no is an error. */
+/** HTTP over a Unix socket with limits on time, bytes and connections. Error statuses become exceptions. */
 export interface DockerHttp extends Disposable {
-  ask(out: Outgoing, signal: AbortSignal): Promise<Answer>;
-  /** The deadline is for the head of the answer; its body then takes as long as it takes, until the signal ends it. */
-  open(out: Outgoing, signal: AbortSignal): Promise<IncomingMessage>;
+  request(out: EngineRequest, signal: AbortSignal): Promise<EngineResponse>;
+  /** The deadline covers the response header only. The body lasts until the signal ends it. */
+  openStream(out: EngineRequest, signal: AbortSignal): Promise<IncomingMessage>;
 }
 
-const mostSockets = 8;
-/** What an engine says of an error is a line or two. */
+const maxSockets = 8;
+/** An engine's error message is a line or two. */
 const maxError = 64 << 10;
 const shownError = 1_000;
 
 export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
   const target = socketTarget(socketPath);
-  // What only asks may be sent twice, so it may use a connection that the engine is closing at that very moment; what
-  // changes something gets one of its own.
-  const kept = new Agent({ keepAlive: true, maxSockets: mostSockets, maxFreeSockets: 1 });
-  const fresh = new Agent({ keepAlive: false, maxSockets: mostSockets });
+  // A GET can be repeated, so it may use a kept connection that the engine may be closing at that moment. Other calls get new
+  // connections.
+  const keepAliveAgent = new Agent({ keepAlive: true, maxSockets: maxSockets, maxFreeSockets: 1 });
+  const singleUseAgent = new Agent({ keepAlive: false, maxSockets: maxSockets });
 
-  function head(out: Outgoing, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
+  function head(out: EngineRequest, agent: Agent | false, signal: AbortSignal): Promise<IncomingMessage> {
     const { method, tar: stream } = out;
     const headers: Record<string, string> = { host: 'docker', accept: 'application/json' };
     if (stream !== undefined) headers['content-type'] = 'application/x-tar';
@@ -53,47 +53,50 @@ export function createDockerHttp(socketPath: string, clock: Clock): DockerHttp {
     return send(target, { method, path: pathWithQuery(out.path, out.query), headers, body, stream, agent }, signal);
   }
 
-  async function answerOf(head: IncomingMessage, { maxBytes }: Outgoing): Promise<Answer> {
+  async function answerOf(head: IncomingMessage, { maxBytes }: EngineRequest): Promise<EngineResponse> {
     const { statusCode: status = 0 } = head;
     return { status, body: await readText(head, status < 400 ? maxBytes : maxError) };
   }
 
   return {
-    ask: async (out, signal) => {
+    request: async (out, signal) => {
       using limit = clock.deadline(out.limitMs, signal);
-      const shared = out.method === 'GET' ? kept : fresh;
+      const shared = out.method === 'GET' ? keepAliveAgent : singleUseAgent;
       try {
-        return checked(out, await answerOf(await head(out, out.alone === true ? false : shared, limit.signal), out));
+        return requireSuccess(
+          out,
+          await answerOf(await head(out, out.ownConnection === true ? false : shared, limit.signal), out),
+        );
       } catch (thrown) {
         throw failureOf(out, thrown, limit.signal);
       }
     },
-    open: (out, signal) => {
+    openStream: (out, signal) => {
       const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
         const answer = await head(out, false, ended);
-        if (answer.statusCode !== 200) checked(out, await answerOf(answer, out));
+        if (answer.statusCode !== 200) requireSuccess(out, await answerOf(answer, out));
         return answer;
       };
       const failure = (thrown: unknown, ended: AbortSignal): DockerError => failureOf(out, thrown, ended);
       return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => {
-      kept.destroy();
-      fresh.destroy();
+      keepAliveAgent.destroy();
+      singleUseAgent.destroy();
     },
   };
 }
 
-function checked(out: Outgoing, answer: Answer): Answer {
+function requireSuccess(out: EngineRequest, answer: EngineResponse): EngineResponse {
   const { status, body } = answer;
   if (status >= 200 && status < 300) return answer;
-  // Already so: what was asked for is true.
+  // 304: the requested state is already there.
   if (status === 304) return answer;
-  const said = messageOf(body);
-  throw new DockerError(`${out.call}: ${said === '' ? `status ${status}` : said}`, {
+  const engineMessage = messageOf(body);
+  throw new DockerError(`${out.call}: ${engineMessage === '' ? `status ${status}` : engineMessage}`, {
     failure: 'refused',
     status,
-    said,
+    engineMessage,
   });
 }
 
@@ -109,8 +112,8 @@ function messageOf(body: string): string {
 
 const line = (text: string): string => text.trim().replaceAll(/\s+/g, ' ').slice(0, shownError);
 
-/** The single funnel. */
-export function failureOf({ call }: Pick<Outgoing, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {
+/** All failures become DockerErrors here. */
+export function failureOf({ call }: Pick<EngineRequest, 'call'>, thrown: unknown, signal: AbortSignal): DockerError {
   if (thrown instanceof DockerError) return thrown;
   const { failure, why, cause } = httpFailure(thrown, 'the engine', signal);
   return new DockerError(`${call}: ${why}`, { failure, cause });

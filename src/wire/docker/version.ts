@@ -2,11 +2,11 @@ import { DockerError } from './errors.ts';
 import { fieldsOf } from './fields.ts';
 
 export interface Version {
-  /** The engine's own. */
+  /** The version of the engine. */
   readonly version: string;
   readonly api: string;
   readonly oldestApi: string;
-  /** What it is made of, as it says: Docker's has an `Engine`, Podman's a `Podman Engine`. */
+  /** The components that it reports: Docker has an `Engine`, Podman a `Podman Engine`. */
   readonly components: readonly string[];
 }
 
@@ -21,22 +21,25 @@ export function versionOf(answer: unknown, call: string): Version {
   };
 }
 
-/** What this is written for: Docker 20.10 and Podman 4 speak it, and what it has has not changed since. */
-const ours = '1.41';
+/**
+ * The API version that this client is written for. Docker 20.10 and Podman 4 support it, and the calls in use have not changed
+ * since.
+ */
+const preferredApi = '1.41';
 
 /**
- * Ours wherever the engine still speaks it. One that has given it up is asked in the oldest version that it does speak; one
- * that is too old for it is not asked at all.
+ * Returns our version if the engine supports it. If the engine has dropped it, returns the engine's oldest version. Fails for an
+ * engine that is too old for it.
  */
-export function spoken({ version, api, oldestApi }: Version, call: string): string {
+export function chooseApiVersion({ version, api, oldestApi }: Version, call: string): string {
   if (!isVersion(api) || !isVersion(oldestApi)) {
     throw new DockerError(`${call}: ${api} and ${oldestApi} are not API versions`, { failure: 'garbled' });
   }
-  if (compare(api, ours) < 0) {
-    const why = `version ${version} speaks API ${api}, and ${ours} is needed (Docker 20.10, Podman 4)`;
-    throw new DockerError(`${call}: ${why}`, { failure: 'refused', said: why });
+  if (compare(api, preferredApi) < 0) {
+    const why = `version ${version} speaks API ${api}, and ${preferredApi} is needed (Docker 20.10, Podman 4)`;
+    throw new DockerError(`${call}: ${why}`, { failure: 'refused', engineMessage: why });
   }
-  return compare(oldestApi, ours) > 0 ? oldestApi : ours;
+  return compare(oldestApi, preferredApi) > 0 ? oldestApi : preferredApi;
 }
 
 const isVersion = (text: string): boolean => /^\d{1,4}\.\d{1,4}$/.test(text);

@@ -1,4 +1,4 @@
-/** The kernel's side: include/uapi/linux/fuse.h, protocol 7.31 to 7.45. All numbers are in the machine's own order. */
+/** The constants of include/uapi/linux/fuse.h, protocol 7.31 to 7.45. All numbers are in the machine's byte order. */
 
 export const protocol = { major: 7, oldestMinor: 31, newestMinor: 45 } as const;
 
@@ -8,7 +8,7 @@ export const attrSize = 88;
 export const entrySize = 128;
 export const openSize = 16;
 
-/** What the kernel wants beside the data of a WRITE, in the memory that a request is read into. */
+/** The room that the kernel requires for the headers of a WRITE, beside its data. */
 export const requestOverhead = 4096;
 export const pageSize = 4096;
 
@@ -66,7 +66,7 @@ export const opcode = {
 } as const;
 export type OpName = keyof typeof opcode;
 
-/** Flags of INIT by their bit; from 32 on they are in a second word, which kernels before 6.0 do not have. */
+/** The bit numbers of the INIT flags. Flags from 32 on are in a second word, which kernels before 6.0 do not send. */
 export const initFlag = {
   asyncRead: 0,
   posixLocks: 1,
@@ -97,7 +97,7 @@ export const initFlag = {
 } as const;
 export type InitFlag = keyof typeof initFlag;
 
-/** What OPEN, CREATE and OPENDIR answer about the file. */
+/** The flags in the replies to OPEN, CREATE and OPENDIR. */
 export const openFlag = {
   directIo: 1,
   keepCache: 2,
@@ -107,7 +107,7 @@ export const openFlag = {
   parallelDirectWrites: 64,
 };
 
-/** Which attributes a SETATTR sets. */
+/** The bits for the attributes that a SETATTR sets. */
 export const setattrField = {
   mode: 1,
   uid: 2,
@@ -130,7 +130,7 @@ export const lockFlag = { flock: 1 } as const;
 export const renameFlag = { noReplace: 1, exchange: 2, whiteout: 4 } as const;
 
 export const notifyCode = { invalInode: 2, invalEntry: 3, delete: 6, resend: 7 } as const;
-/** A request that the kernel sends once more has this bit in its unique number (the highest of 64). */
+/** The kernel sets this bit (the highest of 64) in the unique number of a resent request. */
 export const resentBit = 0x8000_0000;
 
 export const rootNode = 1;

@@ -3,7 +3,7 @@ import { getSystemErrorName, promisify } from 'node:util';
 import { isErrno } from '#base/errno.ts';
 import { readNow, watchReadable } from '#base/linux/watch-readable.ts';
 
-/** Memory that one request is read into: at least `maxWrite + requestOverhead` bytes. */
+/** The memory for one request: at least `maxWrite + requestOverhead` bytes. `place` is its index. */
 export interface Slot {
   readonly place: number;
   readonly buffer: Buffer;
@@ -11,47 +11,52 @@ export interface Slot {
 }
 
 export interface DeviceOptions {
-  /** Its own: it is closed at the end, also if it cannot be opened. */
+  /** The device takes it over, and closes it at the end, also if it cannot be opened. */
   readonly fd: number;
-  /** Asked before each read, also if nothing comes of it, for memory that is then read into. Undefined: nothing is read until `resume`. */
-  readonly next: () => Slot | undefined;
-  /** A request of so many bytes lies there. */
+  /**
+   * Returns the memory for the next read. Called before each read, also if the read returns nothing. Undefined: reading pauses
+   * until `resume`.
+   */
+  readonly nextSlot: () => Slot | undefined;
+  /** Called when a request of `length` bytes was read into the slot. */
   readonly onRequest: (slot: Slot, length: number) => void;
-  /** The kernel could make nothing of what was written; if it was an answer, whoever waited was told EIO. */
-  readonly onRefused?: (cause: unknown) => void;
-  /** Unmounted (ENODEV) or aborted (ECONNABORTED), or whatever else ended it. */
+  /** The kernel rejected a message (EINVAL). If it was a reply, the kernel returned EIO to the application. */
+  readonly onRejected?: (cause: unknown) => void;
+  /** Called when the device has ended: unmounted (ENODEV), aborted (ECONNABORTED), closed here, or another error. */
   readonly onEnd: (code: string) => void;
 }
 
 export interface Device extends Disposable {
-  /** False: nobody waits for it any more. */
+  /** Returns false if nobody waits for the reply any more. */
   write(bytes: Uint8Array): boolean;
-  /** The same by another thread, for what may wait for an answer of ours: one at a time in this process. */
-  writeApart(bytes: Uint8Array): Promise<boolean>;
-  /** There may be memory again. */
+  /** Writes in another thread, for notifications that may wait for one of our own replies. One at a time in this process. */
+  writeInThread(bytes: Uint8Array): Promise<boolean>;
+  /** Continues to read, since there may be memory again. */
   resume(): void;
-  /** Nothing more is read. */
+  /** Stops reading. */
   pause(): void;
 }
 
-const writeByThread = promisify(write);
-/** Node has few threads, and one that waits in the kernel serves nobody else: what waits here takes one of them. */
-let apart: Promise<unknown> = Promise.resolve();
+const writeAsync = promisify(write);
+/**
+ * Node has few threads, and a thread that waits in the kernel is blocked. So these writes queue up and take one thread at most.
+ */
+let lastThreadWrite: Promise<unknown> = Promise.resolve();
 
-/** Requests that are read one after the other before anything else gets its turn. */
-const mostAtOnce = 8;
+/** The number of requests to read before the event loop continues. */
+const maxReadsPerTurn = 8;
 
-/** Interrupted before it was read, or nothing there: not an end. */
-const passing = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
+/** Errors that do not end the device: the request was interrupted before it was read, or there is none. */
+const transientErrors = new Set(['EAGAIN', 'EINTR', 'ENOENT']);
 
-export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOptions): Device {
+export function openDevice({ fd, nextSlot, onRequest, onRejected, onEnd }: DeviceOptions): Device {
   using failing = new DisposableStack();
   failing.defer(() => closeSync(fd));
   let isClosed = false;
   let watch: Disposable | undefined;
-  let writing: Promise<void> | undefined;
+  let threadWrite: Promise<void> | undefined;
 
-  function rest(): void {
+  function stopReading(): void {
     watch?.[Symbol.dispose]();
     watch = undefined;
   }
@@ -59,74 +64,74 @@ export function openDevice({ fd, next, onRequest, onRefused, onEnd }: DeviceOpti
   function end(code: string): void {
     if (isClosed) return;
     isClosed = true;
-    rest();
-    // One that is on its way by another thread must not reach whoever gets the number next.
-    if (writing === undefined) closeSync(fd);
-    else void writing.then(() => closeSync(fd));
-    // Whoever finds the end is in the middle of something.
+    stopReading();
+    // Close it only after a write in another thread has ended: otherwise that could write to a reused descriptor.
+    if (threadWrite === undefined) closeSync(fd);
+    else void threadWrite.then(() => closeSync(fd));
+    // Asynchronously, since the caller that found the end is still busy.
     setImmediate(() => onEnd(code));
   }
 
-  function readable(): void {
-    for (let i = 0; i < mostAtOnce && watch !== undefined; i++) {
-      const slot = next();
+  function readRequests(): void {
+    for (let i = 0; i < maxReadsPerTurn && watch !== undefined; i++) {
+      const slot = nextSlot();
       if (slot === undefined) {
-        rest();
+        stopReading();
         return;
       }
       const length = readNow(fd, slot.buffer);
       if (length < 0) {
         const code = getSystemErrorName(length);
-        if (!passing.has(code)) end(code);
+        if (!transientErrors.has(code)) end(code);
         return;
       }
       onRequest(slot, length);
     }
   }
 
-  const begin = (): void => {
-    if (!isClosed) watch ??= watchReadable(fd, readable);
+  const startReading = (): void => {
+    if (!isClosed) watch ??= watchReadable(fd, readRequests);
   };
-  begin();
+  startReading();
   failing.move();
-  // Interrupted and gone meanwhile, or a request that somebody else answered; or unmounted.
-  const refused = (cause: unknown): false => {
+  // The request was interrupted, another process has answered it, or the file system was unmounted.
+  const rejected = (cause: unknown): false => {
     if (isErrno(cause, 'ENOENT', 'ENODEV', 'ECONNABORTED', 'EPERM')) return false;
     if (!isErrno(cause, 'EINVAL')) throw cause;
-    onRefused?.(cause);
+    onRejected?.(cause);
     return false;
   };
   return {
     write: (bytes) => {
-      // Its number may be somebody else's by now.
+      // The descriptor number may have been reused.
       if (isClosed) return false;
       try {
         writeSync(fd, bytes);
         return true;
       } catch (cause) {
-        return refused(cause);
+        return rejected(cause);
       }
     },
-    writeApart: async (bytes) => {
-      const before = apart;
+    writeInThread: async (bytes) => {
+      const before = lastThreadWrite;
       const { promise: done, resolve } = Promise.withResolvers<void>();
-      apart = done;
+      lastThreadWrite = done;
       await before;
       try {
         if (isClosed) return false;
-        const written = writeByThread(fd, bytes);
-        writing = written.then(nothing, nothing);
+        const written = writeAsync(fd, bytes);
+        threadWrite = written.then(nothing, nothing);
         await written;
         return true;
       } catch (cause) {
-        return refused(cause);
+        return rejected(cause);
       } finally {
-        writing = undefined;
+        threadWrite = undefined;
         resolve();
       }
     },
-    resume: begin,
-    pause: rest,
+    resume: startReading,
+    pause: stopReading,
     [Symbol.dispose]: () => end('closed'),
   };
 }

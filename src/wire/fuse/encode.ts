@@ -1,20 +1,20 @@
 import { attrSize, entrySize, openSize, outHeaderSize } from './abi.ts';
 import { setU64 } from './message.ts';
-import type { Attr, AttrReply, Entry, FullDirectoryEntry, Listing, Lock, Opened, Statfs } from './operations.ts';
+import type { Attr, AttrReply, DirectoryEntryPlus, DirentWriter, Entry, Lock, Opened, Statfs } from './operations.ts';
 
-/** Where an answer is written: the bytes and a view of the same. */
-export interface Output {
+/** The memory for a reply, with a view of the same bytes. */
+export interface ReplyBuffer {
   readonly buffer: Buffer;
   readonly view: DataView;
 }
 
-export function createOutput(size: number): Output {
+export function createReplyBuffer(size: number): ReplyBuffer {
   const memory = new ArrayBuffer(size);
   return { buffer: Buffer.from(memory), view: new DataView(memory) };
 }
 
-/** Each writes its part of an answer from `at` on, and gives where the next begins. */
-function putAttr({ view }: Output, at: number, attr: Attr): number {
+/** Each `put` function writes its part of a reply at `at`, and returns the offset after it. */
+function putAttr({ view }: ReplyBuffer, at: number, attr: Attr): number {
   setU64(view, at, attr.ino);
   setU64(view, at + 8, attr.size);
   setU64(view, at + 16, attr.blocks);
@@ -40,7 +40,7 @@ function putMs(view: DataView, at: number, nsAt: number, ms: number): void {
   view.setUint32(nsAt, (ms - seconds * 1000) * 1e6, true);
 }
 
-export function putEntry(out: Output, at: number, entry: Entry): number {
+export function putEntry(out: ReplyBuffer, at: number, entry: Entry): number {
   const { buffer, view } = out;
   setU64(view, at, entry.node);
   setU64(view, at + 8, entry.generation);
@@ -51,20 +51,20 @@ export function putEntry(out: Output, at: number, entry: Entry): number {
   return at + entrySize;
 }
 
-export function putAttrReply(out: Output, at: number, { attr, attrMs }: AttrReply): number {
+export function putAttrReply(out: ReplyBuffer, at: number, { attr, attrMs }: AttrReply): number {
   putMs(out.view, at, at + 8, attrMs);
   out.view.setUint32(at + 12, 0, true);
   return putAttr(out, at + 16, attr);
 }
 
-export function putOpened({ view }: Output, at: number, { fh, flags }: Opened): number {
+export function putOpened({ view }: ReplyBuffer, at: number, { fh, flags }: Opened): number {
   setU64(view, at, fh);
   view.setUint32(at + 8, flags, true);
   view.setUint32(at + 12, 0, true);
   return at + openSize;
 }
 
-export function putStatfs({ buffer, view }: Output, at: number, found: Statfs): number {
+export function putStatfs({ buffer, view }: ReplyBuffer, at: number, found: Statfs): number {
   setU64(view, at, found.blocks);
   setU64(view, at + 8, found.bfree);
   setU64(view, at + 16, found.bavail);
@@ -77,7 +77,7 @@ export function putStatfs({ buffer, view }: Output, at: number, found: Statfs): 
   return at + 80;
 }
 
-export function putLock({ view }: Output, at: number, { start, end, type, pid }: Lock): number {
+export function putLock({ view }: ReplyBuffer, at: number, { start, end, type, pid }: Lock): number {
   view.setBigUint64(at, start, true);
   view.setBigUint64(at + 8, end, true);
   view.setUint32(at + 16, type, true);
@@ -85,18 +85,18 @@ export function putLock({ view }: Output, at: number, { start, end, type, pid }:
   return at + 24;
 }
 
-export function putU32({ view }: Output, at: number, value: number): number {
+export function putU32({ view }: ReplyBuffer, at: number, value: number): number {
   view.setUint32(at, value, true);
   view.setUint32(at + 4, 0, true);
   return at + 8;
 }
 
-export function putU64({ view }: Output, at: number, value: number): number {
+export function putU64({ view }: ReplyBuffer, at: number, value: number): number {
   setU64(view, at, value);
   return at + 8;
 }
 
-export function putBytes({ buffer }: Output, at: number, value: Uint8Array): number {
+export function putBytes({ buffer }: ReplyBuffer, at: number, value: Uint8Array): number {
   buffer.set(value, at);
   return at + value.length;
 }
@@ -104,12 +104,16 @@ export function putBytes({ buffer }: Output, at: number, value: Uint8Array): num
 const direntSize = 24;
 const noEntry: Entry = { node: 0, generation: 0, attr: undefined, entryMs: 0, attrMs: 0 };
 
-/** Entries of a directory, one after the other, for READDIR or (with `plus`) READDIRPLUS. */
-export function createListing(out: Output, size: number, plus: boolean): Listing & { readonly end: number } {
+/** Writes directory entries for READDIR, or with `plus` for READDIRPLUS. */
+export function createDirentWriter(
+  out: ReplyBuffer,
+  size: number,
+  plus: boolean,
+): DirentWriter & { readonly end: number } {
   const limit = Math.min(outHeaderSize + size, out.buffer.length);
   let at: number = outHeaderSize;
   return {
-    add: ({ ino, offset, type, name, entry }: FullDirectoryEntry) => {
+    add: ({ ino, offset, type, name, entry }: DirectoryEntryPlus) => {
       const begin = plus ? at + entrySize : at;
       const end = begin + ((direntSize + name.length + 7) & ~7);
       if (end > limit) return false;
@@ -117,7 +121,7 @@ export function createListing(out: Output, size: number, plus: boolean): Listing
       setU64(out.view, begin, ino);
       out.view.setBigUint64(begin + 8, offset, true);
       out.view.setUint32(begin + 16, name.length, true);
-      // As in struct dirent: the type without the permissions.
+      // As in struct dirent: the type bits only.
       out.view.setUint32(begin + 20, (type >>> 12) & 15, true);
       out.buffer.set(name, begin + direntSize);
       out.buffer.fill(0, begin + direntSize + name.length, end);

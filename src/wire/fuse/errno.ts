@@ -1,4 +1,4 @@
-/** Errors that a FUSE answer can carry, by their Linux numbers (x86 and arm64 have the same). */
+/** The errors that a FUSE reply can have, with their Linux numbers (the same on x86 and arm64). */
 export const errno = {
   EPERM: 1,
   ENOENT: 2,
@@ -40,8 +40,8 @@ export const errno = {
 export type ErrnoName = keyof typeof errno;
 
 /**
- * What an operation throws to answer with an error. Anything else that it throws is answered with EIO, and reported. Without
- * a stack: nobody sees it, and to take it down costs more than many a request.
+ * Operations throw it to reply with an error. Any other exception is answered with EIO and reported. It has no stack trace:
+ * nobody would see it, and capturing one costs more than many requests.
  */
 export class Errno extends Error {
   override readonly name = 'Errno';

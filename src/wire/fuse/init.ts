@@ -1,39 +1,39 @@
 import { type InitFlag, initFlag, pageSize, protocol } from './abi.ts';
-import type { Output } from './encode.ts';
-import { type Message, needs, u32 } from './message.ts';
+import type { ReplyBuffer } from './encode.ts';
+import { type Message, requireBytes, u32 } from './message.ts';
 
-/** What the kernel offers. */
-export interface Offer {
+/** fuse_init_in: the version and flags that the kernel supports. */
+export interface InitRequest {
   readonly major: number;
   readonly minor: number;
   readonly maxReadahead: number;
   has(flag: InitFlag): boolean;
 }
 
-/** What the file system wants of it. Flags that the kernel does not have are left out. */
-export interface Wishes {
+/** The options that the file system requests. Flags that the kernel does not support are left out. */
+export interface InitOptions {
   readonly flags: readonly InitFlag[];
-  /** Most bytes of one WRITE, and of one READ. */
+  /** The maximum size of one WRITE and of one READ. */
   readonly maxWrite: number;
   readonly maxReadahead: number;
-  /** Requests that the kernel makes by itself (readahead, direct I/O in parallel) and has under way at once. */
+  /** The limit on background requests (readahead, parallel direct I/O) in flight. */
   readonly maxBackground: number;
-  /** The least difference of times that is kept, in ns. */
+  /** The resolution of timestamps, in ns. */
   readonly timeGranularity: number;
 }
 
-/** What was agreed upon. */
-export interface Agreement {
+/** The negotiated version and flags. */
+export interface InitResult {
   readonly minor: number;
   readonly flags: readonly InitFlag[];
 }
 
-const answerSize = 64;
+const replySize = 64;
 
-export function readOffer(message: Message): Offer {
-  needs(message, 16);
+export function readInitRequest(message: Message): InitRequest {
+  requireBytes(message, 16);
   const [low, second] = [u32(message, 12), 16];
-  // Kernels before 6.0 send less than this.
+  // Kernels before 6.0 send a shorter request.
   const isLong = message.end >= 40 + second + 4;
   const high = isLong && isSet(low, initFlag.initExt) ? u32(message, second) : 0;
   return {
@@ -46,11 +46,11 @@ export function readOffer(message: Message): Offer {
 
 const isSet = (word: number, bit: number): boolean => ((word >>> bit) & 1) === 1;
 
-/** The kernel may be newer than us (then it adapts) and must not be older than what we know. */
-export const isSpoken = ({ major, minor }: Offer): boolean =>
+/** A newer kernel adapts to our version; one that is older than our oldest version is not supported. */
+export const isSupported = ({ major, minor }: InitRequest): boolean =>
   major > protocol.major || (major === protocol.major && minor >= protocol.oldestMinor);
 
-export function agree(offer: Offer, wishes: Wishes): Agreement {
+export function negotiate(offer: InitRequest, wishes: InitOptions): InitResult {
   const wanted: readonly InitFlag[] = [...wishes.flags, 'initExt', 'maxPages', 'bigWrites'];
   return {
     minor: Math.min(offer.minor, protocol.newestMinor),
@@ -58,16 +58,16 @@ export function agree(offer: Offer, wishes: Wishes): Agreement {
   };
 }
 
-/** A kernel with a newer major version is told ours alone, and asks again. */
-export function putAgreement(
-  out: Output,
+/** A kernel with a newer major version reads only our version, and sends INIT again. */
+export function putInitReply(
+  out: ReplyBuffer,
   at: number,
-  offer: Offer,
-  { minor, flags }: Agreement,
-  wishes: Wishes,
+  offer: InitRequest,
+  { minor, flags }: InitResult,
+  wishes: InitOptions,
 ): number {
   const { buffer, view } = out;
-  buffer.fill(0, at, at + answerSize);
+  buffer.fill(0, at, at + replySize);
   const word = (from: number): number =>
     flags.reduce((sum, flag) => {
       const bit = initFlag[flag] - from;
@@ -83,5 +83,5 @@ export function putAgreement(
   view.setUint32(at + 24, wishes.timeGranularity, true);
   view.setUint16(at + 28, wishes.maxWrite / pageSize, true);
   view.setUint32(at + 32, word(32), true);
-  return at + answerSize;
+  return at + replySize;
 }

@@ -33,7 +33,7 @@ const mounted = async (ground: Ground, wishes = usualWishes) => {
 };
 
 describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
-  test('an answer that the kernel can make nothing of ends its request, and nothing else', async () => {
+  test('a malformed reply fails its request and no other', async () => {
     using ground = createGround();
     const memory = createMemoryFileSystem();
     const readlink = (): Uint8Array => Buffer.alloc(4096, 'x');
@@ -44,7 +44,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(await fs.readFile(join(mount.at, 'file'), 'utf8')).toBe('data');
   });
 
-  test('files: made, written in large and small pieces, read back, cut, removed', async () => {
+  test('files are created, written in large and small writes, read, truncated and removed', async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
@@ -72,7 +72,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     );
   });
 
-  test('names: directories, links, moves, special files', async () => {
+  test('directories, links, renames and special files work', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -102,7 +102,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('directories longer than one answer, with and without attributes', async () => {
+  test('directories longer than one reply are listed with and without attributes', async () => {
     for (const flags of [usualWishes.flags, ['asyncRead'] as const]) {
       using ground = createGround();
       const { mount, path } = await mounted(ground, { ...usualWishes, flags });
@@ -116,7 +116,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     }
   });
 
-  test('the kernel forgets what it has looked up, one by one and many at once', async () => {
+  test('the kernel sends FORGET and BATCH_FORGET for looked up nodes', async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
@@ -126,7 +126,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     await expect.poll(() => memory.known(), { timeout: 10_000 }).toBe(0);
   });
 
-  test('statfs tells sizes beyond 32 bits', async () => {
+  test('statfs reports sizes beyond 32 bits', async () => {
     using ground = createGround();
     const { mount } = await mounted(ground);
     await using _ = mount;
@@ -139,7 +139,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     });
   });
 
-  test('extended attributes', async () => {
+  test('extended attributes are set, read, listed and removed', async () => {
     using ground = createGround();
     const { mount, path } = await mounted(ground);
     await using _ = mount;
@@ -162,7 +162,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(await call(list, at, read, 100)).toBe(0);
   });
 
-  test('what the file system does not have is refused once, and not asked again', async () => {
+  test('the kernel stops sending an operation after ENOSYS', async () => {
     using ground = createGround();
     const memory = createMemoryFileSystem();
     const { getxattr: _one, fallocate: _two, ...operations } = { ...memory.operations };
@@ -174,7 +174,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('locks, when the file system keeps them', async () => {
+  test('locks are passed to a file system that requested them', async () => {
     using ground = createGround();
     const flags = [...usualWishes.flags, 'posixLocks', 'flockLocks'] as const;
     const { memory, mount, path } = await mounted(ground, { ...usualWishes, flags });
@@ -191,7 +191,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(memory.asked).toContain('setlk');
   });
 
-  test('room, holes and copies', async () => {
+  test('fallocate, lseek and copy_file_range work', async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
@@ -210,7 +210,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(memory.asked).toEqual(expect.arrayContaining(['fallocate', 'copyFileRange', 'lseek']));
   });
 
-  test('who is interrupted gets its answer at once', async () => {
+  test('an interrupted process gets its reply at once', async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
@@ -223,7 +223,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(await once(reader, 'exit')).toEqual([null, 'SIGKILL']);
   });
 
-  test('what changed elsewhere is told to the kernel', async () => {
+  test("notifications invalidate the kernel's caches", async () => {
     using ground = createGround();
     const { memory, mount, path } = await mounted(ground);
     await using _ = mount;
@@ -246,7 +246,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.device.write(invalidateEntry(1, Buffer.from('unknown'), { expireOnly: false }))).toBe(false);
   });
 
-  test('the kernel sends once more what was not answered', async () => {
+  test('the kernel resends requests without a reply', async () => {
     using ground = createGround();
     const memory = createMemoryFileSystem();
     const seen: boolean[] = [];
@@ -268,7 +268,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(seen).toEqual([false, true]);
   });
 
-  test('without memory for another request nothing is read, until there is some', async () => {
+  test('reading pauses while there is no memory for another request', async () => {
     using ground = createGround();
     const memory = createMemoryFileSystem();
     await using mount = await mountFuse(ground, memory.operations, usualWishes, { slots: 3 });
@@ -286,7 +286,7 @@ describe.skipIf(needs('fuse'))('the FUSE protocol with this kernel', () => {
     expect(mount.faults).toEqual([]);
   });
 
-  test('a device that is gone is the end, and says so', async () => {
+  test('an unmount ends the device and is reported', async () => {
     using ground = createGround();
     const { mount } = await mounted(ground);
     await using _ = mount;

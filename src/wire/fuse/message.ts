@@ -1,18 +1,18 @@
 import { inHeaderSize } from './abi.ts';
 import { Errno, type ErrnoName } from './errno.ts';
 
-/** One request as it lies in memory. The view is over the same bytes. */
+/** One request in memory. The view covers the same bytes. */
 export interface Message {
   readonly buffer: Buffer;
   readonly view: DataView;
-  /** Where it ends. */
+  /** The offset of its end. */
   readonly end: number;
 }
 
 const high = 0x1_0000_0000;
 
-/** Rounded beyond what a double holds exactly: no node or open file is called by such a number. For those of bytes see `offset`. */
-const u64 = (view: DataView, at: number): number => view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
+/** Rounds beyond 2^53: no node or file handle has such a number. For file offsets see `fileOffset`. */
+const readU64 = (view: DataView, at: number): number => view.getUint32(at, true) + view.getUint32(at + 4, true) * high;
 
 export function setU64(view: DataView, at: number, value: number): void {
   view.setUint32(at, value >>> 0, true);
@@ -22,40 +22,40 @@ export function setU64(view: DataView, at: number, value: number): void {
 export const header = {
   length: ({ view }: Message): number => view.getUint32(0, true),
   opcode: ({ view }: Message): number => view.getUint32(4, true),
-  node: ({ view }: Message): number => u64(view, 16),
+  node: ({ view }: Message): number => readU64(view, 16),
   uid: ({ view }: Message): number => view.getUint32(24, true),
   gid: ({ view }: Message): number => view.getUint32(28, true),
   pid: ({ view }: Message): number => view.getUint32(32, true),
 } as const;
 
-/** Arguments begin here; what is read beyond the end of the request is not the kernel's word. */
+/** The offset of the arguments. Bytes after the end of the request are not from the kernel. */
 const args = inHeaderSize;
 
-export function needs({ end }: Message, bytes: number): void {
+export function requireBytes({ end }: Message, bytes: number): void {
   if (end < args + bytes) throw new Errno('EPROTO');
 }
 
 export const u32 = ({ view }: Message, at: number): number => view.getUint32(args + at, true);
-export const number = ({ view }: Message, at: number): number => u64(view, args + at);
+export const u64 = ({ view }: Message, at: number): number => readU64(view, args + at);
 
-/** Where bytes of a file begin. No file is as long as a double cannot tell exactly: that is refused, not rounded. */
-export function offset(message: Message, at: number, length = 0, refusal: ErrnoName = 'EFBIG'): number {
-  const from = number(message, at);
+/** Reads an offset in a file. No file is longer than a double can represent exactly: such offsets are refused, not rounded. */
+export function fileOffset(message: Message, at: number, length = 0, refusal: ErrnoName = 'EFBIG'): number {
+  const from = u64(message, at);
   if (from + length > Number.MAX_SAFE_INTEGER) throw new Errno(refusal);
   return from;
 }
 
-export const big = ({ view }: Message, at: number): bigint => view.getBigUint64(args + at, true);
+export const bigU64 = ({ view }: Message, at: number): bigint => view.getBigUint64(args + at, true);
 
-/** The bytes up to the next NUL, from `at` of the arguments on. */
-export function text({ buffer, end }: Message, at: number): Buffer {
+/** Reads the bytes up to the next NUL, from offset `at` of the arguments. */
+export function readName({ buffer, end }: Message, at: number): Buffer {
   const from = args + at;
   const to = buffer.indexOf(0, from);
   if (from > end || to < 0 || to >= end) throw new Errno('EPROTO');
   return buffer.subarray(from, to);
 }
 
-export function bytes({ buffer, end }: Message, at: number, length: number): Buffer {
+export function readBytes({ buffer, end }: Message, at: number, length: number): Buffer {
   const from = args + at;
   if (from + length > end) throw new Errno('EPROTO');
   return buffer.subarray(from, from + length);

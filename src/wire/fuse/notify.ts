@@ -1,12 +1,12 @@
 import { notifyCode, outHeaderSize } from './abi.ts';
-import { createOutput, type Output } from './encode.ts';
+import { createReplyBuffer, type ReplyBuffer } from './encode.ts';
 import { setU64 } from './message.ts';
 
-/** What is told to the kernel unasked. Each gives a whole message, to be written to the device. */
+/** Notifications to the kernel. Each function returns a whole message for the device. */
 
 /**
- * Attributes of a node are no longer right; with `data`, its cached pages too. Dropping pages waits for those that are being
- * read: whoever answers reads must not wait for this to return, or neither ends. Attributes alone never wait.
+ * Invalidates the cached attributes of a node; with `data`, its cached pages, too. The kernel waits for pages that are being
+ * read. So a thread that answers READs must not wait for this, or neither ends. Without `data` it never waits.
  */
 export function invalidateInode(node: number, data?: { readonly offset: number; readonly length: number }): Buffer {
   const out = message(notifyCode.invalInode, 24);
@@ -16,7 +16,7 @@ export function invalidateInode(node: number, data?: { readonly offset: number; 
   return out.buffer;
 }
 
-/** A name means something else, or nothing, now. Takes the directory's lock: see the README on deadlocks. */
+/** Invalidates a cached name. Takes the directory's lock in the kernel: see the README on deadlocks. */
 export function invalidateEntry(parent: number, name: Uint8Array, how: { readonly expireOnly: boolean }): Buffer {
   const out = message(notifyCode.invalEntry, 16 + name.length + 1);
   setU64(out.view, outHeaderSize, parent);
@@ -26,13 +26,13 @@ export function invalidateEntry(parent: number, name: Uint8Array, how: { readonl
   return out.buffer;
 }
 
-/** Send once more what was read and not answered (Linux 6.9). */
+/** Asks the kernel to resend requests that were read and not answered (Linux 6.9). */
 export const resend = (): Buffer => message(notifyCode.resend, 0).buffer;
 
-function message(code: number, size: number): Output {
-  const out = createOutput(outHeaderSize + size);
+function message(code: number, size: number): ReplyBuffer {
+  const out = createReplyBuffer(outHeaderSize + size);
   out.view.setUint32(0, outHeaderSize + size, true);
-  // In a notification the error is its code, and no request has the number 0.
+  // In a notification the error field has the code, and the unique number is 0.
   out.view.setInt32(4, code, true);
   return out;
 }

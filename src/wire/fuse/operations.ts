@@ -1,8 +1,8 @@
-/** Times are seconds and nanoseconds, as the server tells them. */
+/** The attributes of a node. Times are in seconds and nanoseconds. */
 export interface Attr {
   readonly ino: number;
   readonly size: number;
-  /** Of 512 bytes. */
+  /** In units of 512 bytes. */
   readonly blocks: number;
   readonly atime: number;
   readonly mtime: number;
@@ -10,7 +10,7 @@ export interface Attr {
   readonly atimeNs: number;
   readonly mtimeNs: number;
   readonly ctimeNs: number;
-  /** With the type of the file. */
+  /** Includes the file type. */
   readonly mode: number;
   readonly nlink: number;
   readonly uid: number;
@@ -19,13 +19,13 @@ export interface Attr {
   readonly blksize: number;
 }
 
-/** Node 0: there is no such name, and the kernel may remember that. */
+/** Node 0 means that the name does not exist, which the kernel may cache. */
 export interface Entry {
   readonly node: number;
   readonly generation: number;
   /** Undefined only with node 0. */
   readonly attr: Attr | undefined;
-  /** How long the kernel may rely on them, in ms. */
+  /** How long the kernel may cache the name and the attributes, in ms. */
   readonly entryMs: number;
   readonly attrMs: number;
 }
@@ -36,9 +36,9 @@ export interface AttrReply {
 }
 
 export interface Opened {
-  /** A number of the file system's own, which comes with each request for the open file. */
+  /** The file handle: a number that the file system chooses, and that each request for the open file has. */
   readonly fh: number;
-  /** Of `openFlag`. */
+  /** A combination of `openFlag`. */
   readonly flags: number;
 }
 
@@ -61,26 +61,26 @@ export interface Lock {
   readonly pid: number;
 }
 
-/** One name in a directory. `offset` is where to go on after it. */
+/** One name in a directory. `offset` is where to continue after it. */
 export interface DirectoryEntry {
   readonly ino: number;
   readonly offset: bigint;
-  /** As in a mode, without permissions. */
+  /** The file type bits of a mode. */
   readonly type: number;
   readonly name: Uint8Array;
 }
 
-/** For READDIRPLUS; without an entry the kernel looks the name up when it needs to. */
-export interface FullDirectoryEntry extends DirectoryEntry {
+/** For READDIRPLUS. Without an entry the kernel looks the name up when needed. */
+export interface DirectoryEntryPlus extends DirectoryEntry {
   readonly entry: Entry | undefined;
 }
 
-/** Takes entries until there is no room for another; false: this one was not taken. */
-export interface Listing {
-  add(entry: FullDirectoryEntry): boolean;
+/** Collects entries. `add` returns false if the entry did not fit. */
+export interface DirentWriter {
+  add(entry: DirectoryEntryPlus): boolean;
 }
 
-/** Only what is to be set is there. */
+/** Has only the attributes to set. */
 export interface SetAttr {
   readonly mode?: number;
   readonly uid?: number;
@@ -96,122 +96,128 @@ export interface Time {
   readonly nanoseconds: number;
 }
 
-/** Who asks, and for which request. The kernel does not tell supplementary groups. */
+/** The caller of a request. The kernel does not send supplementary groups. */
 export interface Request {
   readonly uid: number;
   readonly gid: number;
   readonly pid: number;
-  /** Where the request lies: a place of the reader's, which stays the request's until it is answered. */
+  /** The index of the request's memory, which belongs to the request until it is answered. */
   readonly place: number;
-  /** A predecessor received it and may have answered it. In that case the kernel drops the reply of this process. */
+  /** A predecessor received the request and may have answered it. In that case the kernel drops the reply of this process. */
   readonly resent: boolean;
-  /** Aborted when whoever waits for the answer was interrupted. Made when first asked for. */
+  /** Aborted when the waiting process is interrupted. Created on first access. */
   readonly signal: AbortSignal;
 }
 
-/** READ's data: `length` bytes in `buffer` from `outHeaderSize` on; the room before them is for the header of the answer. */
+/**
+ * The data of a READ: `length` bytes in `buffer` from `outHeaderSize` on; the bytes before are reserved for the reply's header.
+ */
 export interface ReadReply {
   readonly buffer: Buffer;
   readonly length: number;
 }
 
 type Name = Buffer;
-type Answer<T> = T | Promise<T>;
+type MaybePromise<T> = T | Promise<T>;
 
 /**
- * A file system. What is not there is answered with ENOSYS, which the kernel remembers for most operations and then does
- * without. Names are bytes, without a NUL or a slash. Buffers of a request are valid until it is answered.
+ * A file system. Missing operations are answered with ENOSYS, which makes the kernel stop sending most of them. Names are bytes
+ * without NUL and slash. The buffers of a request are valid until it is answered.
  */
 export interface Operations {
-  lookup(parent: number, name: Name, request: Request): Answer<Entry>;
-  /** Not answered, and must not fail. */
+  lookup(parent: number, name: Name, request: Request): MaybePromise<Entry>;
+  /** Has no reply and must not fail. */
   forget(node: number, lookups: number): void;
-  getattr(node: number, fh: number | undefined, request: Request): Answer<AttrReply>;
-  setattr(node: number, set: SetAttr, request: Request): Answer<AttrReply>;
-  readlink(node: number, request: Request): Answer<Uint8Array>;
-  symlink(parent: number, name: Name, target: Buffer, request: Request): Answer<Entry>;
+  getattr(node: number, fh: number | undefined, request: Request): MaybePromise<AttrReply>;
+  setattr(node: number, set: SetAttr, request: Request): MaybePromise<AttrReply>;
+  readlink(node: number, request: Request): MaybePromise<Uint8Array>;
+  symlink(parent: number, name: Name, target: Buffer, request: Request): MaybePromise<Entry>;
   mknod(
     parent: number,
     name: Name,
     how: { readonly mode: number; readonly rdev: number },
     request: Request,
-  ): Answer<Entry>;
-  mkdir(parent: number, name: Name, mode: number, request: Request): Answer<Entry>;
-  unlink(parent: number, name: Name, request: Request): Answer<void>;
-  rmdir(parent: number, name: Name, request: Request): Answer<void>;
+  ): MaybePromise<Entry>;
+  mkdir(parent: number, name: Name, mode: number, request: Request): MaybePromise<Entry>;
+  unlink(parent: number, name: Name, request: Request): MaybePromise<void>;
+  rmdir(parent: number, name: Name, request: Request): MaybePromise<void>;
   rename(
     from: { readonly parent: number; readonly name: Name },
     to: { readonly parent: number; readonly name: Name },
     flags: number,
     request: Request,
-  ): Answer<void>;
-  link(node: number, parent: number, name: Name, request: Request): Answer<Entry>;
-  open(node: number, flags: number, request: Request): Answer<Opened>;
+  ): MaybePromise<void>;
+  link(node: number, parent: number, name: Name, request: Request): MaybePromise<Entry>;
+  open(node: number, flags: number, request: Request): MaybePromise<Opened>;
   create(
     parent: number,
     name: Name,
     how: { readonly flags: number; readonly mode: number },
     request: Request,
-  ): Answer<{ readonly entry: Entry; readonly opened: Opened }>;
+  ): MaybePromise<{ readonly entry: Entry; readonly opened: Opened }>;
   read(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly size: number },
     request: Request,
-  ): Answer<ReadReply>;
-  /** Gives how many bytes were taken. `openFlags`: O_SYNC and the like. */
+  ): MaybePromise<ReadReply>;
+  /** Returns the number of bytes written. `openFlags`: O_SYNC and the like. */
   write(
     node: number,
     at: { readonly fh: number; readonly offset: number; readonly flags: number; readonly openFlags: number },
     data: Buffer,
     request: Request,
-  ): Answer<number>;
-  flush(node: number, fh: number, request: Request): Answer<void>;
-  /** The last holder of an open file has closed it. `unlock`: whose flock ends with it. */
+  ): MaybePromise<number>;
+  flush(node: number, fh: number, request: Request): MaybePromise<void>;
+  /** The last descriptor of an open file was closed. `unlock`: the owner whose flock ends. */
   release(
     node: number,
     how: { readonly fh: number; readonly unlock: bigint | undefined },
     request: Request,
-  ): Answer<void>;
-  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
-  opendir(node: number, flags: number, request: Request): Answer<Opened>;
+  ): MaybePromise<void>;
+  fsync(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): MaybePromise<void>;
+  opendir(node: number, flags: number, request: Request): MaybePromise<Opened>;
   readdir(
     node: number,
     at: { readonly fh: number; readonly offset: bigint; readonly plus: boolean },
-    into: Listing,
+    into: DirentWriter,
     request: Request,
-  ): Answer<void>;
-  releasedir(node: number, fh: number, request: Request): Answer<void>;
-  fsyncdir(node: number, how: { readonly fh: number; readonly dataOnly: boolean }, request: Request): Answer<void>;
-  statfs(node: number, request: Request): Answer<Statfs>;
-  access(node: number, mask: number, request: Request): Answer<void>;
-  getxattr(node: number, name: Name, size: number, request: Request): Answer<Uint8Array | number>;
+  ): MaybePromise<void>;
+  releasedir(node: number, fh: number, request: Request): MaybePromise<void>;
+  fsyncdir(
+    node: number,
+    how: { readonly fh: number; readonly dataOnly: boolean },
+    request: Request,
+  ): MaybePromise<void>;
+  statfs(node: number, request: Request): MaybePromise<Statfs>;
+  access(node: number, mask: number, request: Request): MaybePromise<void>;
+  getxattr(node: number, name: Name, size: number, request: Request): MaybePromise<Uint8Array | number>;
   setxattr(
     node: number,
     name: Name,
     set: { readonly value: Buffer; readonly flags: number },
     request: Request,
-  ): Answer<void>;
-  listxattr(node: number, size: number, request: Request): Answer<Uint8Array | number>;
-  removexattr(node: number, name: Name, request: Request): Answer<void>;
-  getlk(node: number, about: LockRequest, request: Request): Answer<Lock>;
-  setlk(node: number, about: LockRequest, request: Request): Answer<void>;
-  setlkw(node: number, about: LockRequest, request: Request): Answer<void>;
+  ): MaybePromise<void>;
+  listxattr(node: number, size: number, request: Request): MaybePromise<Uint8Array | number>;
+  removexattr(node: number, name: Name, request: Request): MaybePromise<void>;
+  getlk(node: number, about: LockRequest, request: Request): MaybePromise<Lock>;
+  setlk(node: number, about: LockRequest, request: Request): MaybePromise<void>;
+  setlkw(node: number, about: LockRequest, request: Request): MaybePromise<void>;
   fallocate(
     node: number,
     what: { readonly fh: number; readonly offset: number; readonly length: number; readonly mode: number },
     request: Request,
-  ): Answer<void>;
+  ): MaybePromise<void>;
   lseek(
     node: number,
     to: { readonly fh: number; readonly offset: number; readonly whence: number },
     request: Request,
-  ): Answer<number>;
+  ): MaybePromise<number>;
   copyFileRange(
     from: { readonly node: number; readonly fh: number; readonly offset: number },
     to: { readonly node: number; readonly fh: number; readonly offset: number },
     length: number,
     request: Request,
-  ): Answer<number>;
+  ): MaybePromise<number>;
 }
 
 export interface LockRequest {

@@ -25,38 +25,38 @@ function create(operations: Partial<Operations>) {
   const faults: unknown[] = [];
   const session = createSession({
     operations,
-    wishes,
-    desk: { answer: (_place, bytes) => said.push(0 - bytes.readInt32LE(4)), finished: () => said.push('finished') },
+    initOptions: wishes,
+    store: { reply: (_place, bytes) => said.push(0 - bytes.readInt32LE(4)), finished: () => said.push('finished') },
     onFault: (_operation, cause) => faults.push(cause),
   });
   return { session, said, faults };
 }
 
 describe('a session', () => {
-  test('answers a request that is cut off with an error, and does nothing', () => {
+  test('answers a truncated request with an error without executing it', () => {
     const { session, said } = create({
       write: () => expect.fail('must not be asked'),
       mkdir: () => expect.fail('must not be asked'),
     });
-    session.take(0, message(opcode.write, Buffer.alloc(39)));
-    session.take(0, message(opcode.mkdir, Buffer.from('12345678no NUL at the end')));
+    session.handle(0, message(opcode.write, Buffer.alloc(39)));
+    session.handle(0, message(opcode.mkdir, Buffer.from('12345678no NUL at the end')));
     // More data than there is.
     const long = Buffer.alloc(44);
     long.writeUInt32LE(1000, 16);
-    session.take(0, message(opcode.write, long));
+    session.handle(0, message(opcode.write, long));
     expect(said).toEqual([errno.EPROTO, errno.EPROTO, errno.EPROTO]);
     expect(session.pending).toBe(0);
   });
 
-  test('answers what nobody knows with ENOSYS', () => {
+  test('answers unknown opcodes with ENOSYS', () => {
     const { session, said } = create({});
-    session.take(0, message(4711, Buffer.alloc(8)));
-    session.take(0, message(opcode.statfs, Buffer.alloc(0)));
-    session.take(0, message(opcode.ioctl, Buffer.alloc(64)));
+    session.handle(0, message(4711, Buffer.alloc(8)));
+    session.handle(0, message(opcode.statfs, Buffer.alloc(0)));
+    session.handle(0, message(opcode.ioctl, Buffer.alloc(64)));
     expect(said).toEqual([errno.ENOSYS, errno.ENOSYS, errno.ENOSYS]);
   });
 
-  test('turns what should not happen into EIO, and reports it', async () => {
+  test('turns unexpected exceptions into EIO and reports them', async () => {
     const { session, said, faults } = create({
       statfs: async () => Promise.reject(new TypeError('a fault of ours')),
       readlink: () => {
@@ -66,15 +66,15 @@ describe('a session', () => {
         throw new Errno('EACCES');
       },
     });
-    session.take(0, message(opcode.statfs, Buffer.alloc(0)));
-    session.take(1, message(opcode.readlink, Buffer.alloc(0)));
-    session.take(2, message(opcode.unlink, Buffer.from('name\0')));
+    session.handle(0, message(opcode.statfs, Buffer.alloc(0)));
+    session.handle(1, message(opcode.readlink, Buffer.alloc(0)));
+    session.handle(2, message(opcode.unlink, Buffer.from('name\0')));
     await new Promise(setImmediate);
     expect(said.toSorted()).toEqual([errno.EACCES, errno.EIO, errno.EIO].toSorted());
     expect(faults.map(String).toSorted()).toEqual(['RangeError: another', 'TypeError: a fault of ours']);
   });
 
-  test('tells an operation that its caller was interrupted, also one that asks later', async () => {
+  test('aborts the signal of an interrupted request, also if the operation reads it later', async () => {
     const { promise, resolve } = Promise.withResolvers<void>();
     const { session, said } = create({
       statfs: async (_node, { signal }) => {
@@ -93,45 +93,45 @@ describe('a session', () => {
       args.writeUInt32LE(unique, 0);
       return args;
     };
-    session.take(0, message(opcode.statfs, Buffer.alloc(0), 8));
-    session.take(1, message(opcode.readlink, Buffer.alloc(0), 10));
-    session.take(2, message(opcode.interrupt, interrupt(8), 9));
-    session.take(2, message(opcode.interrupt, interrupt(10), 11));
-    session.take(2, message(opcode.interrupt, interrupt(12), 13));
+    session.handle(0, message(opcode.statfs, Buffer.alloc(0), 8));
+    session.handle(1, message(opcode.readlink, Buffer.alloc(0), 10));
+    session.handle(2, message(opcode.interrupt, interrupt(8), 9));
+    session.handle(2, message(opcode.interrupt, interrupt(10), 11));
+    session.handle(2, message(opcode.interrupt, interrupt(12), 13));
     resolve();
     await new Promise(setImmediate);
     expect(said).toEqual(['finished', 'finished', 'finished', errno.EINTR, errno.EINTR]);
   });
 
-  test('the desk hears who was interrupted, once, and can say so of a request that it had before', async () => {
+  test('reports each interrupt once to the store, which can pass it on for an inherited request', async () => {
     const interrupted: number[] = [];
     const said: number[] = [];
     const session = createSession({
-      wishes,
+      initOptions: wishes,
       operations: {
         statfs: async (_node, { signal }) => {
           if (!signal.aborted) await new Promise((resolve) => signal.addEventListener('abort', resolve));
           throw new Errno('EINTR');
         },
       },
-      desk: {
-        answer: (place, bytes) => said.push(place, -bytes.readInt32LE(4)),
+      store: {
+        reply: (place, bytes) => said.push(place, -bytes.readInt32LE(4)),
         finished: () => undefined,
         interrupted: (place) => void interrupted.push(place),
       },
     });
     const args = Buffer.alloc(8);
     args.writeUInt32LE(8, 0);
-    session.take(3, message(opcode.statfs, Buffer.alloc(0), 8));
-    session.take(4, message(opcode.interrupt, args, 9));
+    session.handle(3, message(opcode.statfs, Buffer.alloc(0), 8));
+    session.handle(4, message(opcode.interrupt, args, 9));
     await new Promise(setImmediate);
-    session.take(4, message(opcode.interrupt, args, 9));
-    session.take(5, message(opcode.statfs, Buffer.alloc(0), 10), { isInterrupted: true });
+    session.handle(4, message(opcode.interrupt, args, 9));
+    session.handle(5, message(opcode.statfs, Buffer.alloc(0), 10), { isInterrupted: true });
     await new Promise(setImmediate);
     expect([interrupted, said]).toEqual([[3], [3, errno.EINTR, 5, errno.EINTR]]);
   });
 
-  test('answers what is beyond any file without asking, and asks about what is just not', () => {
+  test('answers offsets beyond 2^53 itself, and passes smaller ones to the file system', () => {
     const asked: string[] = [];
     const ask =
       (name: string) =>
@@ -155,14 +155,14 @@ describe('a session', () => {
       return made;
     };
     const take = (value: bigint): void => {
-      session.take(0, message(opcode.write, args(40, 8, value)));
-      session.take(0, message(opcode.setattr, args(88, 16, value, setattrField.size)));
-      session.take(0, message(opcode.fallocate, args(32, 8, value)));
-      session.take(0, message(opcode.fallocate, args(32, 16, value)));
-      session.take(0, message(opcode.lseek, args(24, 8, value)));
-      session.take(0, message(opcode.copyFileRange, args(56, 8, value)));
-      session.take(0, message(opcode.copyFileRange, args(56, 32, value)));
-      session.take(0, message(opcode.read, args(40, 8, value)));
+      session.handle(0, message(opcode.write, args(40, 8, value)));
+      session.handle(0, message(opcode.setattr, args(88, 16, value, setattrField.size)));
+      session.handle(0, message(opcode.fallocate, args(32, 8, value)));
+      session.handle(0, message(opcode.fallocate, args(32, 16, value)));
+      session.handle(0, message(opcode.lseek, args(24, 8, value)));
+      session.handle(0, message(opcode.copyFileRange, args(56, 8, value)));
+      session.handle(0, message(opcode.copyFileRange, args(56, 32, value)));
+      session.handle(0, message(opcode.read, args(40, 8, value)));
     };
     for (const value of [most + 1n, 2n ** 63n - 1n, 2n ** 64n - 1n]) {
       take(value);
@@ -173,7 +173,7 @@ describe('a session', () => {
     const long = Buffer.alloc(41);
     long.writeBigUInt64LE(most, 8);
     long.writeUInt32LE(1, 16);
-    session.take(0, message(opcode.write, long));
+    session.handle(0, message(opcode.write, long));
     expect(said.splice(0)).toEqual([errno.EFBIG]);
     expect(asked).toEqual([]);
     take(most);
@@ -183,21 +183,21 @@ describe('a session', () => {
     expect(faults).toEqual([]);
   });
 
-  test('a kernel that is too old is refused', () => {
+  test('refuses a kernel that is too old', () => {
     const { session, said } = create({});
     const args = Buffer.alloc(16);
     args.writeUInt32LE(7, 0);
     args.writeUInt32LE(30, 4);
-    session.take(0, message(opcode.init, args));
+    session.handle(0, message(opcode.init, args));
     expect(said).toEqual([errno.EPROTO]);
   });
 
-  test('whatever bytes come: each request is dealt with exactly once, and nothing is thrown', async () => {
+  test('handles each request exactly once and throws nothing, whatever its bytes are', async () => {
     const codes = fc.oneof(fc.constantFrom(...Object.values(opcode)), fc.nat(5000));
     await fc.assert(
       fc.asyncProperty(codes, fc.uint8Array({ maxLength: 300 }), async (code, args) => {
         const { session, said } = create(createMemoryFileSystem().operations);
-        session.take(0, message(code, args));
+        session.handle(0, message(code, args));
         await new Promise(setImmediate);
         expect(said).toHaveLength(1);
         expect(session.pending).toBe(0);

@@ -1,64 +1,67 @@
 import { opcode, outHeaderSize, resentBit } from './abi.ts';
-import { createOutput, type Output } from './encode.ts';
+import { createReplyBuffer, type ReplyBuffer } from './encode.ts';
 import { Errno, type ErrnoName, errno } from './errno.ts';
-import { type Agreement, agree, isSpoken, putAgreement, readOffer, type Wishes } from './init.ts';
-import { header, type Message, needs, number, u32 } from './message.ts';
+import { type InitOptions, type InitResult, isSupported, negotiate, putInitReply, readInitRequest } from './init.ts';
+import { header, type Message, requireBytes, u32, u64 } from './message.ts';
+import { type Operation, operationTable } from './operation-table.ts';
 import type { Operations, ReadReply, Request } from './operations.ts';
-import { type Operation, table } from './table.ts';
 
-/** Where answers go, and who keeps the memory that requests lie in. */
-export interface Desk {
-  /** The whole answer to the request at that place. It must be written before this returns: its memory is used again. */
-  answer(place: number, bytes: Buffer): void;
+/** Receives the replies, and owns the memory of the requests. */
+export interface RequestStore {
+  /** The complete reply to the request at that place. Write it before returning, since its memory is reused. */
+  reply(place: number, bytes: Buffer): void;
   /**
-   * Nothing is to be said about the request at that place. Its memory stays as it is until the next request is read. For what
-   * counts down it is called first: a crash then leaves a count too high, which costs memory, never one too low.
+   * The request at that place has no reply. Its memory stays unchanged until the next request is read. For FORGET it is called
+   * before the count is reduced: a crash in between leaves a count that is too high, which costs memory, never one that is too
+   * low.
    */
   finished(place: number): void;
-  /** Whoever waits for the answer to the request at that place was interrupted: the kernel says so once, to one process. */
+  /** The process that waits for the request at that place was interrupted. The kernel says so once, to one server process. */
   interrupted?(place: number): void;
 }
 
 export interface SessionOptions {
   readonly operations: Partial<Operations>;
-  readonly wishes: Wishes;
-  readonly desk: Desk;
-  /** The kernel has said what it can; from now on it asks. */
-  readonly onAgreed?: (agreement: Agreement) => void;
-  /** An operation threw what no file system should. It is answered with EIO. */
+  readonly initOptions: InitOptions;
+  readonly store: RequestStore;
+  /** INIT is done, and the kernel sends requests from now on. */
+  readonly onInit?: (agreement: InitResult) => void;
+  /** An operation threw something other than `Errno`. The session replies with EIO. */
   readonly onFault?: (operation: string, cause: unknown) => void;
 }
 
 /** A request that a predecessor received and may have answered. */
-export interface Inherited {
-  /** The kernel had told the predecessor that the caller was interrupted. */
+export interface InheritedRequest {
+  /** The kernel has sent the predecessor an INTERRUPT for it. */
   readonly isInterrupted: boolean;
 }
 
 export interface Session {
-  /** Works on the request that lies at a place of the desk's. Never throws. */
-  take(place: number, message: Message, inherited?: Inherited): void;
-  /** It is worked on when the function is called that this gives, and counts as pending from now on: it can be interrupted. */
-  hold(place: number, message: Message, inherited: Inherited): () => void;
-  /** Nobody works on it: it is answered with an error (EIO, or that of an `Errno`), if it is one to be answered. */
-  giveUp(place: number, message: Message, why: Error): void;
-  /** The mount is over: whatever has no answer is interrupted. Gives the places of it. */
+  /** Executes the request at that place. Never throws. */
+  handle(place: number, message: Message, inherited?: InheritedRequest): void;
+  /** Executes the request when the returned function is called. It counts as pending from now on, so it can be interrupted. */
+  defer(place: number, message: Message, inherited: InheritedRequest): () => void;
+  /**
+   * Replies with an error (EIO, or the code of an `Errno`) without executing the request, if it is of a kind that has a reply.
+   */
+  fail(place: number, message: Message, why: Error): void;
+  /** The mount has ended: interrupts all pending requests and returns their places. */
   end(): readonly number[];
-  /** Requests that have no answer yet. */
+  /** The number of requests without a reply. */
   readonly pending: number;
 }
 
-const nobody = new AbortController();
-nobody.abort(new Errno('EINTR'));
+const interruptedController = new AbortController();
+interruptedController.abort(new Errno('EINTR'));
 
-/** Answers of all sessions are put together here, one at a time: what is longer (a directory, data) has memory of its own. */
-const scratch = createOutput(64 * 1024);
+/** All sessions encode their replies here, one at a time. Longer ones (directories, data) have memory of their own. */
+const scratch = createReplyBuffer(64 * 1024);
 
-export function createSession({ operations, wishes, desk, onAgreed, onFault }: SessionOptions): Session {
-  const pending = new Map<number, Taken>();
+export function createSession({ operations, initOptions, store, onInit, onFault }: SessionOptions): Session {
+  const pending = new Map<number, PendingRequest>();
 
-  /** The number of the request, with the bit that says it was sent before. */
-  function head({ buffer, view }: Output, { view: asked }: Message, end: number, error: number): Buffer {
+  /** Writes the reply header with the request's unique number, including the resent bit. */
+  function writeHeader({ buffer, view }: ReplyBuffer, { view: asked }: Message, end: number, error: number): Buffer {
     view.setUint32(0, end, true);
     view.setInt32(4, -error, true);
     view.setUint32(8, asked.getUint32(8, true), true);
@@ -67,36 +70,36 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
   }
 
   function refuse(message: Message, place: number, code: ErrnoName): void {
-    desk.answer(place, head(scratch, message, outHeaderSize, errno[code]));
+    store.reply(place, writeHeader(scratch, message, outHeaderSize, errno[code]));
   }
 
-  function fail(operation: Operation, message: Message, request: Taken, cause: unknown): void {
+  function fail(operation: Operation, message: Message, request: PendingRequest, cause: unknown): void {
     pending.delete(request.unique);
     if (!(cause instanceof Errno)) onFault?.(operation.name, cause);
     refuse(message, request.place, cause instanceof Errno ? cause.code : 'EIO');
   }
 
-  function succeed(operation: Operation, message: Message, request: Taken, result: unknown): void {
+  function succeed(operation: Operation, message: Message, request: PendingRequest, result: unknown): void {
     pending.delete(request.unique);
     if (operation.name === 'read') {
       const { buffer, length } = result as ReadReply;
       const view = new DataView(buffer.buffer, buffer.byteOffset, outHeaderSize);
-      desk.answer(request.place, head({ buffer, view }, message, outHeaderSize + length, 0));
+      store.reply(request.place, writeHeader({ buffer, view }, message, outHeaderSize + length, 0));
       return;
     }
     const out = hasOut(result) ? result.out : scratch;
     const end = hasOut(result) ? result.end : operation.put(scratch, outHeaderSize, result as never);
-    desk.answer(request.place, head(out, message, end, 0));
+    store.reply(request.place, writeHeader(out, message, end, 0));
   }
 
-  function enter(place: number, message: Message, inherited: Inherited | undefined): Taken {
-    const request = new Taken(place, message, inherited !== undefined);
+  function addPending(place: number, message: Message, inherited: InheritedRequest | undefined): PendingRequest {
+    const request = new PendingRequest(place, message, inherited !== undefined);
     if (inherited?.isInterrupted === true) request.interrupt();
     pending.set(request.unique, request);
     return request;
   }
 
-  function run(operation: Operation, message: Message, request: Taken): void {
+  function run(operation: Operation, message: Message, request: PendingRequest): void {
     try {
       const result = operation.run(operations, message, request);
       if (result instanceof Promise)
@@ -104,7 +107,7 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
           (value: unknown) => succeed(operation, message, request, value),
           (cause: unknown) => fail(operation, message, request, cause),
         );
-      else if (result === undefined && !isThere(operations, operation))
+      else if (result === undefined && !isImplemented(operations, operation))
         fail(operation, message, request, new Errno('ENOSYS'));
       else succeed(operation, message, request, result);
     } catch (cause) {
@@ -113,75 +116,78 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
   }
 
   function init(place: number, message: Message): void {
-    const offer = readOffer(message);
-    if (!isSpoken(offer)) {
+    const offer = readInitRequest(message);
+    if (!isSupported(offer)) {
       refuse(message, place, 'EPROTO');
       return;
     }
-    const agreement = agree(offer, wishes);
-    desk.answer(place, head(scratch, message, putAgreement(scratch, outHeaderSize, offer, agreement, wishes), 0));
-    if (offer.major === 7) onAgreed?.(agreement);
+    const agreement = negotiate(offer, initOptions);
+    store.reply(
+      place,
+      writeHeader(scratch, message, putInitReply(scratch, outHeaderSize, offer, agreement, initOptions), 0),
+    );
+    if (offer.major === 7) onInit?.(agreement);
   }
 
-  function forgetMany(place: number, message: Message): void {
-    needs(message, 8);
+  function batchForget(place: number, message: Message): void {
+    requireBytes(message, 8);
     const count = u32(message, 0);
-    needs(message, 8 + count * 16);
-    desk.finished(place);
-    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(number(message, at), number(message, at + 8));
+    requireBytes(message, 8 + count * 16);
+    store.finished(place);
+    for (let at = 8, i = 0; i < count; i++, at += 16) operations.forget?.(u64(message, at), u64(message, at + 8));
   }
 
-  /** What is not answered, or not by the file system. */
-  const own: Partial<Record<number, (place: number, message: Message) => void>> = {
+  /** Requests that have no reply, or that the session answers itself. */
+  const builtIn: Partial<Record<number, (place: number, message: Message) => void>> = {
     [opcode.init]: init,
     [opcode.forget]: (place, message) => {
-      needs(message, 8);
-      const [node, lookups] = [header.node(message), number(message, 0)];
-      desk.finished(place);
+      requireBytes(message, 8);
+      const [node, lookups] = [header.node(message), u64(message, 0)];
+      store.finished(place);
       operations.forget?.(node, lookups);
     },
-    [opcode.batchForget]: forgetMany,
-    // The kernel sends it only for what it has sent before; what is not here has been answered meanwhile.
+    [opcode.batchForget]: batchForget,
+    // The kernel sends INTERRUPT only for requests that it sent before. An unknown one has been answered meanwhile.
     [opcode.interrupt]: (place, message) => {
-      needs(message, 8);
+      requireBytes(message, 8);
       const waiting = pending.get(key(message.view, 40));
       waiting?.interrupt();
-      if (waiting !== undefined) desk.interrupted?.(waiting.place);
-      desk.finished(place);
+      if (waiting !== undefined) store.interrupted?.(waiting.place);
+      store.finished(place);
     },
-    // Told for block devices only; a device that ends is what tells of an unmount.
+    // The kernel sends DESTROY for block devices only. An unmount is noticed by the end of the device.
     [opcode.destroy]: (place, message) => {
-      desk.answer(place, head(scratch, message, outHeaderSize, 0));
+      store.reply(place, writeHeader(scratch, message, outHeaderSize, 0));
     },
-    [opcode.notifyReply]: (place) => desk.finished(place),
+    [opcode.notifyReply]: (place) => store.finished(place),
   };
 
-  function take(place: number, message: Message, inherited?: Inherited): void {
+  function take(place: number, message: Message, inherited?: InheritedRequest): void {
     const code = header.opcode(message);
-    const special = own[code];
-    const operation = table[code];
+    const special = builtIn[code];
+    const operation = operationTable[code];
     try {
       if (special !== undefined) special(place, message);
-      else if (operation !== undefined) run(operation, message, enter(place, message, inherited));
+      else if (operation !== undefined) run(operation, message, addPending(place, message, inherited));
       else refuse(message, place, 'ENOSYS');
     } catch (cause) {
       onFault?.(`request ${code}`, cause);
-      desk.finished(place);
+      store.finished(place);
     }
   }
 
   return {
-    take,
-    hold: (place, message, inherited) => {
-      const operation = table[header.opcode(message)];
+    handle: take,
+    defer: (place, message, inherited) => {
+      const operation = operationTable[header.opcode(message)];
       if (operation === undefined) return () => take(place, message);
-      const request = enter(place, message, inherited);
+      const request = addPending(place, message, inherited);
       return () => run(operation, message, request);
     },
-    giveUp: (place, message, why) => {
-      const operation = table[header.opcode(message)];
+    fail: (place, message, why) => {
+      const operation = operationTable[header.opcode(message)];
       if (operation === undefined) return take(place, message);
-      fail(operation, message, new Taken(place, message, true), why);
+      fail(operation, message, new PendingRequest(place, message, true), why);
     },
     end: () => {
       const all = [...pending.values()];
@@ -194,21 +200,21 @@ export function createSession({ operations, wishes, desk, onAgreed, onFault }: S
   };
 }
 
-/** Listings come with the memory that they were written into. */
-const hasOut = (result: unknown): result is { readonly out: Output; readonly end: number } =>
+/** Directory listings bring their own reply buffer. */
+const hasOut = (result: unknown): result is { readonly out: ReplyBuffer; readonly end: number } =>
   typeof result === 'object' && result !== null && 'out' in result;
 
-const isThere = (operations: Partial<Operations>, { name }: Operation): boolean => {
+const isImplemented = (operations: Partial<Operations>, { name }: Operation): boolean => {
   const called = name === 'rename2' ? 'rename' : name === 'readdirplus' ? 'readdir' : name;
   return operations[called as keyof Operations] !== undefined;
 };
 
-/** The same request sent twice has the same key. */
+/** A resent request has the same key. */
 const key = (view: DataView, at: number): number =>
   (view.getUint32(at + 4, true) & ~resentBit) * 0x1_0000_0000 + view.getUint32(at, true);
 
-/** A class: to define what gives the signal for each request anew takes longer than all the rest of it. */
-class Taken implements Request {
+/** A class, since defining the `signal` getter for each request would take longer than everything else. */
+class PendingRequest implements Request {
   readonly uid: number;
   readonly gid: number;
   readonly pid: number;
@@ -229,7 +235,7 @@ class Taken implements Request {
   }
 
   get signal(): AbortSignal {
-    if (this.isInterrupted) return nobody.signal;
+    if (this.isInterrupted) return interruptedController.signal;
     this.controller ??= new AbortController();
     return this.controller.signal;
   }

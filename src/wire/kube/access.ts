@@ -1,20 +1,20 @@
 import type { ConnectionOptions } from 'node:tls';
 
-/** Who we are to the API server, and how we know that it is the one. */
+/** The client's credentials, and how it verifies the API server. */
 export interface Identity {
-  /** The header's whole value. */
+  /** The whole value of the header. */
   readonly authorization?: string;
   readonly tls: Pick<ConnectionOptions, 'ca' | 'cert' | 'key' | 'servername' | 'rejectUnauthorized'>;
 }
 
-/** The way to one API server. */
+/** How to reach one API server. */
 export interface KubeAccess {
   readonly server: URL;
-  /** Where its user is at home. */
+  /** The default namespace. */
   readonly namespace: string;
   /**
-   * Asked before every call; the same object as long as it is the same identity. With one that was just refused: another, if
-   * there is a newer one by now.
+   * Called before every request. Returns the same object while the identity does not change. `refused`: an identity that the API
+   * server just rejected; returns another one if there is a newer one.
    */
   identity(signal: AbortSignal, refused?: Identity): Promise<Identity>;
 }

@@ -57,8 +57,8 @@ async function rawServer(onData: (socket: Socket) => void): Promise<AsyncDisposa
 const clientOf = (server: URL, clock = systemClock()): KubeClient =>
   createKubeClient({ access: { ...api.access, server }, clock, userAgent: 'stowage/test' });
 
-describe('what is sent', () => {
-  test('who we are, and what we are', async () => {
+describe('a request', () => {
+  test('has the credential and the user agent', async () => {
     let headers: NodeJS.Dict<string | string[]> = {};
     api.intercept = (request) => {
       headers = request.headers;
@@ -72,7 +72,7 @@ describe('what is sent', () => {
     });
   });
 
-  test('the kind of an object is added, unless it says another', async () => {
+  test('gets the kind of the object unless it has one', async () => {
     const bodies: unknown[] = [];
     api.intercept = (_request, _response, body) => {
       bodies.push(JSON.parse(body));
@@ -80,7 +80,7 @@ describe('what is sent', () => {
     };
     await client.create(leases, { metadata: { namespace: 'a', name: 'l' } }, signal);
     const request = { apiVersion: 'authentication.k8s.io/v1', metadata: {}, spec: { audiences: ['x'] } };
-    await failure(client.create(tokenRequests, request, signal, { namespace: 'a', name: 'me', part: 'token' }));
+    await failure(client.create(tokenRequests, request, signal, { namespace: 'a', name: 'me', subresource: 'token' }));
     expect(bodies).toMatchObject([
       { apiVersion: 'coordination.k8s.io/v1', kind: 'Lease' },
       { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest' },
@@ -88,22 +88,22 @@ describe('what is sent', () => {
     expect(api.asked.at(-1)).toBe('POST /api/v1/namespaces/a/serviceaccounts/me/token');
   });
 
-  test('a name cannot leave its place', async () => {
+  test('cannot have a name that changes the path', async () => {
     api.intercept = (_request, response) => response.end('{}') && true;
     await client.get(nodes, { name: 'a/../../secrets?x' }, signal);
     expect(api.asked).toEqual(['GET /api/v1/nodes/a%2F..%2F..%2Fsecrets%3Fx']);
-    expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is no name');
-    expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is no name');
+    expect(() => client.get(nodes, { name: '..' }, signal)).toThrow('“..” is not a valid name');
+    expect(() => client.get(nodes, { name: '' }, signal)).toThrow('“” is not a valid name');
   });
 
-  test('a path before the API is kept', async () => {
+  test("keeps the path prefix of the server's URL", async () => {
     using behind = clientOf(new URL(`http://127.0.0.1:${api.port}/clusters/a/`));
     api.intercept = (_request, response) => response.end('{}') && true;
     await behind.get(nodes, { name: 'n' }, signal);
     expect(api.asked).toEqual(['GET /clusters/a/api/v1/nodes/n']);
   });
 
-  test('how a thing is patched is said by its type', async () => {
+  test('has the content type of its kind of patch', async () => {
     const types: (string | undefined)[] = [];
     api.put('/api/v1/nodes', { metadata: { name: 'n' } });
     api.intercept = (request) => {
@@ -122,7 +122,7 @@ describe('what is sent', () => {
     expect(api.asked.at(-1)).toBe('PATCH /api/v1/nodes/n?fieldManager=me&force=true');
   });
 
-  test('calls share connections', async () => {
+  test('shares connections with others', async () => {
     const ports = new Set<number | undefined>();
     api.intercept = (request) => {
       ports.add(request.socket.remotePort);
@@ -132,7 +132,7 @@ describe('what is sent', () => {
     expect(ports.size).toBe(1);
   });
 
-  test('what a burst has opened is there for the next one', async () => {
+  test('reuses the connections of an earlier burst', async () => {
     const ports = new Set<number | undefined>();
     api.intercept = (request) => {
       ports.add(request.socket.remotePort);
@@ -145,7 +145,7 @@ describe('what is sent', () => {
 });
 
 describe('lists', () => {
-  test('come in pages that show one moment', async () => {
+  test('come in pages of one snapshot', async () => {
     for (let i = 0; i < 7; i++) api.put('/api/v1/persistentvolumes', { metadata: { name: `pv-${i}` } });
     const pages: string[][] = [];
     const versions = new Set<string>();
@@ -158,12 +158,12 @@ describe('lists', () => {
     expect(versions.size).toBe(1);
   });
 
-  test('of one namespace, and what is selected', async () => {
+  test('are limited to a namespace and to selectors', async () => {
     for await (const _ of client.list(pods, { namespace: 'a', labelSelector: 'x=y', fieldSelector: 'z=1' }, signal));
     expect(api.asked).toEqual(['GET /api/v1/namespaces/a/pods?labelSelector=x%3Dy&fieldSelector=z%3D1&limit=500']);
   });
 
-  test('that expire in the middle say so', async () => {
+  test('fail with 410 when they expire between pages', async () => {
     for (let i = 0; i < 4; i++) api.put('/api/v1/nodes', { metadata: { name: `n${i}` } });
     const pages = client.list(nodes, { limit: 2 }, signal);
     await pages.next();
@@ -171,7 +171,7 @@ describe('lists', () => {
     expect(await failure(pages.next())).toMatchObject({ status: 410, reason: 'Expired' });
   });
 
-  test('that are none are garbled', async () => {
+  test('fail as garbled if the response is not a list', async () => {
     api.intercept = (_request, response) => response.end('{"kind":"Node"}') && true;
     expect(await failure(client.list(nodes, {}, signal).next())).toMatchObject({
       failure: 'garbled',
@@ -188,8 +188,8 @@ describe('lists', () => {
   });
 });
 
-describe('what goes wrong', () => {
-  test('the API server says no, and why', async () => {
+describe('a KubeError is thrown when', () => {
+  test('the API server returns an error', async () => {
     api.intercept = (_request, response) => {
       api.refuse(response, 403, 'Forbidden', {
         message: 'nodes "n" is forbidden:\n  no',
@@ -201,7 +201,7 @@ describe('what goes wrong', () => {
       failure: 'refused',
       status: 403,
       reason: 'Forbidden',
-      said: 'nodes "n" is forbidden: no',
+      serverMessage: 'nodes "n" is forbidden: no',
       message: 'GET /api/v1/nodes/n: nodes "n" is forbidden: no',
       causes: ['NamespaceTerminating'],
     });
@@ -219,7 +219,7 @@ describe('what goes wrong', () => {
     expect(api.asked.length).toBe(1);
   });
 
-  test('something before it answers in its own words', async () => {
+  test('a proxy answers with its own error page', async () => {
     api.intercept = (_request, response) => {
       response.writeHead(502).end('<html>bad gateway</html>');
       return true;
@@ -239,7 +239,7 @@ describe('what goes wrong', () => {
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'refused', status: 302 });
   });
 
-  test('nobody listens', async () => {
+  test('nothing listens', async () => {
     await api.down();
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({
       failure: 'unreachable',
@@ -247,7 +247,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('it hangs up in the middle of an answer', async () => {
+  test('the connection breaks during the response', async () => {
     api.intercept = (_request, response) => {
       response.writeHead(200, { 'content-length': '100' }).write('{"meta', () => response.socket?.destroy());
       return true;
@@ -255,7 +255,7 @@ describe('what goes wrong', () => {
     expect(await failure(client.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'lost' });
   });
 
-  test('it is silent', async () => {
+  test('the server does not answer', async () => {
     const clock = createFakeClock();
     await using silent = await rawServer(() => clock.advance(30_000));
     using one = clientOf(silent.server, clock);
@@ -265,7 +265,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('whoever asked wants no answer any more', async () => {
+  test('the caller cancels during the request', async () => {
     const stop = new AbortController();
     await using silent = await rawServer(() => stop.abort(new Error('enough')));
     using one = clientOf(silent.server);
@@ -273,7 +273,7 @@ describe('what goes wrong', () => {
     expect(await failure(one.get(nodes, { name: 'n' }, stop.signal))).toMatchObject({ failure: 'canceled' });
   });
 
-  test('whoever asked does not even have a connection, and wants no answer any more', async () => {
+  test('the caller cancels while the request waits for a connection', async () => {
     using narrow = createKubeClient({ access: api.access, clock: systemClock(), userAgent: 'test', maxSockets: 1 });
     const arrived = Promise.withResolvers<void>();
     api.intercept = () => {
@@ -293,13 +293,13 @@ describe('what goes wrong', () => {
     expect(await answer).toMatchObject({ failure: 'canceled' });
   });
 
-  test('it speaks something else', async () => {
+  test('the response is not HTTP', async () => {
     await using mail = await rawServer((socket) => socket.end('220 mail ready\r\n'));
     using one = clientOf(mail.server);
     expect(await failure(one.get(nodes, { name: 'n' }, signal))).toMatchObject({ failure: 'garbled' });
   });
 
-  test('an answer without end', async () => {
+  test('the response is longer than the limit', async () => {
     api.intercept = (_request, response) => {
       const piece = Buffer.alloc(1 << 20, 0x20);
       const more = (): void => {
@@ -315,7 +315,7 @@ describe('what goes wrong', () => {
     });
   });
 
-  test('a connection that was closed while it was idle does not fail who only asks', async () => {
+  test('a GET is retried if its idle connection was closed', async () => {
     await client.raw({ method: 'GET', path: '/version' }, signal);
     let isFirst = true;
     api.intercept = (request) => {
@@ -328,7 +328,7 @@ describe('what goes wrong', () => {
     expect(api.asked.length).toBe(3);
   });
 
-  test('but what changes something is not sent twice', async () => {
+  test('a call that changes something is not sent twice', async () => {
     await client.raw({ method: 'GET', path: '/version' }, signal);
     api.intercept = (request) => {
       request.socket.resetAndDestroy();
@@ -359,7 +359,7 @@ describe('credentials', () => {
     };
   };
 
-  test('that were refused are asked for anew, once, whatever the call', async () => {
+  test('that were rejected are renewed once, for any call', async () => {
     onlyFresh();
     using one = withIdentities(
       () => old,
@@ -369,7 +369,7 @@ describe('credentials', () => {
     expect(api.asked.length).toBe(2);
   });
 
-  test('that are refused for good are an error', async () => {
+  test('that are rejected again are an error', async () => {
     onlyFresh();
     using one = withIdentities(
       () => old,
@@ -379,7 +379,7 @@ describe('credentials', () => {
     expect(api.asked.length).toBe(1);
   });
 
-  test('that cannot be sent are an error without them', async () => {
+  test('with invalid characters are an error that does not show them', async () => {
     using one = withIdentities(
       () => ({ authorization: 'Bearer two\nlines', tls: {} }),
       (same) => same,
@@ -392,7 +392,7 @@ describe('credentials', () => {
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('lines');
   });
 
-  test('are in no error, even when somebody repeats them to us', async () => {
+  test('are in no error, even if the response repeats them', async () => {
     api.intercept = (request, response) => {
       response.writeHead(400).end(`what is ${request.headers.authorization ?? ''}?`);
       return true;
@@ -412,7 +412,7 @@ describe('credentials', () => {
   });
 });
 
-test.skipIf(needs('openssl'))('over TLS: a server that is not trusted is told nothing', async () => {
+test.skipIf(needs('openssl'))('nothing is sent to an untrusted TLS server', async () => {
   const [ours, other] = [certificate('api'), certificate('api')];
   const seen: string[] = [];
   const server = createSecureServer(ours, (request, response) => {

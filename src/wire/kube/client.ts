@@ -1,10 +1,10 @@
 import type { Clock } from '#base/clock.ts';
 import type { KubeAccess } from './access.ts';
 import { garbled, parsed } from './errors.ts';
-import { callOf, createKubeHttp, type Outgoing } from './http.ts';
-import { apiVersionOf, type Place, pathOf, type Resource } from './resources.ts';
+import { type ApiRequest, callOf, createKubeHttp } from './http.ts';
+import { apiVersionOf, type ObjectPath, pathOf, type Resource } from './resources.ts';
 import type { KubeObject } from './types.ts';
-import { type Change, type WatchQuery, watching } from './watch.ts';
+import { type WatchEvent, type WatchQuery, watchWithRetries } from './watch.ts';
 
 export interface Selection {
   readonly namespace?: string | undefined;
@@ -13,19 +13,19 @@ export interface Selection {
 }
 
 export interface ListQuery extends Selection {
-  /** In a page; the API server may give fewer, and more follow. */
+  /** The size of a page; the API server may return fewer, although more follow. */
   readonly limit?: number;
 }
 
-/** Of a list that is taken in parts. All pages show the same moment. */
+/** One page of a list. All pages show the same snapshot. */
 export interface Page<T> {
   readonly items: readonly T[];
-  /** Of that moment: what is watched from there on misses nothing. */
+  /** The version of the snapshot: a watch from here misses nothing. */
   readonly resourceVersion: string;
 }
 
 export interface DeleteOptions {
-  /** Only the object that has it: not another of the same name. */
+  /** Delete only the object with this uid, not another one of the same name. */
   readonly uid?: string | undefined;
   readonly resourceVersion?: string | undefined;
   readonly graceSeconds?: number;
@@ -35,43 +35,48 @@ export interface DeleteOptions {
 export type Patch =
   | { readonly kind: 'merge'; readonly body: object }
   | { readonly kind: 'json'; readonly body: readonly object[] }
-  /** The fields that are named are ours from then on; with `force`, also those that were another's. */
+  /** Server-side apply: the manager owns these fields afterwards. `force` also takes fields from other managers. */
   | { readonly kind: 'apply'; readonly body: object; readonly manager: string; readonly force?: boolean };
 
 export interface RawCall {
-  readonly method: Outgoing['method'];
+  readonly method: ApiRequest['method'];
   readonly path: string;
   readonly query?: Readonly<Record<string, string>>;
   readonly body?: object;
 }
 
 /**
- * The Kubernetes API. Every call ends with its signal or its deadline, whichever comes first; every failure is a KubeError. No
- * call is repeated that may have changed something: `lost` and `deadline` leave open whether it has.
+ * The Kubernetes API. Every call ends with its signal or its deadline, whichever comes first. Every failure is a KubeError. The
+ * client does not repeat calls that may have changed something: after `lost` and `deadline` the outcome is unknown.
  */
 export interface KubeClient extends Disposable {
-  /** Where its user is at home. */
+  /** The default namespace. */
   readonly namespace: string;
-  get<T extends KubeObject>(resource: Resource<T>, at: Place, signal: AbortSignal): Promise<T>;
-  /** Page by page. 410 in the middle: the rest of that moment is gone, and it must be begun anew. */
+  get<T extends KubeObject>(resource: Resource<T>, at: ObjectPath, signal: AbortSignal): Promise<T>;
+  /** Lists page by page. 410 during the list: the snapshot has expired, and the list must start again. */
   list<T extends KubeObject>(
     resource: Resource<T>,
     query: ListQuery,
     signal: AbortSignal,
   ): AsyncGenerator<Page<T>, void, undefined>;
-  /** A name in `at` is only for parts: the object has its own. */
-  create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: Place): Promise<T>;
-  /** Replaces the object; with its resourceVersion only the one that was read. */
-  update<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, part?: Place['part']): Promise<T>;
-  patch<T extends KubeObject>(resource: Resource<T>, at: Place, patch: Patch, signal: AbortSignal): Promise<T>;
-  delete(resource: Resource<KubeObject>, at: Place, options: DeleteOptions, signal: AbortSignal): Promise<void>;
-  /** What changes from then on, however often the connection breaks. It ends when a new list is needed. */
+  /** A name in `at` is only for subresources: objects have their own. */
+  create<T extends KubeObject>(resource: Resource<T>, object: T, signal: AbortSignal, at?: ObjectPath): Promise<T>;
+  /** Replaces the object; with a resourceVersion only that version of it. */
+  update<T extends KubeObject>(
+    resource: Resource<T>,
+    object: T,
+    signal: AbortSignal,
+    subresource?: ObjectPath['subresource'],
+  ): Promise<T>;
+  patch<T extends KubeObject>(resource: Resource<T>, at: ObjectPath, patch: Patch, signal: AbortSignal): Promise<T>;
+  delete(resource: Resource<KubeObject>, at: ObjectPath, options: DeleteOptions, signal: AbortSignal): Promise<void>;
+  /** Yields all later changes, and reconnects when the connection breaks. Ends when a new list is needed. */
   watch<T extends KubeObject>(
     resource: Resource<T>,
     query: WatchQuery,
     signal: AbortSignal,
-  ): AsyncGenerator<Change<T>, void, undefined>;
-  /** Of anything else, such as `/version`: the body as it is. */
+  ): AsyncGenerator<WatchEvent<T>, void, undefined>;
+  /** For other paths such as `/version`: returns the body. */
   raw(call: RawCall, signal: AbortSignal): Promise<string>;
 }
 
@@ -79,19 +84,22 @@ export interface KubeClientOptions {
   readonly access: KubeAccess;
   readonly clock: Clock;
   readonly userAgent: string;
-  /** Calls at a time; watches have connections of their own. */
+  /** The limit on concurrent calls; watches have connections of their own. */
   readonly maxSockets?: number;
-  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
-  readonly observed?: (call: { readonly verb: string; readonly code: string }) => void;
-  /** From 0 to 1, for waits that are not to be the same everywhere. */
+  /**
+   * Called for every call when it has a response or has failed. `verb` is `watch` for watches; `code` is the status or the
+   * failure.
+   */
+  readonly onResponse?: (call: { readonly verb: string; readonly code: string }) => void;
+  /** From 0 to 1, for jitter. */
   readonly random?: () => number;
 }
 
 const mib = 1 << 20;
-/** The API server itself gives up after a minute. */
+/** The API server itself times out after a minute. */
 const limitMs = 30_000;
 const listMs = 60_000;
-/** etcd holds objects of 1.5 MiB at most, which are less compact as JSON. */
+/** etcd limits objects to 1.5 MiB; as JSON they are larger. */
 const maxObject = 8 * mib;
 const maxPage = 64 * mib;
 const pageSize = 500;
@@ -106,8 +114,8 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
   const { access, clock, random = Math.random } = options;
   const http = createKubeHttp(options);
 
-  async function ask<T>(out: Omit<Outgoing, 'limitMs' | 'maxBytes'>, signal: AbortSignal): Promise<T> {
-    return parsed(await http.ask({ limitMs, maxBytes: maxObject, ...out }, signal), callOf(out)) as T;
+  async function ask<T>(out: Omit<ApiRequest, 'limitMs' | 'maxBytes'>, signal: AbortSignal): Promise<T> {
+    return parsed(await http.request({ limitMs, maxBytes: maxObject, ...out }, signal), callOf(out)) as T;
   }
 
   async function* list<T extends KubeObject>(
@@ -119,7 +127,7 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
     let next: string | undefined;
     do {
       const query = { labelSelector, fieldSelector, limit: String(limit), continue: next };
-      const page = pageOf<T>(parsed(await http.ask({ ...out, query }, signal), callOf(out)), callOf(out));
+      const page = parsePage<T>(parsed(await http.request({ ...out, query }, signal), callOf(out)), callOf(out));
       next = page.next;
       yield page;
     } while (next !== undefined);
@@ -132,17 +140,17 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
     create: (resource, object, signal, at = {}) => {
       const namespace = at.namespace ?? object.metadata.namespace;
       const path = pathOf(resource, { ...at, namespace });
-      return ask({ method: 'POST', path, body: typed(resource, object) }, signal);
+      return ask({ method: 'POST', path, body: withType(resource, object) }, signal);
     },
-    update: (resource, object, signal, part) => {
+    update: (resource, object, signal, subresource) => {
       const { namespace, name } = object.metadata;
       return ask(
-        { method: 'PUT', path: pathOf(resource, { namespace, name, part }), body: typed(resource, object) },
+        { method: 'PUT', path: pathOf(resource, { namespace, name, subresource }), body: withType(resource, object) },
         signal,
       );
     },
     patch: (resource, at, patch, signal) => {
-      const body = patch.kind === 'apply' ? typed(resource, patch.body) : patch.body;
+      const body = patch.kind === 'apply' ? withType(resource, patch.body) : patch.body;
       const query =
         patch.kind === 'apply'
           ? { fieldManager: patch.manager, force: patch.force === true ? 'true' : undefined }
@@ -160,19 +168,19 @@ export function createKubeClient(options: KubeClientOptions): KubeClient {
       };
       await ask({ method: 'DELETE', path: pathOf(resource, at), body }, signal);
     },
-    watch: (resource, query, signal) => watching({ http, clock, random }, resource, query, signal),
-    raw: (call, signal) => http.ask({ limitMs, maxBytes: maxObject, ...call }, signal),
+    watch: (resource, query, signal) => watchWithRetries({ http, clock, random }, resource, query, signal),
+    raw: (call, signal) => http.request({ limitMs, maxBytes: maxObject, ...call }, signal),
     [Symbol.dispose]: () => http[Symbol.dispose](),
   };
 }
 
-const typed = (resource: Resource<KubeObject>, object: object): object => ({
+const withType = (resource: Resource<KubeObject>, object: object): object => ({
   apiVersion: apiVersionOf(resource),
   kind: resource.kind,
   ...object,
 });
 
-function pageOf<T>(answer: unknown, call: string): Page<T> & { readonly next: string | undefined } {
+function parsePage<T>(answer: unknown, call: string): Page<T> & { readonly next: string | undefined } {
   const { items, metadata } = (answer ?? {}) as {
     readonly items?: readonly T[] | null;
     readonly metadata?: { readonly resourceVersion?: string; readonly continue?: string };

@@ -38,19 +38,19 @@ describe('in a pod', () => {
     put('ca.crt', 'authority');
   });
 
-  test('everything is where the kubelet puts it', async () => {
+  test("the service account's files are used", async () => {
     const access = await inCluster({ env, clock, folder });
     expect(access.server.href).toBe('https://10.96.0.1/');
     expect(access.namespace).toBe('stowage');
     expect(await access.identity(signal)).toEqual({ authorization: 'Bearer first', tls: { ca: 'authority' } });
   });
 
-  test('an address of IPv6', async () => {
+  test('an IPv6 address is bracketed', async () => {
     const access = await inCluster({ env: { ...env, KUBERNETES_SERVICE_HOST: 'fd00::1' }, clock, folder });
     expect(access.server.host).toBe('[fd00::1]');
   });
 
-  test('a token that changes is used in a moment; the same one is the same identity', async () => {
+  test('a changed token is picked up soon; an unchanged one keeps its identity object', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     clock.advance(10_000);
@@ -60,7 +60,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('a token that was refused is read anew at once', async () => {
+  test('a rejected token is read again at once', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     expect(await access.identity(signal, first)).toBe(first);
@@ -68,7 +68,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal, first)).toMatchObject({ authorization: 'Bearer second' });
   });
 
-  test('while the file is being replaced, the token that was there counts', async () => {
+  test('the last token stays valid while its file is being replaced', async () => {
     const access = await inCluster({ env, clock, folder });
     const first = await access.identity(signal);
     rmSync(join(folder, 'token'));
@@ -76,7 +76,7 @@ describe('in a pod', () => {
     expect(await access.identity(signal)).toBe(first);
   });
 
-  test('outside of one it says so', async () => {
+  test('running outside of a pod is an error', async () => {
     expect(await failure(inCluster({ env: {}, clock, folder }))).toMatchObject({
       failure: 'misconfigured',
       message: 'this is not a pod of Kubernetes: KUBERNETES_SERVICE_HOST and _PORT are not set',
@@ -129,7 +129,7 @@ describe('by a kubeconfig', () => {
     expect(await basic.identity(signal)).toMatchObject({ authorization: `Basic ${base64('a:b')}` });
   });
 
-  test('nobody is asked who the server is, where the file says so', async () => {
+  test('insecure-skip-tls-verify turns off verification', async () => {
     const access = await from(kubeconfig({}, { server: 'https://a', 'insecure-skip-tls-verify': true }));
     expect(await access.identity(signal)).toEqual({ tls: { rejectUnauthorized: false } });
   });
@@ -158,7 +158,7 @@ describe('by a kubeconfig', () => {
     [
       'trust and no trust',
       kubeconfig({}, { server: 'https://a', 'certificate-authority': 'x', 'insecure-skip-tls-verify': true }),
-      'the cluster “c” of the kubeconfig names a certificate authority and says that none is to be asked: remove one of both',
+      'the cluster “c” of the kubeconfig has both a certificate authority and insecure-skip-tls-verify: remove one of them',
     ],
     ['somebody else', kubeconfig({ as: 'root' }), 'the user “u” of the kubeconfig has “as”, which is not supported'],
     ['a token that is none', kubeconfig({ token: 7 }), '“token” in the user “u” of the kubeconfig is not a text'],
@@ -166,7 +166,7 @@ describe('by a kubeconfig', () => {
     expect(await failure(from(config))).toMatchObject({ failure: 'misconfigured', message });
   });
 
-  test('a file that is not there', async () => {
+  test('a missing file is an error', async () => {
     const access = await from(kubeconfig({ tokenFile: 'nowhere' }));
     expect((await failure(access.identity(signal))).message).toBe(`${join(folder, 'nowhere')} cannot be read`);
   });
@@ -185,7 +185,7 @@ describe('a credential plugin', () => {
   const credential = (status: object): string => JSON.stringify({ apiVersion, kind: 'ExecCredential', status });
   const runs = (): number => readFileSync(join(folder, 'runs'), 'utf8').split('\n').length - 1;
 
-  test('is run once for all who ask, until what it made expires', async () => {
+  test('is run once for all callers until its credential expires', async () => {
     const expirationTimestamp = new Date(clock.now() + 60_000).toISOString();
     const access = await from(plugin(credential({ token: 'made', expirationTimestamp })));
     const all = await Promise.all([1, 2, 3].map(() => access.identity(signal)));
@@ -198,7 +198,7 @@ describe('a credential plugin', () => {
     expect(runs()).toBe(2);
   });
 
-  test('is run again when what it made was refused', async () => {
+  test('is run again when its credential was rejected', async () => {
     const access = await from(plugin(credential({ token: 'made' })));
     const first = await access.identity(signal);
     put('answer', credential({ token: 'newer' }));
@@ -206,7 +206,7 @@ describe('a credential plugin', () => {
     expect(runs()).toBe(2);
   });
 
-  test('gets its words as they are, its environment, and what it asks for of the cluster', async () => {
+  test('gets its arguments, its environment and the requested cluster information', async () => {
     const script = `printf '%s|' "$@" "$EXTRA" > ${folder}/got; printf '%s' "$KUBERNETES_EXEC_INFO" > ${folder}/info`;
     const more = {
       args: ['a b', '$(id)', ';'],
@@ -222,7 +222,7 @@ describe('a credential plugin', () => {
     });
   });
 
-  test('makes certificates', async () => {
+  test('may return certificates', async () => {
     const made = credential({ clientCertificateData: 'cert', clientKeyData: 'key' });
     expect(await (await from(plugin(made))).identity(signal)).toEqual({ tls: { cert: 'cert', key: 'key' } });
   });
@@ -242,7 +242,7 @@ describe('a credential plugin', () => {
     expect(inspect(error, { depth: null, showHidden: true })).not.toContain('secret-word');
   });
 
-  test('that fails is an error that repeats neither its words nor what it said', async () => {
+  test('that fails is an error without its arguments and output', async () => {
     const config = plugin('', { args: ['secret-word'] }, 'echo secret-word; echo secret-word >&2; exit 3');
     const error = await failure((await from(config)).identity(signal));
     const name = join(folder, 'plugin.sh');
@@ -256,7 +256,7 @@ describe('a credential plugin', () => {
     expect(error.message).toBe('the credential plugin no-such-plugin is not installed. Get it from example.com.');
   });
 
-  test.each(['in time', 'because nobody waits any more'])('that does not want to end is ended, %s', async (why) => {
+  test.each(['in time', 'because nobody waits any more'])('that does not exit is killed %s', async (why) => {
     const script = `trap '' TERM; echo $$ > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; while [ -e ${folder} ]; do :; done`;
     const access = await from(plugin('', {}, script));
     const stop = new AbortController();
@@ -269,7 +269,7 @@ describe('a credential plugin', () => {
     await expect.poll(() => existsSync(`/proc/${pid}`)).toBe(false);
   });
 
-  test('that left something running which holds on to what it prints to is not waited for', async () => {
+  test('is not waited for if its child keeps stdout open', async () => {
     const pipes = () => process.getActiveResourcesInfo().filter((name) => name === 'PipeWrap').length;
     const before = pipes();
     const script = `sleep 600 & echo $! > ${folder}/pid.new; mv ${folder}/pid.new ${folder}/pid; wait`;
@@ -283,16 +283,16 @@ describe('a credential plugin', () => {
     await expect.poll(pipes).toBe(before);
   });
 
-  test('that prints without end is ended', async () => {
+  test('that prints too much is killed', async () => {
     const access = await from(plugin('', {}, 'exec cat /dev/zero'));
     expect((await failure(access.identity(signal))).message).toBe(
       `the credential plugin ${join(folder, 'plugin.sh')} does not stop printing`,
     );
   });
 
-  test('that wants to talk to somebody is refused, and one that speaks another language', async () => {
+  test('that requires interaction or another API version is refused', async () => {
     expect((await failure(from(plugin('', { interactiveMode: 'Always' })))).message).toBe(
-      '“exec” of the user “u” of the kubeconfig wants to ask somebody, and nobody is here to answer',
+      '“exec” of the user “u” of the kubeconfig requires interaction, which is not possible here',
     );
     expect((await failure(from(plugin('', { apiVersion: 'v1alpha1' })))).message).toBe(
       '“exec” of the user “u” of the kubeconfig wants another apiVersion than client.authentication.k8s.io/v1 or client.authentication.k8s.io/v1beta1',

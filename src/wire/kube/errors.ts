@@ -1,39 +1,42 @@
 import type { HttpFailure } from '#base/http.ts';
 import { parseJson } from '#base/json.ts';
 
-/** `refused`: the API server said no. `misconfigured`: it cannot even be asked. `garbled`: also an answer that is not what the API says. */
+/**
+ * `refused`: the API server returned an error. `misconfigured`: the client cannot send the request. `garbled`: the response is
+ * malformed or violates the API.
+ */
 export type KubeFailure = HttpFailure | 'refused' | 'misconfigured';
 
 export interface KubeErrorAbout {
   readonly failure: KubeFailure;
   readonly status?: number;
   readonly reason?: string;
-  readonly said?: string;
+  readonly serverMessage?: string;
   readonly retryAfterMs?: number;
   readonly causes?: readonly string[];
   readonly cause?: unknown;
 }
 
-/** Every failure of a call to Kubernetes. It never holds a credential, nor what was in the body of a call. */
+/** Every failure of a call to Kubernetes. It never contains a credential or the body of a request. */
 export class KubeError extends Error {
   override readonly name = 'KubeError';
   readonly failure: KubeFailure;
-  /** Of the answer; zero: there was none. */
+  /** The HTTP status; 0 if there was no response. */
   readonly status: number;
-  /** Of the Status object that the API server answers with: `NotFound`, `AlreadyExists`, `Conflict`, `Expired` … or empty. */
+  /** The reason of the API server's Status object, for example `NotFound`, `AlreadyExists`, `Conflict` or `Expired`; or empty. */
   readonly reason: string;
-  /** What the API server said, where it said something. */
-  readonly said: string;
-  /** How long it wants to be left alone; zero: it did not say. */
+  /** The API server's error message, if any. */
+  readonly serverMessage: string;
+  /** How long the API server asks the client to wait; 0 if it did not ask. */
   readonly retryAfterMs: number;
-  /** Finer than the reason, where the API server is: `ResourceVersionTooLarge`, `NamespaceTerminating` … */
+  /** Details of the reason, for example `ResourceVersionTooLarge` or `NamespaceTerminating`. */
   readonly causes: readonly string[];
   constructor(message: string, about: KubeErrorAbout) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.status = about.status ?? 0;
     this.reason = about.reason ?? '';
-    this.said = about.said ?? '';
+    this.serverMessage = about.serverMessage ?? '';
     this.retryAfterMs = about.retryAfterMs ?? 0;
     this.causes = about.causes ?? [];
   }
@@ -47,20 +50,20 @@ export const parsed = (text: string, call: string): unknown => parseJson(text, (
 export const misconfigured = (why: string, cause?: unknown): KubeError =>
   new KubeError(why, { failure: 'misconfigured', cause });
 
-/** The reason that the API server gave, if it was the API server that said no. */
+/** The API server's reason, if the error came from the API server. */
 export const reasonOf = (thrown: unknown): string => (thrown instanceof KubeError ? thrown.reason : '');
 
-/** What was listed is too old, or is not there yet, to be watched from: only a new list helps. */
+/** The resourceVersion is too old, or not there yet, for a watch: a new list is needed. */
 export const mustRelist = (thrown: unknown): boolean =>
   thrown instanceof KubeError &&
   (thrown.status === 410 ||
     thrown.reason === 'Expired' ||
     thrown.reason === 'Gone' ||
-    // The API server's store is older than what it told us before: it was restored from a backup.
+    // The API server's data are older than what it sent before: etcd was restored from a backup.
     thrown.causes.includes('ResourceVersionTooLarge'));
 
-/** Whether the same call may succeed later without anybody changing anything. */
-export function mayPass(error: KubeError): boolean {
+/** Whether the same call may succeed later without any change. */
+export function isTransient(error: KubeError): boolean {
   const { failure, status } = error;
   return failure === 'refused' ? status === 429 || status >= 500 : failure !== 'misconfigured' && failure !== 'garbled';
 }

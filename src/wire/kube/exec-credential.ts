@@ -3,13 +3,13 @@ import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { KubeError, misconfigured } from './errors.ts';
 import type { ExecEntry } from './kubeconfig.ts';
-import type { RenewedText } from './renewed.ts';
+import type { ReloadableText } from './reloaded-file.ts';
 
-/** A program that makes credentials, as clusters of cloud providers want it. */
-export interface Plugin extends ExecEntry {
+/** A credential plugin, as cloud providers use it. */
+export interface CredentialPlugin extends ExecEntry {
   readonly environment: Readonly<Record<string, string | undefined>>;
   readonly server: string;
-  readonly ca: RenewedText | undefined;
+  readonly ca: ReloadableText | undefined;
 }
 
 export interface Credential {
@@ -18,29 +18,29 @@ export interface Credential {
   readonly key: string | undefined;
 }
 
-interface Made {
+interface IssuedCredential {
   readonly credential: Credential;
-  /** By the time of day; without end where it says nothing. */
+  /** Wall-clock time; infinite if the plugin does not say. */
   readonly expiresAt: number;
 }
 
 const runMs = 60_000;
 const maxBytes = 1 << 20;
-/** So that it does not expire on its way. */
+/** Renew it this long before, so that it does not expire in flight. */
 const marginMs = 10_000;
 
 /**
- * Runs the program when there is no credential, or it has expired, or was refused; whoever asks meanwhile waits for the same
- * run. What it prints is a credential, so nothing of it is repeated anywhere, nor are its arguments and environment.
+ * Runs the plugin if there is no credential, or if it has expired or was rejected. Concurrent callers wait for the same run. Its
+ * output is a credential, so it is never logged or put into errors, and neither are its arguments and environment.
  */
 export function execCredential(
-  plugin: Plugin,
+  plugin: CredentialPlugin,
   clock: Clock,
 ): (signal: AbortSignal, isRefused: boolean) => Promise<Credential> {
-  let last: Made | undefined;
-  let running: Promise<Made> | undefined;
+  let last: IssuedCredential | undefined;
+  let running: Promise<IssuedCredential> | undefined;
 
-  async function run(signal: AbortSignal): Promise<Made> {
+  async function run(signal: AbortSignal): Promise<IssuedCredential> {
     using limit = clock.deadline(runMs, signal);
     const made = madeOf(await output(plugin, limit.signal), plugin);
     last = made;
@@ -60,14 +60,14 @@ export function execCredential(
       try {
         return (await running).credential;
       } catch (thrown) {
-        // It was stopped by the one who had asked for it, who is not us.
+        // The caller that started the run canceled it; this caller tries again.
         if (signal.aborted || !(thrown instanceof KubeError) || thrown.failure !== 'canceled') throw thrown;
       }
     }
   };
 }
 
-async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
+async function output(plugin: CredentialPlugin, signal: AbortSignal): Promise<string> {
   const info = {
     apiVersion: plugin.apiVersion,
     kind: 'ExecCredential',
@@ -87,15 +87,15 @@ async function output(plugin: Plugin, signal: AbortSignal): Promise<string> {
     if (status !== 0) throw failed(plugin, status === null ? '' : ` with status ${status}`);
     return text;
   } catch (thrown) {
-    // For certain: nobody waits for a plugin that does not want to end.
+    // SIGKILL, since nobody waits for a plugin that ignores signals.
     child.kill('SIGKILL');
-    // What it started may have it open still.
+    // Processes that it started may still have it open.
     child.stdout.destroy();
     throw failureOf(thrown, plugin, signal);
   }
 }
 
-async function textOf(stream: AsyncIterable<Uint8Array>, plugin: Plugin): Promise<string> {
+async function textOf(stream: AsyncIterable<Uint8Array>, plugin: CredentialPlugin): Promise<string> {
   const chunks: Uint8Array[] = [];
   let length = 0;
   for await (const chunk of stream) {
@@ -106,18 +106,18 @@ async function textOf(stream: AsyncIterable<Uint8Array>, plugin: Plugin): Promis
   return Buffer.concat(chunks).toString('utf8');
 }
 
-const failed = ({ command }: Plugin, how: string): KubeError =>
+const failed = ({ command }: CredentialPlugin, how: string): KubeError =>
   misconfigured(`the credential plugin ${command} failed${how}: run it to see why`);
 
-async function clusterInfo({ server, ca }: Plugin): Promise<object> {
+async function clusterInfo({ server, ca }: CredentialPlugin): Promise<object> {
   const authority = await ca?.(false);
   const data =
     authority === undefined ? {} : { 'certificate-authority-data': Buffer.from(authority).toString('base64') };
   return { server, ...data };
 }
 
-/** Without what was thrown: it repeats the arguments. */
-function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeError {
+/** Drops what was thrown, since that contains the arguments. */
+function failureOf(thrown: unknown, plugin: CredentialPlugin, signal: AbortSignal): KubeError {
   const what = `the credential plugin ${plugin.command}`;
   if (signal.aborted) {
     const cause: unknown = signal.reason;
@@ -133,7 +133,7 @@ function failureOf(thrown: unknown, plugin: Plugin, signal: AbortSignal): KubeEr
   return failed(plugin, code === '' ? '' : ` (${code})`);
 }
 
-function madeOf(text: string, { command, apiVersion }: Plugin): Made {
+function madeOf(text: string, { command, apiVersion }: CredentialPlugin): IssuedCredential {
   const what = `the credential plugin ${command}`;
   const answer = objectIn(text);
   if (answer === undefined || answer['apiVersion'] !== apiVersion || answer['kind'] !== 'ExecCredential')

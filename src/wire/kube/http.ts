@@ -7,68 +7,79 @@ import { httpFailure, pathWithQuery, readText, send, targetOf } from '#base/http
 import { opened } from '#base/open-stream.ts';
 import type { Identity, KubeAccess } from './access.ts';
 import { KubeError, misconfigured } from './errors.ts';
-import { refusal } from './status.ts';
+import { statusError } from './status.ts';
 
-export interface Outgoing {
+export interface ApiRequest {
   readonly method: 'GET' | 'POST' | 'PUT' | 'PATCH' | 'DELETE';
   readonly path: string;
   readonly query?: Readonly<Record<string, string | undefined>>;
   readonly body?: object;
-  /** Of the body, where it is not `application/json`. */
+  /** The type of the body, if it is not `application/json`. */
   readonly contentType?: string;
   readonly limitMs: number;
   readonly maxBytes: number;
 }
 
-/** HTTP to the API server, bounded in time, bytes and connections. An answer that says no is an error. */
+/** HTTP to the API server with limits on time, bytes and connections. Error statuses become exceptions. */
 export interface KubeHttp extends Disposable {
-  ask(out: Outgoing, signal: AbortSignal): Promise<string>;
-  /** The deadline is for the head of the answer; its body then takes as long as it takes, until the signal ends it. */
-  open(out: Outgoing, signal: AbortSignal): Promise<IncomingMessage>;
+  request(out: ApiRequest, signal: AbortSignal): Promise<string>;
+  /** The deadline covers the response header only. The body lasts until the signal ends it. */
+  openStream(out: ApiRequest, signal: AbortSignal): Promise<IncomingMessage>;
 }
 
 export interface KubeHttpOptions {
   readonly access: KubeAccess;
   readonly clock: Clock;
-  /** Who we say we are. */
+  /** The User-Agent header. */
   readonly userAgent: string;
   readonly maxSockets?: number;
-  /** Of every call when it has its answer, or none: `watch` for what goes on, the status, or how it failed. */
-  readonly observed?: (call: { readonly verb: string; readonly code: string }) => void;
+  /**
+   * Called for every call when it has a response or has failed. `verb` is `watch` for watches; `code` is the status or the
+   * failure.
+   */
+  readonly onResponse?: (call: { readonly verb: string; readonly code: string }) => void;
 }
 
-/** What the API server says of an error is a line or two. */
+/** An error message of the API server is a line or two. */
 const maxError = 64 << 10;
-/** The API server hangs up after 90 s: before that, so that no call is sent on a connection that is being closed. */
+/**
+ * The API server closes idle connections after 90 s. Close them earlier, so that no call is sent on a connection that is being
+ * closed.
+ */
 const idleMs = 30_000;
 
-type Way = PlainAgent | SecureAgent | false;
-/** For streams, so that however many there are, calls find a connection. */
+type ConnectionAgent = PlainAgent | SecureAgent | false;
+/** Streams get connections of their own, so that calls always find a free one. */
 const ownConnection = false;
 
-interface Head {
+interface ResponseHead {
   readonly answer: IncomingMessage;
   readonly identity: Identity;
 }
 
-/** What messages call it: no query, which may hold what somebody else wrote. */
-export const callOf = ({ method, path }: Pick<Outgoing, 'method' | 'path'>): string => `${method} ${path}`;
+/** The name of a call in messages. Without the query, which may contain what somebody else wrote. */
+export const callOf = ({ method, path }: Pick<ApiRequest, 'method' | 'path'>): string => `${method} ${path}`;
 
 export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
-  const { access, clock, userAgent, maxSockets = 32, observed } = options;
+  const { access, clock, userAgent, maxSockets = 32, onResponse } = options;
   const target = targetOf(access.server);
-  // All of them are kept for a while: a burst that opens a connection for each call costs both sides more than its calls.
+  // Keep all connections for a while: in a burst, a new connection for each call costs both sides more than the call.
   const how = { keepAlive: true, maxSockets, maxFreeSockets: maxSockets, timeout: idleMs };
   const agent = target.isSecure ? new SecureAgent(how) : new PlainAgent(how);
-  const trust = createTrust();
+  const secureContextOf = createSecureContextCache();
 
-  async function attempt(out: Outgoing, identity: Identity, by: Way, signal: AbortSignal): Promise<Head> {
+  async function attempt(
+    out: ApiRequest,
+    identity: Identity,
+    by: ConnectionAgent,
+    signal: AbortSignal,
+  ): Promise<ResponseHead> {
     const headers: Record<string, string> = { accept: 'application/json', 'user-agent': userAgent };
     if (out.body !== undefined) headers['content-type'] = out.contentType ?? 'application/json';
     if (identity.authorization !== undefined) headers['authorization'] = identity.authorization;
     const body = out.body === undefined ? undefined : JSON.stringify(out.body);
-    // The agent keeps connections of one identity apart from those of another.
-    const tls = target.isSecure ? { ...identity.tls, secureContext: trust(identity.tls) } : {};
+    // The agent does not share connections between identities.
+    const tls = target.isSecure ? { ...identity.tls, secureContext: secureContextOf(identity.tls) } : {};
     const path = pathWithQuery(out.path, out.query);
     return {
       answer: await send(target, { method: out.method, path, headers, body, agent: by, tls }, signal),
@@ -76,8 +87,8 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     };
   }
 
-  /** Who was not let in has done nothing: with a newer credential, if there is one, any call may be sent again. */
-  async function head(out: Outgoing, by: Way, signal: AbortSignal): Promise<Head> {
+  /** A call that got 401 has done nothing, so it can be repeated with a newer credential if there is one. */
+  async function head(out: ApiRequest, by: ConnectionAgent, signal: AbortSignal): Promise<ResponseHead> {
     const identity = await access.identity(signal);
     const first = await attempt(out, identity, by, signal);
     if (first.answer.statusCode !== 401) return first;
@@ -87,48 +98,48 @@ export function createKubeHttp(options: KubeHttpOptions): KubeHttp {
     return await attempt(out, newer, by, signal);
   }
 
-  async function accepted(out: Outgoing, { answer, identity }: Head): Promise<IncomingMessage> {
+  async function requireSuccess(out: ApiRequest, { answer, identity }: ResponseHead): Promise<IncomingMessage> {
     const status = answer.statusCode ?? 0;
     if (status >= 200 && status < 300) return answer;
     const body = await readText(answer, maxError);
-    throw refusal(callOf(out), { status, body, retryAfter: answer.headers['retry-after'] }, secretOf(identity));
+    throw statusError(callOf(out), { status, body, retryAfter: answer.headers['retry-after'] }, secretOf(identity));
   }
 
-  /** What it came to, told on the way. */
-  function failed(verb: string, failure: KubeError): KubeError {
-    observed?.({ verb, code: failure.status === 0 ? failure.failure : String(failure.status) });
+  /** Reports a failure to `onResponse`. */
+  function reportFailure(verb: string, failure: KubeError): KubeError {
+    onResponse?.({ verb, code: failure.status === 0 ? failure.failure : String(failure.status) });
     return failure;
   }
 
   return {
-    ask: async (out, signal) => {
+    request: async (out, signal) => {
       using limit = clock.deadline(out.limitMs, signal);
       const verb = out.method.toLowerCase();
       try {
-        const answer = await accepted(out, await head(out, agent, limit.signal));
+        const answer = await requireSuccess(out, await head(out, agent, limit.signal));
         const text = await readText(answer, out.maxBytes);
-        observed?.({ verb, code: String(answer.statusCode) });
+        onResponse?.({ verb, code: String(answer.statusCode) });
         return text;
       } catch (thrown) {
-        throw failed(verb, failureOf(callOf(out), thrown, limit.signal));
+        throw reportFailure(verb, failureOf(callOf(out), thrown, limit.signal));
       }
     },
-    open: (out, signal) => {
+    openStream: (out, signal) => {
       const open = async (ended: AbortSignal): Promise<IncomingMessage> => {
-        const answer = await accepted(out, await head(out, ownConnection, ended));
-        observed?.({ verb: 'watch', code: String(answer.statusCode) });
+        const answer = await requireSuccess(out, await head(out, ownConnection, ended));
+        onResponse?.({ verb: 'watch', code: String(answer.statusCode) });
         return answer;
       };
       const failure = (thrown: unknown, ended: AbortSignal): KubeError =>
-        failed('watch', failureOf(callOf(out), thrown, ended));
+        reportFailure('watch', failureOf(callOf(out), thrown, ended));
       return opened({ clock, limitMs: out.limitMs, open, failureOf: failure }, signal);
     },
     [Symbol.dispose]: () => agent.destroy(),
   };
 }
 
-/** Certificates are read once for an identity, and not for every connection: that takes longer than to connect. */
-function createTrust(): (tls: Identity['tls']) => SecureContext {
+/** Parses the certificates once per identity, not for every connection: parsing takes longer than connecting. */
+function createSecureContextCache(): (tls: Identity['tls']) => SecureContext {
   const known = new WeakMap<Identity['tls'], SecureContext>();
   return (tls) => {
     const before = known.get(tls);
@@ -142,7 +153,7 @@ function createTrust(): (tls: Identity['tls']) => SecureContext {
 
 const secretOf = ({ authorization }: Identity): string => authorization?.replace(/^\S+ /, '') ?? '';
 
-/** The single funnel. */
+/** All failures become KubeErrors here. */
 export function failureOf(call: string, thrown: unknown, signal: AbortSignal): KubeError {
   if (thrown instanceof KubeError) return thrown;
   if (!signal.aborted && isErrno(thrown, 'ERR_INVALID_CHAR'))

@@ -31,23 +31,23 @@ export interface UserEntry {
 
 type Entry = Readonly<Record<string, unknown>>;
 
-/** What one context of a kubeconfig means. Messages name fields and entries, never values. */
-export function chosenContext(
+/** Resolves one context of a kubeconfig. Messages name fields and entries, never values. */
+export function resolveContext(
   config: unknown,
   context?: string,
 ): { readonly cluster: ClusterEntry; readonly user: UserEntry; readonly namespace: string } {
-  const whole = entryOf(config, 'the kubeconfig');
+  const whole = asEntry(config, 'the kubeconfig');
   const name = context ?? text(whole, 'current-context', 'the kubeconfig');
   if (name === undefined) throw misconfigured('the kubeconfig has no current-context: name one');
-  const chosen = named(whole, 'contexts', 'context', name);
+  const chosen = findNamed(whole, 'contexts', 'context', name);
   const where = `the context “${name}” of the kubeconfig`;
   const cluster = text(chosen, 'cluster', where);
   if (cluster === undefined) throw misconfigured(`${where} names no cluster`);
   const user = text(chosen, 'user', where);
   return {
-    cluster: clusterOf(named(whole, 'clusters', 'cluster', cluster), `the cluster “${cluster}” of the kubeconfig`),
+    cluster: clusterOf(findNamed(whole, 'clusters', 'cluster', cluster), `the cluster “${cluster}” of the kubeconfig`),
     user: userOf(
-      user === undefined ? {} : named(whole, 'users', 'user', user),
+      user === undefined ? {} : findNamed(whole, 'users', 'user', user),
       `the user “${user ?? ''}” of the kubeconfig`,
     ),
     namespace: text(chosen, 'namespace', where) ?? 'default',
@@ -65,11 +65,11 @@ function clusterOf(entry: Entry, where: string): ClusterEntry {
   const caFile = text(entry, 'certificate-authority', where);
   const insecure = flag(entry, 'insecure-skip-tls-verify', where);
   if (insecure && (caData ?? caFile) !== undefined)
-    throw misconfigured(`${where} names a certificate authority and says that none is to be asked: remove one of both`);
+    throw misconfigured(`${where} has both a certificate authority and insecure-skip-tls-verify: remove one of them`);
   return { server, caData, caFile, serverName: text(entry, 'tls-server-name', where), insecure };
 }
 
-/** Left out they would let us do more, or less, than the file says. */
+/** Ignoring these fields would give the client more or fewer rights than the file says. */
 const unsupported = ['auth-provider', 'as', 'as-uid', 'as-groups', 'as-user-extra'];
 
 function userOf(entry: Entry, where: string): UserEntry {
@@ -84,21 +84,21 @@ function userOf(entry: Entry, where: string): UserEntry {
     tokenFile: text(entry, 'tokenFile', where),
     username: text(entry, 'username', where),
     password: text(entry, 'password', where),
-    exec: entry['exec'] === undefined ? undefined : execOf(entryOf(entry['exec'], `“exec” of ${where}`), where),
+    exec: entry['exec'] === undefined ? undefined : execOf(asEntry(entry['exec'], `“exec” of ${where}`), where),
   };
 }
 
-const spoken = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
+const supportedVersions = ['client.authentication.k8s.io/v1', 'client.authentication.k8s.io/v1beta1'];
 
 function execOf(entry: Entry, user: string): ExecEntry {
   const where = `“exec” of ${user}`;
   const command = text(entry, 'command', where);
   if (command === undefined) throw misconfigured(`${where} names no command`);
   const apiVersion = text(entry, 'apiVersion', where) ?? '';
-  if (!spoken.includes(apiVersion))
-    throw misconfigured(`${where} wants another apiVersion than ${spoken.join(' or ')}`);
+  if (!supportedVersions.includes(apiVersion))
+    throw misconfigured(`${where} wants another apiVersion than ${supportedVersions.join(' or ')}`);
   if (text(entry, 'interactiveMode', where) === 'Always')
-    throw misconfigured(`${where} wants to ask somebody, and nobody is here to answer`);
+    throw misconfigured(`${where} requires interaction, which is not possible here`);
   const args = listIn(entry, 'args', where);
   if (!args.every((one) => typeof one === 'string')) throw misconfigured(`“args” in ${where} is not a list of texts`);
   return {
@@ -107,7 +107,7 @@ function execOf(entry: Entry, user: string): ExecEntry {
     args,
     env: Object.fromEntries(
       listIn(entry, 'env', where).map((one) => {
-        const variable = entryOf(one, `“env” in ${where}`);
+        const variable = asEntry(one, `“env” in ${where}`);
         return [text(variable, 'name', where) ?? '', text(variable, 'value', where) ?? ''];
       }),
     ),
@@ -116,20 +116,20 @@ function execOf(entry: Entry, user: string): ExecEntry {
   };
 }
 
-function named(config: Entry, list: string, field: string, name: string): Entry {
+function findNamed(config: Entry, list: string, field: string, name: string): Entry {
   const found = listIn(config, list, 'the kubeconfig')
-    .map((one) => entryOf(one, `an entry of “${list}” in the kubeconfig`))
+    .map((one) => asEntry(one, `an entry of “${list}” in the kubeconfig`))
     .find((one) => one['name'] === name);
   if (found === undefined) throw misconfigured(`the kubeconfig has no ${field} “${name}”`);
-  return entryOf(found[field] ?? {}, `the ${field} “${name}” of the kubeconfig`);
+  return asEntry(found[field] ?? {}, `the ${field} “${name}” of the kubeconfig`);
 }
 
-function entryOf(value: unknown, what: string): Entry {
+function asEntry(value: unknown, what: string): Entry {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) throw misconfigured(`${what} is not a map`);
   return value as Entry;
 }
 
-/** What is empty is not there, as for kubectl. */
+/** Like kubectl, treats an empty value as missing. */
 function text(entry: Entry, field: string, where: string): string | undefined {
   const value = entry[field];
   if (value === undefined || value === null || value === '') return undefined;

@@ -21,22 +21,24 @@ import type {
   TokenReview,
 } from './types.ts';
 
-/** A kind of object, and where the API server has it. */
+/** A kind of object and its API path. */
 export interface Resource<T extends KubeObject> {
   readonly group: string;
   readonly version: string;
   readonly plural: string;
   readonly kind: string;
   readonly namespaced: boolean;
-  /** Never there: it only says what the objects are. */
+  /** Never set: it only carries the type. */
   readonly type?: T;
 }
 
-/** An object, or with a part of it such as `status`. Without a name: all of them. Without a namespace: of all of them. */
-export interface Place {
+/**
+ * The path of an object or of a subresource such as `status`. Without a name: all objects. Without a namespace: all namespaces.
+ */
+export interface ObjectPath {
   readonly namespace?: string | undefined;
   readonly name?: string | undefined;
-  readonly part?: 'status' | 'token' | 'eviction' | undefined;
+  readonly subresource?: 'status' | 'token' | 'eviction' | undefined;
 }
 
 const cluster =
@@ -81,23 +83,23 @@ export const subjectAccessReviews = cluster('authorization.k8s.io', 'v1')<Subjec
   'subjectaccessreviews',
   'SubjectAccessReview',
 );
-/** A part of service accounts, and of another group than they are. */
+/** A subresource of service accounts, in another group. */
 export const tokenRequests = namespaced('', 'v1')<TokenRequest>('serviceaccounts', 'TokenRequest');
-/** A part of pods, likewise. */
+/** A subresource of pods, in another group. */
 export const evictions = namespaced('', 'v1')<Eviction>('pods', 'Eviction');
 
 export const apiVersionOf = ({ group, version }: Resource<KubeObject>): string =>
   group === '' ? version : `${group}/${version}`;
 
-/** No name leaves its place in the path. */
-export function pathOf(resource: Resource<KubeObject>, { namespace, name, part }: Place): string {
+/** Rejects names that would change the path. */
+export function pathOf(resource: Resource<KubeObject>, { namespace, name, subresource }: ObjectPath): string {
   const root = resource.group === '' ? '/api' : '/apis';
   const where = resource.namespaced && namespace !== undefined ? ['namespaces', namespace] : [];
-  const what = [name, part].filter((one) => one !== undefined);
+  const what = [name, subresource].filter((one) => one !== undefined);
   return [root, ...[...apiVersionOf(resource).split('/'), ...where, resource.plural, ...what].map(segment)].join('/');
 }
 
 function segment(text: string): string {
-  if (text === '' || text === '.' || text === '..') throw new TypeError(`“${text}” is no name`);
+  if (text === '' || text === '.' || text === '..') throw new TypeError(`“${text}” is not a valid name`);
   return encodeURIComponent(text);
 }

@@ -3,20 +3,20 @@ import { KubeError } from './errors.ts';
 const shown = 1_000;
 
 /**
- * What an answer that says no means: the API server sends a Status object, what stands before it whatever it likes. Text that
- * is passed on is one line, is short, and holds no credential of ours, should somebody repeat it to us.
+ * Turns an error response into a KubeError. The API server sends a Status object; a proxy in front of it may send anything. The
+ * message is reduced to one short line, and the client's own credential is removed from it, in case the response repeats it.
  */
-export function refusal(call: string, answer: RefusedAnswer, secret = ''): KubeError {
+export function statusError(call: string, answer: ErrorResponse, secret = ''): KubeError {
   const found = objectIn(answer.body);
   const details = asObject(found?.['details']);
-  const said = told(textOf(found?.['message']) || (found === undefined ? answer.body : ''), secret);
+  const serverMessage = sanitize(textOf(found?.['message']) || (found === undefined ? answer.body : ''), secret);
   const reason = textOf(found?.['reason']);
   const status = answer.status === 0 ? countOf(found?.['code']) : answer.status;
-  return new KubeError(`${call}: ${said || reason || `status ${status}`}`, {
+  return new KubeError(`${call}: ${serverMessage || reason || `status ${status}`}`, {
     failure: 'refused',
     status,
     reason,
-    said,
+    serverMessage,
     retryAfterMs: 1_000 * (countOf(details?.['retryAfterSeconds']) || countOf(Number(answer.retryAfter ?? ''))),
     causes: listOf(details?.['causes'])
       .map((one) => textOf(asObject(one)?.['reason']))
@@ -24,15 +24,15 @@ export function refusal(call: string, answer: RefusedAnswer, secret = ''): KubeE
   });
 }
 
-export interface RefusedAnswer {
-  /** Zero: it is in the body alone. */
+export interface ErrorResponse {
+  /** 0: the status is only in the body. */
   readonly status: number;
   readonly body: string;
-  /** The header, in seconds. */
+  /** The Retry-After header, in seconds. */
   readonly retryAfter?: string | undefined;
 }
 
-function told(text: string, secret: string): string {
+function sanitize(text: string, secret: string): string {
   const clean = secret === '' ? text : text.replaceAll(secret, '***');
   return clean.trim().replaceAll(/\s+/g, ' ').slice(0, shown);
 }

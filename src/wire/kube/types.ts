@@ -1,4 +1,4 @@
-/** The objects of Kubernetes that are used, and of them the fields that are. Others are in the answers too, and are dropped. */
+/** The Kubernetes objects and fields that are used. Responses contain more fields. */
 
 type Texts = Readonly<Record<string, string>>;
 
@@ -97,9 +97,9 @@ export interface PersistentVolume extends KubeObject {
   readonly status?: { readonly phase?: string; readonly reason?: string; readonly message?: string };
 }
 
-/** What a claim's volume is to be made of. */
+/** The data source of a claim. */
 interface SourceReference extends ObjectReference {
-  /** Left out: of Kubernetes' own. */
+  /** Left out: the core group. */
   readonly apiGroup?: string;
 }
 
@@ -161,7 +161,7 @@ export interface CsiNode extends KubeObject {
   };
 }
 
-/** Of a pod. */
+/** A container of a pod. */
 interface Container {
   readonly name: string;
   readonly volumeMounts?: readonly { readonly name: string }[];
@@ -179,9 +179,9 @@ interface ContainerStatus {
 export interface Pod extends KubeObject {
   readonly spec?: {
     readonly nodeName?: string;
-    /** It has the network of its node. */
+    /** The pod uses the network of its node. */
     readonly hostNetwork?: boolean;
-    /** False: it has a user namespace. */
+    /** False: the pod has a user namespace. */
     readonly hostUsers?: boolean;
     readonly containers?: readonly Container[];
     readonly initContainers?: readonly Container[];
@@ -201,14 +201,14 @@ export interface Pod extends KubeObject {
   };
 }
 
-/** Of policy/v1; created at `pods/<name>/eviction`. */
+/** policy/v1; created at `pods/<name>/eviction`. */
 export interface Eviction extends KubeObject {
   readonly deleteOptions?: { readonly preconditions?: { readonly uid?: string } };
 }
 
-/** Of events.k8s.io/v1. */
+/** events.k8s.io/v1. */
 export interface KubeEvent extends KubeObject {
-  /** With microseconds, as everything here that is a time. */
+  /** In microseconds, like the other times here. */
   readonly eventTime: string;
   readonly reportingController: string;
   readonly reportingInstance: string;
@@ -233,7 +233,7 @@ export interface Lease extends KubeObject {
 
 export interface Secret extends KubeObject {
   readonly type?: string;
-  /** In base64. */
+  /** Base64 values. */
   readonly data?: Texts;
 }
 
@@ -241,11 +241,11 @@ export interface ConfigMap extends KubeObject {
   readonly data?: Texts;
 }
 
-/** Of discovery.k8s.io/v1. */
+/** discovery.k8s.io/v1. */
 export interface EndpointSlice extends KubeObject {
-  /** It cannot be changed. */
+  /** Immutable. */
   readonly addressType: 'IPv4' | 'IPv6' | 'FQDN';
-  /** Null: none, which is how the API server says that of these two. */
+  /** Null means an empty list in these two fields. */
   readonly endpoints:
     | readonly {
         readonly addresses: readonly string[];
@@ -255,7 +255,7 @@ export interface EndpointSlice extends KubeObject {
   readonly ports?: readonly { readonly name?: string; readonly port?: number; readonly protocol?: string }[] | null;
 }
 
-/** Of the core's v1: what the API server's own proxy goes by. */
+/** v1 of the core group: the API server's own proxy uses it. */
 export interface Endpoints extends KubeObject {
   readonly subsets?: readonly {
     readonly addresses?: readonly { readonly ip: string; readonly targetRef?: ObjectReference }[];

@@ -4,7 +4,7 @@ import { createWaitedClock, type WaitedClock } from '#testing/kube-clock.ts';
 import { createKubeClient, type KubeClient } from './client.ts';
 import { nodes } from './resources.ts';
 import type { Node } from './types.ts';
-import type { Change } from './watch.ts';
+import type { WatchEvent } from './watch.ts';
 
 const path = '/api/v1/nodes';
 let api: FakeKubeApi;
@@ -27,7 +27,7 @@ afterEach(async () => {
 /** What was seen, in words; it ends by `ended`, or by what was thrown. */
 function seen(resourceVersion: string): { readonly words: string[]; readonly end: Promise<unknown> } {
   const words: string[] = [];
-  const word = (change: Change<Node>): string =>
+  const word = (change: WatchEvent<Node>): string =>
     change.kind === 'bookmark' ? 'bookmark' : `${change.kind} ${change.object.metadata.name ?? ''}`;
   const run = async (): Promise<string> => {
     for await (const change of client.watch(nodes, { resourceVersion }, stop.signal)) words.push(word(change));
@@ -41,7 +41,7 @@ const watchesAsked = (): string[] => api.asked.filter((one) => one.includes('wat
 const from = (asked: string | undefined): string | null =>
   new URL(asked ?? '', 'http://x').searchParams.get('resourceVersion');
 
-test('says what changes, in its order', async () => {
+test('reports changes in order', async () => {
   const { words } = seen(now());
   await expect.poll(() => api.watches).toBe(1);
   api.put(path, node('a'));
@@ -52,7 +52,7 @@ test('says what changes, in its order', async () => {
   expect(watchesAsked()[0]).toContain('allowWatchBookmarks=true');
 });
 
-test('goes on where it was when the API server closes it, without waiting', async () => {
+test('resumes at once when the API server closes the watch', async () => {
   const { words } = seen(now());
   await expect.poll(() => api.watches).toBe(1);
   const { resourceVersion } = api.put(path, node('a')).metadata;
@@ -64,7 +64,7 @@ test('goes on where it was when the API server closes it, without waiting', asyn
   await expect.poll(() => words).toEqual(['added a', 'added b']);
 });
 
-test('goes on from a bookmark, so that little is told again', async () => {
+test('resumes from a bookmark', async () => {
   seen(now());
   await expect.poll(() => api.watches).toBe(1);
   api.bookmark();
@@ -125,7 +125,7 @@ test.each([
   expect(await seen(version).end).toBe('a new list is needed');
 });
 
-test('of an API server that is busy: not before it wants', async () => {
+test('waits for Retry-After of a busy API server', async () => {
   const version = now();
   let refusals = 0;
   api.intercept = (_request, response) => {
@@ -140,7 +140,7 @@ test('of an API server that is busy: not before it wants', async () => {
   await expect.poll(() => api.watches).toBe(1);
 });
 
-test('of an API server that is down: less and less often, and then at once again', async () => {
+test('backs off while the API server is down, and resets the backoff afterwards', async () => {
   const { words } = seen(now());
   await expect.poll(() => api.watches).toBe(1);
   await api.down();
@@ -158,7 +158,7 @@ test('of an API server that is down: less and less often, and then at once again
   await expect.poll(() => clock.slept.slice(9)).toEqual([200]);
 });
 
-test('one that was open for long is asked for again soon, however often it broke before', async () => {
+test('reconnects soon after a long healthy watch, despite earlier failures', async () => {
   const { words } = seen(now());
   for (let i = 1; i <= 4; i++) {
     await expect.poll(() => api.watches).toBe(1);
@@ -173,7 +173,7 @@ test('one that was open for long is asked for again soon, however often it broke
   expect(clock.slept).toEqual([200, 200, 200, 200]);
 });
 
-test('one that ends at once, again and again, is not asked for as fast as it ends', async () => {
+test('backs off from a watch that keeps ending at once', async () => {
   const version = now();
   api.intercept = (_request, response) => {
     response.writeHead(200).end();
@@ -187,7 +187,7 @@ test('one that ends at once, again and again, is not asked for as fast as it end
   await expect.poll(() => clock.slept).toEqual([400, 800]);
 });
 
-test('a connection that only we still have is left after a while without a sound', async () => {
+test('replaces a connection that is silent for too long', async () => {
   const { words } = seen(now());
   await expect.poll(() => api.watches).toBe(1);
   api.bookmark();
@@ -203,7 +203,7 @@ test('a connection that only we still have is left after a while without a sound
   await expect.poll(() => watchesAsked().length).toBe(2);
 });
 
-test('a server that takes the question and never answers is asked again', async () => {
+test('retries a server that never answers', async () => {
   const version = now();
   api.intercept = () => true;
   seen(version);
@@ -212,7 +212,7 @@ test('a server that takes the question and never answers is asked again', async 
   await expect.poll(() => watchesAsked().length).toBe(2);
 });
 
-test('a line without end is an error, before it takes all memory', async () => {
+test('fails on a line that is longer than the limit', async () => {
   const version = now();
   api.intercept = (_request, response) => {
     const piece = Buffer.alloc(1 << 20, 0x20);
@@ -240,7 +240,7 @@ test.each([
   expect(await seen(version).end).toMatchObject({ failure: 'garbled', message: `WATCH /api/v1/nodes: ${why}` });
 });
 
-test('what waiting does not mend is an error', async () => {
+test('throws errors that waiting does not fix', async () => {
   const version = now();
   api.intercept = (_request, response) => {
     api.refuse(response, 403, 'Forbidden');
@@ -261,7 +261,7 @@ test.each(['while it is open', 'while it waits'])('ends with its signal, %s', as
   await expect.poll(() => api.watches).toBe(0);
 });
 
-test('whoever stops looking closes the connection', async () => {
+test('closes the connection when the consumer stops', async () => {
   const version = now();
   api.put(path, node('a'));
   for await (const _ of client.watch(nodes, { resourceVersion: version }, stop.signal)) break;

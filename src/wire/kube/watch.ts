@@ -1,26 +1,26 @@
 import { onAbort } from '#base/aborted.ts';
 import { type Clock, DeadlineExceeded } from '#base/clock.ts';
 import { createLines } from '#base/lines.ts';
-import { garbled, KubeError, mayPass, mustRelist, parsed } from './errors.ts';
+import { garbled, isTransient, KubeError, mustRelist, parsed } from './errors.ts';
 import { callOf, failureOf, type KubeHttp } from './http.ts';
 import { pathOf, type Resource } from './resources.ts';
-import { refusal } from './status.ts';
+import { statusError } from './status.ts';
 import type { KubeObject } from './types.ts';
 
 export interface WatchQuery {
   readonly namespace?: string | undefined;
   readonly labelSelector?: string | undefined;
   readonly fieldSelector?: string | undefined;
-  /** Of the list, or of what was seen last. */
+  /** The version of the list or of the last change. */
   readonly resourceVersion: string;
 }
 
-export type Change<T> =
+export type WatchEvent<T> =
   | { readonly kind: 'added' | 'modified' | 'deleted'; readonly object: T; readonly resourceVersion: string }
-  /** Nothing changed, and everything up to there was seen. */
+  /** No change: everything up to this version was sent. */
   | { readonly kind: 'bookmark'; readonly resourceVersion: string };
 
-interface Means {
+interface WatchContext {
   readonly http: KubeHttp;
   readonly clock: Clock;
   readonly random: () => number;
@@ -28,53 +28,56 @@ interface Means {
 
 const headMs = 30_000;
 /**
- * Bookmarks come every minute. Without a sound for longer the connection may be one that only we still have; it costs next to
- * nothing to go on over another.
+ * Bookmarks arrive every minute. A connection that is silent for longer may be dead at the other end; a new one costs next to
+ * nothing.
  */
 const idleMs = 90_000;
-/** The API server ends it after this, not all watches at the same time. */
+/** The API server ends a watch after this time, with jitter so that not all end together. */
 const lifeSeconds = 300;
 const maxLine = 16 << 20;
 const firstWaitMs = 200;
-const mostWaitMs = 10_000;
-/** One that was open for as long is no sign of trouble. */
-const settledMs = 30_000;
+const maxWaitMs = 10_000;
+/** A watch that was open for this long was healthy. */
+const healthyMs = 30_000;
 
 /**
- * Goes on after whatever was seen last: when the API server closes the connection, as it does all the time, when the
- * connection breaks or falls silent, when the API server is not there. Ends when it can not go on from there. Throws what is
- * not mended by waiting.
+ * Watches from the last version that was seen. Reconnects when the API server closes the connection, which it does regularly,
+ * when the connection breaks or falls silent, and when the API server is unreachable. Returns when a new list is needed. Throws
+ * errors that waiting does not fix.
  */
-export async function* watching<T extends KubeObject>(
-  means: Means,
+export async function* watchWithRetries<T extends KubeObject>(
+  means: WatchContext,
   resource: Resource<T>,
   query: WatchQuery,
   signal: AbortSignal,
-): AsyncGenerator<Change<T>, void, undefined> {
+): AsyncGenerator<WatchEvent<T>, void, undefined> {
   const { clock, random } = means;
   let { resourceVersion } = query;
-  /** Attempts in a row that brought nothing. */
-  let vain = 0;
+  /** The number of attempts in a row without an event. */
+  let fruitlessAttempts = 0;
   for (;;) {
     const began = clock.elapsed();
     let askedMs = 0;
     let isBroken = false;
     try {
-      for await (const change of connection(means, resource, { ...query, resourceVersion }, signal)) {
-        if (change.resourceVersion !== resourceVersion) vain = 0;
+      for await (const change of watchOnce(means, resource, { ...query, resourceVersion }, signal)) {
+        if (change.resourceVersion !== resourceVersion) fruitlessAttempts = 0;
         ({ resourceVersion } = change);
         yield change;
       }
     } catch (thrown) {
       if (mustRelist(thrown)) return;
-      if (!(thrown instanceof KubeError) || signal.aborted || !mayPass(thrown)) throw thrown;
+      if (!(thrown instanceof KubeError) || signal.aborted || !isTransient(thrown)) throw thrown;
       isBroken = thrown.failure !== 'deadline';
       askedMs = thrown.retryAfterMs;
     }
-    const isSettled = clock.elapsed() - began >= settledMs;
-    if (isSettled) vain = 0;
-    if (isBroken || !isSettled) vain++;
-    const backOffMs = vain <= 1 && !isBroken ? 0 : Math.min(mostWaitMs, firstWaitMs * 2 ** Math.min(vain - 1, 20));
+    const isSettled = clock.elapsed() - began >= healthyMs;
+    if (isSettled) fruitlessAttempts = 0;
+    if (isBroken || !isSettled) fruitlessAttempts++;
+    const backOffMs =
+      fruitlessAttempts <= 1 && !isBroken
+        ? 0
+        : Math.min(maxWaitMs, firstWaitMs * 2 ** Math.min(fruitlessAttempts - 1, 20));
     const waitMs = Math.max(askedMs, backOffMs * (0.5 + random() / 2));
     if (waitMs > 0) await sleep(clock, waitMs, resource, signal);
   }
@@ -88,13 +91,13 @@ async function sleep(clock: Clock, ms: number, resource: Resource<KubeObject>, s
   }
 }
 
-/** One connection, until it ends. */
-async function* connection<T extends KubeObject>(
-  { http, clock, random }: Means,
+/** Watches over one connection until it ends. */
+async function* watchOnce<T extends KubeObject>(
+  { http, clock, random }: WatchContext,
   resource: Resource<T>,
   { namespace, labelSelector, fieldSelector, resourceVersion }: WatchQuery,
   signal: AbortSignal,
-): AsyncGenerator<Change<T>, void, undefined> {
+): AsyncGenerator<WatchEvent<T>, void, undefined> {
   const timeoutSeconds = String(Math.round(lifeSeconds * (1 + random())));
   const out = {
     method: 'GET',
@@ -112,35 +115,35 @@ async function* connection<T extends KubeObject>(
   } as const;
   const call = callOf(out).replace('GET', 'WATCH');
   const ended = new AbortController();
-  using silence = quiet(clock, ended, signal);
+  using idleTimer = startIdleTimer(clock, ended, signal);
   try {
     const lines = createLines(maxLine, (why) => garbled(call, why));
-    for await (const chunk of (await http.open(out, ended.signal)) as AsyncIterable<Uint8Array>) {
-      silence.broken();
-      for (const line of lines.taken(chunk)) yield changeOf<T>(parsed(line, call), call);
+    for await (const chunk of (await http.openStream(out, ended.signal)) as AsyncIterable<Uint8Array>) {
+      idleTimer.reset();
+      for (const line of lines.taken(chunk)) yield parseEvent<T>(parsed(line, call), call);
     }
   } catch (thrown) {
     throw failureOf(call, thrown, ended.signal);
   }
 }
 
-interface Silence extends Disposable {
-  broken(): void;
+interface IdleTimer extends Disposable {
+  reset(): void;
 }
 
-/** Ends what belongs to the controller with the signal, and when nothing was heard for long. */
-function quiet(clock: Clock, controller: AbortController, signal: AbortSignal): Silence {
+/** Aborts the controller with the signal, and when nothing was received for long. */
+function startIdleTimer(clock: Clock, controller: AbortController, signal: AbortSignal): IdleTimer {
   let heardAt = clock.elapsed();
   const look = (): void => {
     const leftMs = heardAt + idleMs - clock.elapsed();
     if (leftMs <= 0) controller.abort(new DeadlineExceeded(idleMs));
-    // Not begun anew with every sound: in a burst there are thousands.
+    // Do not restart the timer for every chunk: in a burst there are thousands.
     else timer = clock.after(leftMs, look);
   };
   let timer = clock.after(idleMs, look);
   const parent = onAbort(signal, () => controller.abort(signal.reason));
   return {
-    broken: () => {
+    reset: () => {
       heardAt = clock.elapsed();
     },
     [Symbol.dispose]: () => {
@@ -156,10 +159,10 @@ const kinds: Readonly<Record<string, 'added' | 'modified' | 'deleted'>> = {
   DELETED: 'deleted',
 };
 
-function changeOf<T extends KubeObject>(event: unknown, call: string): Change<T> {
+function parseEvent<T extends KubeObject>(event: unknown, call: string): WatchEvent<T> {
   const { type, object } = (event ?? {}) as { readonly type?: string; readonly object?: T };
-  // What would have been an answer's status, had the answer not begun already.
-  if (type === 'ERROR') throw refusal(call, { status: 0, body: JSON.stringify(object ?? {}) });
+  // An error after the response header was sent.
+  if (type === 'ERROR') throw statusError(call, { status: 0, body: JSON.stringify(object ?? {}) });
   const resourceVersion = object?.metadata?.resourceVersion;
   if (object === undefined || type === undefined || resourceVersion === undefined)
     throw garbled(call, 'a line is not a change of an object');

@@ -3,20 +3,20 @@ import { type Attributes, fileType, type SetAttributes } from './structures.ts';
 
 export const isSameText = (a: Text, b: Text): boolean => Buffer.from(a as string).equals(Buffer.from(b as string));
 
-/** Whether a file is as a SETATTR would leave it. A time set to the server's clock tells nothing. */
-export function isAsSet(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
+/** Whether the attributes are those that this SETATTR sets. A time set to the server's clock proves nothing. */
+export function matchesSetattr(is: Attributes, { mode, uid, gid, size, atime, mtime }: SetAttributes): boolean {
   const known = [
     [mode, is.mode],
     [uid, is.uid],
     [gid, is.gid],
     [size, is.size],
-    ...sameTime(atime, is.atime, is.atimeNs),
-    ...sameTime(mtime, is.mtime, is.mtimeNs),
+    ...timePairs(atime, is.atime, is.atimeNs),
+    ...timePairs(mtime, is.mtime, is.mtimeNs),
   ].filter(([wanted]) => wanted !== undefined);
   return known.length > 0 && known.every(([wanted, found]) => wanted === found);
 }
 
-const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: number) =>
+const timePairs = (time: SetAttributes['atime'], seconds: number, nanoseconds: number) =>
   time === undefined || time === 'now'
     ? []
     : [
@@ -24,11 +24,13 @@ const sameTime = (time: SetAttributes['atime'], seconds: number, nanoseconds: nu
         [time.nanoseconds, nanoseconds],
       ];
 
-export const isCreated = (found: Attributes, set: SetAttributes): boolean =>
-  found.type === fileType.regular && found.size === (set.size ?? 0) && isMarked(found, set);
+export const matchesCreate = (found: Attributes, set: SetAttributes): boolean =>
+  found.type === fileType.regular && found.size === (set.size ?? 0) && hasTimesOf(found, set);
 
-/** What was made with a time of its own can be told from what somebody else made meanwhile. */
-export const isMarked = (found: Attributes, { atime, mtime }: SetAttributes): boolean =>
-  [...sameTime(atime, found.atime, found.atimeNs), ...sameTime(mtime, found.mtime, found.mtimeNs)].every(
+/**
+ * Compares explicit times only. They distinguish a file that this client created from one that another client created meanwhile.
+ */
+export const hasTimesOf = (found: Attributes, { atime, mtime }: SetAttributes): boolean =>
+  [...timePairs(atime, found.atime, found.atimeNs), ...timePairs(mtime, found.mtime, found.mtimeNs)].every(
     ([wanted, is]) => wanted === is,
   );

@@ -3,17 +3,17 @@ import type { CallOptions, RpcClient } from '../rpc/client.ts';
 import type { RpcError } from '../rpc/errors.ts';
 import type { Procedure } from '../rpc/procedure.ts';
 import type { Text } from '../xdr/writer.ts';
-import { isAsSet, isCreated, isMarked, isSameText } from './attribute-matching.ts';
-import { createCalling, type Mutation } from './calling.ts';
+import { hasTimesOf, isSameText, matchesCreate, matchesSetattr } from './attribute-matching.ts';
 import { checkName } from './names.ts';
 import * as procedures from './procedures.ts';
+import { createRetryingCalls, type Mutation } from './retrying-calls.ts';
 import { isNfsError } from './status.ts';
 import {
   type Attributes,
+  type DirOpArgs,
   type FileHandle,
   fileType,
   maxTransfer,
-  type Place,
   type SetAttributes,
   type Time,
   type Wcc,
@@ -21,31 +21,32 @@ import {
 
 type Result<P> = P extends Procedure<never, infer R> ? R : never;
 
-/** What was made. Always with its handle: where a server leaves it out, it is looked up. */
-export interface New {
+/** A created object. The handle is always present: if the server leaves it out, the client looks it up. */
+export interface Created {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
-  /** Of the directory, where the server told. */
+  /** How the directory changed, if the server reported it. */
   readonly change?: Wcc | undefined;
 }
 
 /** For REMOVE, RMDIR and RENAME. */
-export interface Meaning {
+export interface ExpectedFile {
   /**
-   * The file that the caller means by the name. If the connection is lost and the server cannot recognise the resent call, the client looks
-   * the name up: if it leads to another file or to none, the call was done. If the client does not know whether the server restarted, it
-   * resends the call only while the name leads to this file. 'anything': nobody else uses the name. Left out: the outcome stays unknown.
+   * The file that the caller expects under the name. If the connection is lost and the server cannot recognise the resent call,
+   * the client looks the name up: if it refers to another file or to none, the call was executed. If the client does not know
+   * whether the server restarted, it resends the call only while the name refers to this file. 'anything': no other client uses
+   * the name. Left out: the outcome stays unknown.
    */
-  readonly meant?: FileHandle | 'anything' | undefined;
+  readonly expected?: FileHandle | 'anything' | undefined;
 }
 
-/** Nothing is known of what a call changed. */
+/** Reported if the client does not know what a call changed. */
 const unknownChange: Wcc = { before: undefined, after: undefined };
 
 /**
- * NFS version 3 over one RPC client. Every call takes its signal and its deadline. A call that was resent because the connection
- * broke is answered as if it had been sent once. One that may not be resent (`RpcError.decide`) is decided by asking the
- * server what has become of it, if there is time for that before its deadline: docs/designs/nfs-resends.md.
+ * NFS version 3 over one RPC client. Every call takes a signal and a deadline. A call that was resent after a lost connection
+ * returns the result as if it had been sent once. If a call may not be resent (`RpcError.outcomeCheck`), the client asks the
+ * server whether it was executed, if the deadline allows: docs/designs/nfs-resends.md.
  */
 export interface NfsClient {
   null(options?: CallOptions): Promise<void>;
@@ -55,13 +56,13 @@ export interface NfsClient {
     set: SetAttributes,
     options?: CallOptions & { readonly ifChangedAt?: Time },
   ): Promise<Wcc>;
-  lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.Found>;
+  lookup(directory: FileHandle, name: Text, options?: CallOptions): Promise<procedures.LookupResult>;
   access(handle: FileHandle, mask: number, options?: CallOptions): Promise<number>;
   readlink(handle: FileHandle, options?: CallOptions): Promise<Text>;
   read(
     handle: FileHandle,
     offset: number,
-    into: Buffer | procedures.LateBuffer,
+    into: Buffer | procedures.DeferredBuffer,
     options?: CallOptions,
   ): Promise<procedures.ReadResult>;
   write(
@@ -71,44 +72,47 @@ export interface NfsClient {
     stable: number,
     options?: CallOptions,
   ): Promise<procedures.WriteResult>;
-  create(directory: FileHandle, name: Text, how: procedures.CreateArgs['how'], options?: CallOptions): Promise<New>;
-  mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
-  symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<New>;
-  mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<New>;
-  remove(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
-  rmdir(directory: FileHandle, name: Text, options?: CallOptions & Meaning): Promise<Wcc>;
-  rename(from: Place, to: Place, options?: CallOptions & Meaning): Promise<procedures.Renamed>;
-  link(handle: FileHandle, to: Place, options?: CallOptions): Promise<procedures.Linked>;
+  create(directory: FileHandle, name: Text, how: procedures.CreateArgs['how'], options?: CallOptions): Promise<Created>;
+  mkdir(directory: FileHandle, name: Text, set: SetAttributes, options?: CallOptions): Promise<Created>;
+  symlink(directory: FileHandle, name: Text, target: Text, set: SetAttributes, options?: CallOptions): Promise<Created>;
+  mknod(args: procedures.MknodArgs, options?: CallOptions): Promise<Created>;
+  remove(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
+  rmdir(directory: FileHandle, name: Text, options?: CallOptions & ExpectedFile): Promise<Wcc>;
+  rename(from: DirOpArgs, to: DirOpArgs, options?: CallOptions & ExpectedFile): Promise<procedures.RenameResult>;
+  link(handle: FileHandle, to: DirOpArgs, options?: CallOptions): Promise<procedures.LinkResult>;
   readdir(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdir>>;
   readdirplus(args: procedures.ReaddirArgs, options?: CallOptions): Promise<Result<typeof procedures.readdirplus>>;
   fsstat(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsstat>>;
   fsinfo(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.fsinfo>>;
   pathconf(handle: FileHandle, options?: CallOptions): Promise<Result<typeof procedures.pathconf>>;
-  commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.Committed>;
+  commit(handle: FileHandle, offset: number, count: number, options?: CallOptions): Promise<procedures.CommitResult>;
 }
 
 export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): NfsClient {
-  const { call, mutate } = createCalling(rpc, clock);
+  const { call, mutate } = createRetryingCalls(rpc, clock);
 
-  const find = (place: Place, options: CallOptions | undefined): Promise<procedures.Found> =>
-    named(place, () => call(procedures.lookup, place, options));
+  const lookup = (place: DirOpArgs, options: CallOptions | undefined): Promise<procedures.LookupResult> =>
+    withValidName(place, () => call(procedures.lookup, place, options));
 
-  /** Makes something, or finds what the first of two identical calls made. `isOurs`: what is there can be that. */
-  function make<A extends Place>(
-    procedure: Procedure<A, procedures.Made>,
+  /**
+   * Creates an object, or finds the one that the first of two identical calls created. `isOurs`: whether the existing object can
+   * be that one.
+   */
+  function createObject<A extends DirOpArgs>(
+    procedure: Procedure<A, procedures.CreateResult>,
     args: A,
     isOurs: (attributes: Attributes, handle: FileHandle) => boolean | Promise<boolean>,
     options: CallOptions | undefined,
-  ): Promise<New> {
-    const existing = async (cause: unknown): Promise<New> => {
+  ): Promise<Created> {
+    const existing = async (cause: unknown): Promise<Created> => {
       if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
-      const { handle, attributes } = await find(args, options).catch(goneMeans(cause));
-      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(goneMeans(cause)));
-      if (!(await Promise.resolve(isOurs(about, handle)).catch(goneMeans(cause)))) throw cause;
+      const { handle, attributes } = await lookup(args, options).catch(rethrowIfGone(cause));
+      const about = attributes ?? (await call(procedures.getattr, handle, options).catch(rethrowIfGone(cause)));
+      if (!(await Promise.resolve(isOurs(about, handle)).catch(rethrowIfGone(cause)))) throw cause;
       return { handle, attributes: about };
     };
-    return named(args, () =>
-      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : find(args, options))),
+    return withValidName(args, () =>
+      mutate({ procedure, args, options }, existing).then((made) => (hasHandle(made) ? made : lookup(args, options))),
     );
   }
 
@@ -117,9 +121,9 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return target.bytes ?? target.text;
   };
 
-  /** Undefined: the name means nothing. */
-  const whatIs = (place: Place, options: CallOptions): Promise<FileHandle | undefined> =>
-    find(place, options).then(
+  /** Undefined: the name does not exist. */
+  const lookupHandle = (place: DirOpArgs, options: CallOptions): Promise<FileHandle | undefined> =>
+    lookup(place, options).then(
       ({ handle }) => handle,
       (cause: unknown) => {
         if (!isNfsError(cause, 'NOENT')) throw cause;
@@ -127,35 +131,35 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
       },
     );
 
-  /** Whether a name still means what the call was about. Throws what was unknown if nobody said what that is. */
-  async function isStill(
-    place: Place,
-    meant: Meaning['meant'],
+  /** Whether a name still refers to the expected file. Throws `unknown` if the caller did not say which file it expects. */
+  async function stillNames(
+    place: DirOpArgs,
+    expected: ExpectedFile['expected'],
     options: CallOptions,
     unknown: RpcError,
   ): Promise<boolean> {
-    const handle = await whatIs(place, options);
+    const handle = await lookupHandle(place, options);
     if (handle === undefined) return false;
-    if (meant === undefined) throw unknown;
-    return meant === 'anything' || isSameHandle(handle, meant) || (await isSameFile(handle, meant, options));
+    if (expected === undefined) throw unknown;
+    return expected === 'anything' || isSameHandle(handle, expected) || (await isSameFile(handle, expected, options));
   }
 
-  /** Adds the question that is asked before the call is resent to a server that may have restarted. */
-  function taking(place: Place, options: (CallOptions & Meaning) | undefined): CallOptions {
-    const meant = options?.meant;
-    if (meant === 'anything') return options ?? {};
-    const isUndone: CallOptions['isUndone'] = async (on) => {
-      if (meant === undefined) return undefined;
+  /** Adds the check that runs before the call is resent to a server that may have restarted. */
+  function withExpectedCheck(place: DirOpArgs, options: (CallOptions & ExpectedFile) | undefined): CallOptions {
+    const expected = options?.expected;
+    if (expected === 'anything') return options ?? {};
+    const isNotExecuted: CallOptions['isNotExecuted'] = async (on) => {
+      if (expected === undefined) return undefined;
       const how = { signal: options?.signal, credential: options?.credential, ...on };
-      const handle = await whatIs(place, how);
-      return handle !== undefined && (isSameHandle(handle, meant) || (await isSameFile(handle, meant, how)));
+      const handle = await lookupHandle(place, how);
+      return handle !== undefined && (isSameHandle(handle, expected) || (await isSameFile(handle, expected, how)));
     };
-    return { ...options, isUndone };
+    return { ...options, isNotExecuted };
   }
 
-  /** Servers may have given it another handle since. */
-  async function isSameFile(found: FileHandle, meant: FileHandle, options: CallOptions): Promise<boolean> {
-    const before = await call(procedures.getattr, meant, options).catch((cause: unknown) => {
+  /** Compares file ids, since the server may have issued another handle for the same file. */
+  async function isSameFile(found: FileHandle, expected: FileHandle, options: CallOptions): Promise<boolean> {
+    const before = await call(procedures.getattr, expected, options).catch((cause: unknown) => {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw cause;
       return undefined;
     });
@@ -164,16 +168,16 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
     return before.fileId === now.fileId && before.fsid === now.fsid;
   }
 
-  /** Success if the name is gone and it may have been our own first call that removed it. */
-  const take = (
-    procedure: Procedure<Place, Wcc>,
-    args: Place,
-    options: (CallOptions & Meaning) | undefined,
+  /** Succeeds if the name is gone and our own first call may have removed it. */
+  const removeName = (
+    procedure: Procedure<DirOpArgs, Wcc>,
+    args: DirOpArgs,
+    options: (CallOptions & ExpectedFile) | undefined,
   ): Promise<Wcc> => {
-    const isDone: Mutation<Place, Wcc>['isDone'] = async (inTime, unknown) =>
-      (await isStill(args, options?.meant, inTime, unknown)) ? undefined : unknownChange;
-    return named(args, () =>
-      mutate({ procedure, args, options: taking(args, options), isDone }, (cause) => {
+    const findOutcome: Mutation<DirOpArgs, Wcc>['findOutcome'] = async (inTime, unknown) =>
+      (await stillNames(args, options?.expected, inTime, unknown)) ? undefined : unknownChange;
+    return withValidName(args, () =>
+      mutate({ procedure, args, options: withExpectedCheck(args, options), findOutcome }, (cause) => {
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
         return unknownChange;
       }),
@@ -188,47 +192,51 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         const args = { handle, set, ifChangedAt: options?.ifChangedAt };
         return await mutate({ procedure: procedures.setattr, args, options });
       } catch (cause) {
-        // The change since then may be the one that the first of the two made.
+        // The first of the two calls may have made the change that fails the guard.
         if (!isNfsError(cause, 'NOT_SYNC') || !cause.resent) throw cause;
         const after = await call(procedures.getattr, handle, options);
-        if (!isAsSet(after, set)) throw cause;
+        if (!matchesSetattr(after, set)) throw cause;
         return { before: undefined, after };
       }
     },
-    lookup: (directory, name, options) => find({ directory, name }, options),
+    lookup: (directory, name, options) => lookup({ directory, name }, options),
     access: async (handle, mask, options) => (await call(procedures.access, { handle, mask }, options)).granted,
     readlink,
     read: (handle, offset, into, options) =>
-      // More would be a reply longer than is taken.
-      call(procedures.read, { handle, offset, into: into.length > maxTransfer ? shorter(into) : into }, options),
+      // A longer reply would exceed the limit on records.
+      call(
+        procedures.read,
+        { handle, offset, into: into.length > maxTransfer ? limitToMaxTransfer(into) : into },
+        options,
+      ),
     write: (handle, offset, data, stable, options) =>
       mutate({ procedure: procedures.write, args: { handle, offset, data, stable }, options }),
     create: (directory, name, how, options) =>
-      // Of an exclusive one the server knows by its verifier whether it is ours: then it is told as made, not as there.
-      make(
+      // For an exclusive CREATE, the server compares the verifier and returns success, not EXIST.
+      createObject(
         procedures.create,
         { directory, name, how },
-        (found) => how.mode !== 'exclusive' && isCreated(found, how.set),
+        (found) => how.mode !== 'exclusive' && matchesCreate(found, how.set),
         options,
       ),
     mkdir: (directory, name, set, options) =>
-      make(
+      createObject(
         procedures.mkdir,
         { directory, name, set },
-        (found) => found.type === fileType.directory && isMarked(found, set),
+        (found) => found.type === fileType.directory && hasTimesOf(found, set),
         options,
       ),
     symlink: (directory, name, target, set, options) =>
-      make(
+      createObject(
         procedures.symlink,
         { directory, name, set, target },
         async ({ type }, handle) => type === fileType.link && isSameText(await readlink(handle, options), target),
         options,
       ),
     mknod: (args, options) =>
-      make(procedures.mknod, args, (found) => found.type === args.type && isMarked(found, args.set), options),
-    remove: (directory, name, options) => take(procedures.remove, { directory, name }, options),
-    rmdir: (directory, name, options) => take(procedures.rmdir, { directory, name }, options),
+      createObject(procedures.mknod, args, (found) => found.type === args.type && hasTimesOf(found, args.set), options),
+    remove: (directory, name, options) => removeName(procedures.remove, { directory, name }, options),
+    rmdir: (directory, name, options) => removeName(procedures.rmdir, { directory, name }, options),
     rename: async (from, to, options) => {
       checkName(from.name);
       checkName(to.name);
@@ -236,18 +244,19 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         return await mutate({
           procedure: procedures.rename,
           args: { from, to },
-          options: taking(from, options),
-          isDone: async (inTime, unknown) => {
-            if (await isStill(from, options?.meant, inTime, unknown)) return undefined;
-            // Moved on by somebody else since, or never moved: without knowing what it was, the target decides.
-            if (options?.meant === undefined && (await whatIs(to, inTime)) === undefined) throw unknown;
+          options: withExpectedCheck(from, options),
+          findOutcome: async (inTime, unknown) => {
+            if (await stillNames(from, options?.expected, inTime, unknown)) return undefined;
+            // Either another client renamed it since, or it was never renamed. Without the expected handle, the existence of the
+            // target decides.
+            if (options?.expected === undefined && (await lookupHandle(to, inTime)) === undefined) throw unknown;
             return { from: unknownChange, to: unknownChange };
           },
         });
       } catch (cause) {
-        // The first of the two may have moved it.
+        // The first of the two calls may have renamed it.
         if (!isNfsError(cause, 'NOENT') || !cause.resent) throw cause;
-        await find(to, options).catch(goneMeans(cause));
+        await lookup(to, options).catch(rethrowIfGone(cause));
         return { from: unknownChange, to: unknownChange };
       }
     },
@@ -258,8 +267,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
           procedure: procedures.link,
           args: { handle, to },
           options,
-          isDone: async (inTime) => {
-            const there = await whatIs(to, inTime);
+          findOutcome: async (inTime) => {
+            const there = await lookupHandle(to, inTime);
             if (there === undefined || !isSameHandle(there, handle)) return undefined;
             return { attributes: undefined, change: unknownChange };
           },
@@ -268,8 +277,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
         if (!isNfsError(cause, 'EXIST') || !cause.resent) throw cause;
         const [one, other] = await Promise.all([
           call(procedures.getattr, handle, options),
-          find(to, options).then((found) => call(procedures.getattr, found.handle, options)),
-        ]).catch(goneMeans(cause));
+          lookup(to, options).then((found) => call(procedures.getattr, found.handle, options)),
+        ]).catch(rethrowIfGone(cause));
         if (one.fileId !== other.fileId || one.fsid !== other.fsid) throw cause;
         return { attributes: other, change: unknownChange };
       }
@@ -283,8 +292,8 @@ export function createNfsClient(rpc: Pick<RpcClient, 'call'>, clock: Clock): Nfs
   };
 }
 
-/** Another node removed it after the server had answered: then that answer holds. */
-const goneMeans =
+/** If another client removed the object after the server's answer, that answer holds. */
+const rethrowIfGone =
   (cause: unknown) =>
   (missing: unknown): never => {
     throw isNfsError(missing, 'NOENT', 'STALE') ? cause : missing;
@@ -292,15 +301,15 @@ const goneMeans =
 
 const isSameHandle = (a: FileHandle, b: FileHandle): boolean => Buffer.compare(a, b) === 0;
 
-const shorter = (into: Buffer | procedures.LateBuffer): Buffer | procedures.LateBuffer =>
+const limitToMaxTransfer = (into: Buffer | procedures.DeferredBuffer): Buffer | procedures.DeferredBuffer =>
   into instanceof Uint8Array
     ? into.subarray(0, maxTransfer)
     : { length: maxTransfer, take: (length) => into.take(length) };
 
-const hasHandle = (made: procedures.Made): made is New => made.handle !== undefined;
+const hasHandle = (made: procedures.CreateResult): made is Created => made.handle !== undefined;
 
-/** A name that cannot be one is told as every other failure is. */
-function named<R>({ name }: Place, work: () => Promise<R>): Promise<R> {
+/** Rejects with the NameError instead of throwing it, like every other failure. */
+function withValidName<R>({ name }: DirOpArgs, work: () => Promise<R>): Promise<R> {
   try {
     checkName(name);
   } catch (cause) {

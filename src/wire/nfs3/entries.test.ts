@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { XdrError, XdrReader } from '../xdr/reader.ts';
 import { XdrWriter } from '../xdr/writer.ts';
-import { readListPlus } from './entries.ts';
+import { readDirectoryPagePlus } from './entries.ts';
 import { type Attributes, type EntryPlus, writePostAttributes, writePostHandle } from './structures.ts';
 
 const about = (n: number): Attributes => ({
@@ -66,7 +66,7 @@ function page(): { readonly buffer: Buffer; readonly reader: XdrReader } {
 
 test('what an entry is asked for is what was in the page, also when its memory has long been used for something else', () => {
   const { buffer, reader } = page();
-  const listed = readListPlus(reader);
+  const listed = readDirectoryPagePlus(reader);
   buffer.fill(0xff);
   expect({ verifier: listed.verifier, isEnd: listed.isEnd }).toEqual({ verifier: 99n, isEnd: true });
   const seen = listed.entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => ({
@@ -84,13 +84,13 @@ test('a page that ends too early, or is not one, is refused when it comes and no
   const { buffer, reader } = page();
   for (let end = 4; end < buffer.length; end++) {
     reader.reset(buffer, reader.view, 4, end);
-    expect(() => readListPlus(reader)).toThrow(XdrError);
+    expect(() => readDirectoryPagePlus(reader)).toThrow(XdrError);
   }
   // Whether there is a handle: neither yes nor no.
   const at = buffer.indexOf('all') + 4 + 8 + 4 + 84;
   expect(buffer.readUInt32BE(at)).toBe(1);
   buffer.writeUInt32BE(2, at);
-  expect(() => readListPlus(reader.reset(buffer, reader.view, 4, buffer.length))).toThrow(
+  expect(() => readDirectoryPagePlus(reader.reset(buffer, reader.view, 4, buffer.length))).toThrow(
     '2 is neither true nor false',
   );
 });

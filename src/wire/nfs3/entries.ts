@@ -10,14 +10,14 @@ import {
   maxName,
 } from './structures.ts';
 
-/** A page of a listing. */
-export interface Listed<E> {
+/** The result of one READDIR or READDIRPLUS. */
+export interface DirectoryPage<E> {
   readonly verifier: bigint;
   readonly entries: readonly E[];
   readonly isEnd: boolean;
 }
 
-export function readList(reader: XdrReader): Listed<Entry> {
+export function readDirectoryPage(reader: XdrReader): DirectoryPage<Entry> {
   const verifier = readHead(reader);
   const entries: Entry[] = [];
   while (reader.bool()) {
@@ -28,22 +28,22 @@ export function readList(reader: XdrReader): Listed<Entry> {
   return { verifier, entries, isEnd: reader.bool() };
 }
 
-/** Steps over the directory's own attributes. Gives the verifier of its cookies. */
+/** Skips the directory's attributes and returns the cookie verifier. */
 function readHead(reader: XdrReader): bigint {
   if (reader.bool()) reader.take(attributesLength);
   return reader.u64();
 }
 
 /**
- * An entry of a page that was copied as a whole: attributes and handle are read where somebody asks for them. To make all of
- * them for each of thousands of entries costs twice as much as to read the names. Everything was looked through before, so
- * nothing here lies beyond the page. A class for its getters, which are made once and not for each entry.
+ * An entry of a page that was copied as a whole. Attributes and handle are decoded when a caller reads them: to decode them for
+ * each of thousands of entries costs twice as much as to decode the names. The page has been checked before, so no read goes
+ * beyond its end. A class, because its getters are created once and not for each entry.
  */
 class PageEntry implements EntryPlus {
   readonly name: string;
   readonly bytes: Uint8Array | undefined;
   readonly #page: DataView;
-  /** Where the entry begins, and where it goes on behind its name. */
+  /** The offset of the entry, and the offset after its name. */
   readonly #at: number;
   readonly #on: number;
 
@@ -67,7 +67,7 @@ class PageEntry implements EntryPlus {
     return this.#page.getUint32(this.#on + 8) === 0 ? undefined : attributesAt(this.#page, this.#on + 12);
   }
 
-  /** A copy: a view would keep the page. */
+  /** A copy, since a view would keep the page in memory. */
   get handle(): FileHandle | undefined {
     const page = this.#page;
     const at = this.#on + 12 + page.getUint32(this.#on + 8) * attributesLength;
@@ -78,11 +78,11 @@ class PageEntry implements EntryPlus {
   }
 }
 
-export function readListPlus(reader: XdrReader): Listed<EntryPlus> {
+export function readDirectoryPagePlus(reader: XdrReader): DirectoryPage<EntryPlus> {
   const verifier = readHead(reader);
   const entries: EntryPlus[] = [];
   const from = reader.at;
-  // Its own memory: the receiver's is used for the next reply.
+  // A copy, since the receiver's buffer is reused for the next reply.
   const page = new Uint8Array(reader.left);
   page.set(reader.buffer.subarray(from, reader.end));
   const view = new DataView(page.buffer);

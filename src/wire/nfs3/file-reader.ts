@@ -5,15 +5,18 @@ import { type FileHandle, maxTransfer } from './structures.ts';
 
 export interface FileReaderOptions extends CallOptions {
   readonly start?: number;
-  /** Not included. */
+  /** Exclusive. */
   readonly end?: number;
-  /** Bytes of one READ; what the server prefers, at most 1 MiB. */
+  /** Bytes per READ: what the server prefers, at most 1 MiB. */
   readonly size?: number;
-  /** READs under way ahead of the reader. */
+  /** The number of READs in flight ahead of the reader. */
   readonly ahead?: number;
 }
 
-/** Fills the buffer as far as the file goes; gives how many bytes that are. Servers may give less than they were asked for. */
+/**
+ * Fills the buffer up to the end of the file; returns the number of bytes. A server may return fewer bytes than requested, so
+ * this repeats the READ.
+ */
 export async function readFully(
   client: NfsClient,
   handle: FileHandle,
@@ -30,7 +33,7 @@ export async function readFully(
   return have;
 }
 
-/** The file's bytes in order, with several READs under way ahead. */
+/** Yields the file's bytes in order, with several READs in flight. */
 export async function* readFile(
   client: NfsClient,
   handle: FileHandle,
@@ -41,7 +44,7 @@ export async function* readFile(
   const begin = (): { readonly into: Buffer; readonly count: Promise<number> } => {
     const into = Buffer.allocUnsafeSlow(Math.min(size, end - next));
     const count = readFully(client, handle, next, into, options);
-    // Awaited in its turn; until then its failure is nobody's.
+    // It is awaited later; until then a failure must not count as unhandled.
     count.catch(() => undefined);
     next += into.length;
     return { into, count };

@@ -5,46 +5,46 @@ import type { NfsClient } from './client.ts';
 import { type FileHandle, maxTransfer, stability } from './structures.ts';
 
 export interface FileWriterOptions extends CallOptions {
-  /** Bytes of one WRITE; what the server prefers, at most 1 MiB. */
+  /** Bytes per WRITE: what the server prefers, at most 1 MiB. */
   readonly size?: number;
-  /** WRITEs under way at once. */
+  /** The number of WRITEs in flight. */
   readonly atOnce?: number;
-  /** Bytes that are kept until the server has them on stable storage; then it is told to see to that. */
+  /** How many uncommitted bytes are kept before the writer sends COMMIT. */
   readonly window?: number;
 }
 
 /**
- * Writes to a file without waiting for the disk each time: the server may keep data in memory until it is told to
- * commit them. A server that starts anew in between has forgotten them, which its verifier tells; so they are kept here
- * until then, and sent again. Data handed to `write` must not change before `flush` has ended.
+ * Writes to a file with unstable WRITEs: the server may keep the data in memory until COMMIT. A server that restarts in between
+ * loses them, which its write verifier shows. So the writer keeps the data until they are committed, and resends them. Data
+ * passed to `write` must not change before `flush` has ended.
  */
 export interface FileWriter {
-  /** Resolves when there is room for more, not when it is written. */
+  /** Resolves when there is room for more data, not when these are written. */
   write(offset: number, data: Uint8Array): Promise<void>;
-  /** Everything written so far is on the server's stable storage. */
+  /** Resolves when all data are on the server's stable storage. */
   flush(): Promise<void>;
 }
 
-interface Piece {
+interface PendingWrite {
   readonly offset: number;
   readonly data: Uint8Array;
   verifier: bigint;
 }
 
 const defaultWindow = 32 * 1024 * 1024;
-/** A server that restarts again and again while we write to it is given up. */
-const mostRounds = 8;
+/** Give up on a server that restarts this often during one flush. */
+const maxCommitRounds = 8;
 
 export function createFileWriter(client: NfsClient, handle: FileHandle, options: FileWriterOptions = {}): FileWriter {
   const { size = maxTransfer, window = defaultWindow } = options;
   const limit = createLimiter(options.atOnce ?? 16);
-  const unsafe = new Set<Piece>();
-  const underWay = new Set<Promise<void>>();
+  const uncommitted = new Set<PendingWrite>();
+  const inFlight = new Set<Promise<void>>();
   let bytes = 0;
   let failure: { readonly cause: unknown } | undefined;
 
-  /** Servers may take less than they were given. */
-  async function send(piece: Piece): Promise<void> {
+  /** A server may write fewer bytes than it received, so this repeats the WRITE. */
+  async function send(piece: PendingWrite): Promise<void> {
     let from = 0;
     let isStable = true;
     while (from < piece.data.length) {
@@ -57,7 +57,7 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
         options,
       );
       if (count === 0) throw new Error('the server wrote nothing, and gave no reason');
-      // Of a piece that went in several parts, the oldest verifier counts: it is the one that may be forgotten.
+      // If a chunk needed several WRITEs, the oldest verifier counts, since those data may be lost.
       if (from === 0) piece.verifier = verifier;
       else if (verifier !== piece.verifier) {
         from = 0;
@@ -69,38 +69,38 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
     if (isStable) forget(piece);
   }
 
-  function forget(piece: Piece): void {
-    if (unsafe.delete(piece)) bytes -= piece.data.length;
+  function forget(piece: PendingWrite): void {
+    if (uncommitted.delete(piece)) bytes -= piece.data.length;
   }
 
-  function start(piece: Piece): Promise<void> {
+  function start(piece: PendingWrite): Promise<void> {
     const work = limit
       .run(() => send(piece))
       .catch((cause: unknown) => {
         failure ??= { cause };
       });
-    underWay.add(work);
-    void work.then(() => underWay.delete(work));
+    inFlight.add(work);
+    void work.then(() => inFlight.delete(work));
     return work;
   }
 
-  async function settle(): Promise<void> {
-    while (underWay.size > 0) await Promise.all(underWay);
+  async function waitForWrites(): Promise<void> {
+    while (inFlight.size > 0) await Promise.all(inFlight);
     if (failure !== undefined) throw failure.cause;
   }
 
   async function flush(): Promise<void> {
     for (let round = 0; ; round++) {
-      await settle();
-      if (unsafe.size === 0) return;
-      if (round === mostRounds) throw new Error('the server forgot what was written to it, again and again');
+      await waitForWrites();
+      if (uncommitted.size === 0) return;
+      if (round === maxCommitRounds) throw new Error('the server lost uncommitted data again and again');
       const { verifier } = await client.commit(handle, 0, 0, options);
-      const forgotten: Piece[] = [];
-      for (const piece of unsafe) {
+      const uncommittedByRestart: PendingWrite[] = [];
+      for (const piece of uncommitted) {
         if (piece.verifier === verifier) forget(piece);
-        else forgotten.push(piece);
+        else uncommittedByRestart.push(piece);
       }
-      for (const piece of forgotten) void start(piece);
+      for (const piece of uncommittedByRestart) void start(piece);
     }
   }
 
@@ -110,8 +110,8 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
       for (let from = 0; from < data.length; from += size) {
         if (failure !== undefined) throw failure.cause;
         if (bytes >= window) await flush();
-        const piece: Piece = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
-        unsafe.add(piece);
+        const piece: PendingWrite = { offset: offset + from, data: data.subarray(from, from + size), verifier: 0n };
+        uncommitted.add(piece);
         bytes += piece.data.length;
         void start(piece);
       }
@@ -119,7 +119,7 @@ export function createFileWriter(client: NfsClient, handle: FileHandle, options:
   };
 }
 
-/** As a stream of Node's: 'finish' means that all of it is on the server's stable storage. */
+/** A Node stream. 'finish' means that all data are on the server's stable storage. */
 export function createWriteStream(
   client: NfsClient,
   handle: FileHandle,
@@ -132,7 +132,7 @@ export function createWriteStream(
   };
   return new Writable({
     highWaterMark: options.size ?? maxTransfer,
-    // Data that wait to be committed must not change; a stream's chunks belong to whoever reads them.
+    // Uncommitted data must not change; the chunks of a stream belong to its consumer.
     write: (chunk: Buffer, _encoding, done) => {
       const from = at;
       at += chunk.length;

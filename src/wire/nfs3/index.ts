@@ -4,8 +4,8 @@ export { RpcError, type RpcFailure } from '../rpc/errors.ts';
 export type { Identity } from '../rpc/message.ts';
 export { findPort, portmapPort } from '../rpc/portmap.ts';
 export { createPrivilegedPorts } from '../rpc/privileged-ports.ts';
-export { createNfsClient, type New, type NfsClient } from './client.ts';
-export { type CopyOptions, copyTree } from './copy.ts';
+export { type Created as New, createNfsClient, type NfsClient } from './client.ts';
+export { type CopyOptions, copyTree } from './copy-tree.ts';
 export { createReadStream, type FileReaderOptions, readFile, readFully } from './file-reader.ts';
 export { createFileWriter, createWriteStream, type FileWriter, type FileWriterOptions } from './file-writer.ts';
 export { type ListingOptions, listDirectory } from './listing.ts';
@@ -13,7 +13,7 @@ export {
   type Export,
   listExports,
   MountError,
-  type Mounted,
+  type MountResult as Mounted,
   type MountStatusName,
   mnt,
   mountProgram,
@@ -21,8 +21,8 @@ export {
   unmnt,
 } from './mount.ts';
 export { NameError } from './names.ts';
-export { accessRight, type LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
-export { emptyDirectory, RemovalRefused, removeTree } from './removal.ts';
+export { accessRight, type DeferredBuffer as LateBuffer, type ReadResult, type WriteResult } from './procedures.ts';
+export { emptyDirectory, RemovalRefused, removeTree } from './remove-tree.ts';
 export { isNfsError, NfsError, type NfsStatusName, nfsStatus } from './status.ts';
 export {
   type Attributes,
@@ -37,4 +37,4 @@ export {
   stability,
   type Time,
 } from './structures.ts';
-export { type TreeOptions, type Visited, walkTree } from './tree.ts';
+export { type TreeOptions, type Visited, walkTree } from './walk-tree.ts';

@@ -12,13 +12,13 @@ import { createGround, type Ground } from '#testing/ground.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
 import { findPort, portmapPort } from '../rpc/portmap.ts';
 import type { NfsClient } from './client.ts';
-import { copyTree } from './copy.ts';
+import { copyTree } from './copy-tree.ts';
 import { readFully } from './file-reader.ts';
 import { createFileWriter } from './file-writer.ts';
 import { listDirectory } from './listing.ts';
 import { listExports, mnt, mountProgram, mountVersion, unmnt } from './mount.ts';
 import { lookup } from './procedures.ts';
-import { emptyDirectory, removeTree } from './removal.ts';
+import { emptyDirectory, removeTree } from './remove-tree.ts';
 import { type FileHandle, fileType, nfsProgram, nfsVersion, stability } from './structures.ts';
 
 interface Tried {

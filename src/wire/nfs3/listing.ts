@@ -1,33 +1,33 @@
 import type { CallOptions } from '../rpc/client.ts';
 import { XdrError } from '../xdr/reader.ts';
 import type { NfsClient } from './client.ts';
-import { isPossibleName } from './names.ts';
+import { isValidName } from './names.ts';
 import { isNfsError } from './status.ts';
 import { type EntryPlus, type FileHandle, nameOf } from './structures.ts';
 
 export interface ListingOptions extends CallOptions {
-  /** How much is asked for at once. */
+  /** The size of a READDIR reply to request. */
   readonly bytes?: number;
-  /** A directory with more entries is not believed. */
-  readonly mostEntries?: number;
-  /** Without handles and attributes, which a server has to look for. */
+  /** The listing fails beyond this number of entries. */
+  readonly maxEntries?: number;
+  /** Use READDIR: without handles and attributes, which the server has to look up. */
   readonly namesOnly?: boolean;
 }
 
 const defaultBytes = 64 * 1024;
-/** Asked for when a server finds that too much; then less. */
-const leastBytes = 4096;
-const defaultMostEntries = 10_000_000;
-/** Names that are remembered, so that a listing can begin anew without giving anything twice: so many, and so much. */
-const mostRemembered = 500_000;
-const mostRememberedLength = 32 * 1024 * 1024;
-const mostRestarts = 16;
+/** The size to request from a server that rejects larger ones. */
+const minBytes = 4096;
+const defaultMaxEntries = 10_000_000;
+/** Limits on the names that are remembered to restart a listing without yielding a name twice: their number and total length. */
+const maxSeen = 500_000;
+const maxSeenLength = 32 * 1024 * 1024;
+const maxRestarts = 16;
 const slack = 64;
 
 /**
- * What is in a directory, page by page, without `.` and `..`. A server that no longer knows where it was is asked from
- * the beginning, and what was given before is left out. A server that goes in circles, or that invents names no
- * directory can hold, is not believed.
+ * Lists a directory page by page, without `.` and `..`. If the server rejects the cookie, the listing restarts from the beginning
+ * and skips the names that it has already yielded. It fails if the server lists in circles, and skips names that no directory can
+ * contain.
  */
 export async function* listDirectory(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
@@ -35,50 +35,50 @@ export async function* listDirectory(
   options: ListingOptions = {},
 ): AsyncGenerator<readonly EntryPlus[], void> {
   const pages = createPages(client, directory, options);
-  const { mostEntries = defaultMostEntries } = options;
-  const seen = createMemory();
+  const { maxEntries = defaultMaxEntries } = options;
+  const seen = createSeenNames();
   let given = 0;
   let position = { cookie: 0n, verifier: 0n };
   let restarts = 0;
-  /** Entries in a row that were given before. */
+  /** How many entries in a row had been yielded before. */
   let stale = 0;
   for (;;) {
     const page = await pages.next(position).catch((cause: unknown) => {
       if (!isNfsError(cause, 'BAD_COOKIE') || position.cookie === 0n || seen.isFull) throw cause;
-      if (++restarts > mostRestarts) throw new XdrError('the directory changes faster than the server can list it');
+      if (++restarts > maxRestarts) throw new XdrError('the directory changes faster than the server can list it');
       return undefined;
     });
     if (page === undefined) {
       position = { cookie: 0n, verifier: 0n };
       continue;
     }
-    const fresh = page.entries.filter((entry) => isPossibleName(nameOf(entry)) && !seen.knows(entry));
+    const fresh = page.entries.filter((entry) => isValidName(nameOf(entry)) && !seen.checkAndAdd(entry));
     if (fresh.length > 0) {
-      // It goes on, however often it has to begin anew.
+      // There is progress, so the listing may restart again.
       restarts = stale = 0;
       given += fresh.length;
       yield fresh;
     } else stale += Math.max(1, page.entries.length);
     if (page.isEnd) return;
     const last = page.entries.at(-1);
-    // Listed anew it gives at most what it gave before; more than that is a circle.
-    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > mostEntries)
+    // After a restart at most all earlier entries repeat; more than that is a circle.
+    if (last === undefined || last.cookie === position.cookie || stale > seen.size + slack || given > maxEntries)
       throw new XdrError('the server lists a directory without coming to its end');
     position = { cookie: last.cookie, verifier: page.verifier };
   }
 }
 
-interface Memory {
+interface SeenNames {
   readonly size: number;
   readonly isFull: boolean;
-  /** Whether it was given before. If not it is remembered, while there is room. */
-  knows(entry: EntryPlus): boolean;
+  /** Whether the name was yielded before. If not, remembers it while there is room. */
+  checkAndAdd(entry: EntryPlus): boolean;
 }
 
-function createMemory(): Memory {
+function createSeenNames(): SeenNames {
   const names = new Set<string>();
   let length = 0;
-  const isFull = (): boolean => names.size >= mostRemembered || length >= mostRememberedLength;
+  const isFull = (): boolean => names.size >= maxSeen || length >= maxSeenLength;
   return {
     get size() {
       return names.size;
@@ -86,7 +86,7 @@ function createMemory(): Memory {
     get isFull() {
       return isFull();
     },
-    knows: ({ name, bytes }) => {
+    checkAndAdd: ({ name, bytes }) => {
       const key = bytes === undefined ? name : `\0${Buffer.from(bytes).toString('latin1')}`;
       if (names.has(key)) return true;
       if (isFull()) return false;
@@ -103,7 +103,7 @@ interface Page {
   readonly isEnd: boolean;
 }
 
-/** READDIRPLUS, or READDIR where a server has only that; in a size the server can do. */
+/** Uses READDIRPLUS, or READDIR if the server does not support it, with a size that the server accepts. */
 function createPages(
   client: Pick<NfsClient, 'readdirplus' | 'readdir'>,
   directory: FileHandle,
@@ -122,7 +122,7 @@ function createPages(
         } catch (cause) {
           if (isNfsError(cause, 'NOTSUPP') && hasPlus) hasPlus = false;
           else if (isNfsError(cause, 'TOOSMALL') && bytes < defaultBytes * 4) bytes *= 4;
-          else if (isNfsError(cause, 'INVAL') && bytes > leastBytes) bytes = leastBytes;
+          else if (isNfsError(cause, 'INVAL') && bytes > minBytes) bytes = minBytes;
           else throw cause;
         }
       }

@@ -6,9 +6,9 @@ import type { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
 import { listDirectory } from './listing.ts';
 import { getattr, lookup, readdirplus, remove, rmdir } from './procedures.ts';
-import { emptyDirectory, removeTree } from './removal.ts';
+import { emptyDirectory, removeTree } from './remove-tree.ts';
 import { type Attributes, fileType, writeAttributes, writePostAttributes, writePostHandle } from './structures.ts';
-import { walkTree } from './tree.ts';
+import { walkTree } from './walk-tree.ts';
 
 type Handle = ServedProcedure['handle'];
 
@@ -89,7 +89,7 @@ describe('a directory without end', () => {
     let held = 0;
     let given = 0;
     const list = async (): Promise<void> => {
-      for await (const { length } of listDirectory(nfs, root, { mostEntries: 400_000 })) {
+      for await (const { length } of listDirectory(nfs, root, { maxEntries: 400_000 })) {
         given += length;
         if (given % 100_000 === 0) held = heldMib() - before;
       }
@@ -157,7 +157,7 @@ describe('a tree without end', () => {
   test('is not walked without end', async () => {
     const { nfs } = await startFakeNfs({ [readdirplus.number]: wide });
     const before = heldMib();
-    await expect(walkTree(nfs, root, () => undefined)).rejects.toThrow('more directories than can be kept in mind');
+    await expect(walkTree(nfs, root, () => undefined)).rejects.toThrow('too many directories to walk it');
     expect(heldMib() - before).toBeLessThan(150);
   });
 

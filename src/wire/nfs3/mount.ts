@@ -1,6 +1,6 @@
 import type { Procedure } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
-import { namesOf } from './status.ts';
+import { namesByStatus } from './status.ts';
 import { type FileHandle, maxPath, readHandle } from './structures.ts';
 
 export const mountProgram = 100005;
@@ -21,9 +21,9 @@ export const mountStatus = {
 
 export type MountStatusName = keyof typeof mountStatus;
 
-const names = namesOf(mountStatus);
+const names = namesByStatus(mountStatus);
 
-/** The MOUNT service answered, and the answer is no. */
+/** The MOUNT service returned an error. */
 export class MountError extends Error {
   override readonly name = 'MountError';
   readonly status: number;
@@ -36,20 +36,25 @@ export class MountError extends Error {
   }
 }
 
-const about = (number: number, name: string) => ({ program: mountProgram, version: mountVersion, number, name });
+const mountProcedure = (number: number, name: string) => ({
+  program: mountProgram,
+  version: mountVersion,
+  number,
+  name,
+});
 
-export interface Mounted {
+export interface MountResult {
   readonly handle: FileHandle;
-  /** Kinds of authentication the server takes for it, its favourite first. */
+  /** The auth flavors that the server accepts for the export, in its order of preference. */
   readonly flavors: readonly number[];
 }
 
-/** More than these in a list are not believed. */
+/** Longer lists are rejected. */
 const maxFlavors = 64;
 const maxListed = 10_000;
 
-export const mnt: Procedure<string, Mounted> = {
-  ...about(1, 'MNT'),
+export const mnt: Procedure<string, MountResult> = {
+  ...mountProcedure(1, 'MNT'),
   encode: (writer, path) => {
     writer.string(path);
     return undefined;
@@ -64,9 +69,9 @@ export const mnt: Procedure<string, Mounted> = {
   },
 };
 
-/** Tells the server that we are done; it keeps a list, for people to look at. */
+/** Tells the server that the client has unmounted; the server keeps a list for administrators. */
 export const unmnt: Procedure<string, undefined> = {
-  ...about(3, 'UMNT'),
+  ...mountProcedure(3, 'UMNT'),
   encode: (writer, path) => {
     writer.string(path);
     return undefined;
@@ -76,7 +81,7 @@ export const unmnt: Procedure<string, undefined> = {
 
 export interface Export {
   readonly path: string;
-  /** Who may mount it; none: everybody. */
+  /** The clients that may mount it; empty: all. */
   readonly clients: readonly string[];
 }
 
@@ -90,7 +95,7 @@ function readList<T>(reader: XdrReader, one: () => T): T[] {
 }
 
 export const listExports: Procedure<undefined, readonly Export[]> = {
-  ...about(5, 'EXPORT'),
+  ...mountProcedure(5, 'EXPORT'),
   encode: () => undefined,
   decode: (reader) =>
     readList(reader, () => ({

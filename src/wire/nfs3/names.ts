@@ -1,7 +1,7 @@
 import type { Text } from '../xdr/writer.ts';
 import { maxName } from './structures.ts';
 
-/** A name that no directory can hold: servers differ in what they make of one, so none is asked. */
+/** A name that no directory can contain. Servers handle such names differently, so the client does not send them. */
 export class NameError extends Error {
   override readonly name = 'NameError';
 }
@@ -9,35 +9,35 @@ export class NameError extends Error {
 const slash = 0x2f;
 const tooLong = `it is longer than ${maxName} bytes`;
 
-/** Throws NameError. `..` and `.` are no names: they would lead out of the directory. */
+/** Throws NameError. `.` and `..` are invalid, too: `..` would lead out of the directory. */
 export function checkName(name: Text): void {
-  const wrong = typeof name === 'string' ? wrongWithText(name) : wrongWithBytes(name);
-  if (wrong !== undefined) throw new NameError(`${JSON.stringify(shown(name))} cannot be a name: ${wrong}`);
+  const wrong = typeof name === 'string' ? textProblem(name) : bytesProblem(name);
+  if (wrong !== undefined) throw new NameError(`${JSON.stringify(toDisplayName(name))} cannot be a name: ${wrong}`);
 }
 
-const shown = (name: Text): string =>
+const toDisplayName = (name: Text): string =>
   (typeof name === 'string' ? name : Buffer.from(name).toString('utf8')).slice(0, 64);
 
-function wrongWithText(name: string): string | undefined {
+function textProblem(name: string): string | undefined {
   if (name === '') return 'it is empty';
   if (name === '.' || name === '..') return 'it means a directory';
   if (name.includes('/')) return 'it contains a slash';
   if (name.includes('\0')) return 'it contains a NUL character';
-  // Most names are short enough whatever they are made of.
+  // A name of up to a third of the limit fits in any encoding, so most names need no byte count.
   if (name.length > maxName / 3 && Buffer.byteLength(name) > maxName) return tooLong;
   return undefined;
 }
 
-/** A short one is looked at as text, in which nothing but its bytes counts. */
-function wrongWithBytes(name: Uint8Array): string | undefined {
+/** A short name is checked as text, which only tests its bytes. */
+function bytesProblem(name: Uint8Array): string | undefined {
   if (name.length > maxName) return tooLong;
   if (name.includes(slash)) return 'it contains a slash';
   if (name.includes(0)) return 'it contains a NUL character';
-  return name.length <= 2 ? wrongWithText(Buffer.from(name).toString('latin1')) : undefined;
+  return name.length <= 2 ? textProblem(Buffer.from(name).toString('latin1')) : undefined;
 }
 
-/** Whether a server may have meant this as an entry of a directory. What is not one is left out of listings. */
-export function isPossibleName(name: Text): boolean {
-  const wrong = typeof name === 'string' ? wrongWithText(name) : wrongWithBytes(name);
+/** Whether a name from a server can be a directory entry. Listings skip the others. */
+export function isValidName(name: Text): boolean {
+  const wrong = typeof name === 'string' ? textProblem(name) : bytesProblem(name);
   return wrong === undefined;
 }

@@ -1,15 +1,15 @@
-import type { Incarnation, Procedure } from '../rpc/procedure.ts';
+import type { Procedure, ServerVerifier } from '../rpc/procedure.ts';
 import { XdrError, type XdrReader } from '../xdr/reader.ts';
 import type { Text, XdrWriter } from '../xdr/writer.ts';
-import { readList, readListPlus } from './entries.ts';
+import { readDirectoryPage, readDirectoryPagePlus } from './entries.ts';
 import { NfsError } from './status.ts';
 import {
   type Attributes,
+  type DirOpArgs,
   type FileHandle,
   maxPath,
   nfsProgram,
   nfsVersion,
-  type Place,
   readAttributes,
   readHandle,
   readPostAttributes,
@@ -19,11 +19,11 @@ import {
   stability,
   type Time,
   type Wcc,
-  writePlace,
+  writeDirOpArgs,
   writeSetAttributes,
 } from './structures.ts';
 
-/** The procedures of NFS version 3 (RFC 1813, section 3.3) as a client calls them: one entry each. */
+/** The procedures of NFS version 3 (RFC 1813, section 3.3) for a client: one entry each. */
 function procedure<A, R>(
   number: number,
   name: string,
@@ -34,10 +34,10 @@ function procedure<A, R>(
     mutates,
     incarnation,
   }: {
-    /** Sent behind the arguments, uncopied. */
+    /** The bytes to send after the arguments without a copy. */
     readonly dataOf?: (args: A) => Uint8Array;
     readonly mutates?: (args: A) => boolean;
-    readonly incarnation?: Incarnation;
+    readonly incarnation?: ServerVerifier;
   } = {},
 ): Procedure<A, R> {
   return {
@@ -46,7 +46,7 @@ function procedure<A, R>(
     number,
     name,
     mutates,
-    incarnation,
+    serverVerifier: incarnation,
     encode: (writer, args) => {
       encode(writer, args);
       return dataOf?.(args);
@@ -62,13 +62,13 @@ function procedure<A, R>(
 const always = (): boolean => true;
 
 /**
- * The write verifier. It is asked for by a WRITE of nothing, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would wait for
- * the disk, and could receive a write error that the application's own COMMIT has to receive.
+ * The write verifier. The query for it is a WRITE of zero bytes, which changes nothing: RFC 1813, section 3.3.7. A COMMIT would
+ * wait for the disk, and could receive a write error that the application's own COMMIT has to receive.
  */
-const incarnation: Incarnation = {
+const writeVerifier: ServerVerifier = {
   of: (result) => (result as { readonly verifier: bigint }).verifier,
-  witness: (args) => (args as { readonly handle: FileHandle }).handle,
-  ask: (witness) => ({ procedure: verifierQuestion as Procedure<unknown, unknown>, args: { handle: witness } }),
+  queryTarget: (args) => (args as { readonly handle: FileHandle }).handle,
+  query: (witness) => ({ procedure: verifierQuery as Procedure<unknown, unknown>, args: { handle: witness } }),
 };
 
 const writeHandle = (writer: XdrWriter, handle: FileHandle): void => {
@@ -99,22 +99,22 @@ export const setattr = procedure(
     if (args.ifChangedAt !== undefined) writer.u32(args.ifChangedAt.seconds).u32(args.ifChangedAt.nanoseconds);
   },
   readWcc,
-  // A copy that runs late fails on its guard.
+  // With a guard, a copy that runs late fails.
   { mutates: ({ ifChangedAt }) => ifChangedAt === undefined },
 );
 
-export interface Found {
+export interface LookupResult {
   readonly handle: FileHandle;
   readonly attributes: Attributes | undefined;
-  /** Attributes of where it was found. */
+  /** The attributes of the directory. */
   readonly directory?: Attributes | undefined;
 }
 
 export const lookup = procedure(
   3,
   'LOOKUP',
-  writePlace,
-  (reader): Found => ({
+  writeDirOpArgs,
+  (reader): LookupResult => ({
     handle: readHandle(reader),
     attributes: readPostAttributes(reader),
     directory: readPostAttributes(reader),
@@ -138,21 +138,21 @@ export const readlink = procedure(5, 'READLINK', writeHandle, (reader) => ({
 }));
 
 /**
- * Memory that is chosen when data come. Of many reads under way, few have theirs at once: so whoever uses the same memory
- * again for the next finds it in the processor's cache, which halves what a large read costs.
+ * A buffer that is chosen when the data arrive. Of many READs in flight, few receive data at the same time. So a caller can reuse
+ * the same memory for the next READ while it is in the processor's cache, which halves the cost of a large READ.
  */
-export interface LateBuffer {
-  /** The most that is asked for. */
+export interface DeferredBuffer {
+  /** The number of bytes to request. */
   readonly length: number;
-  /** A buffer of that length. */
+  /** Returns a buffer of this length for the data. */
   take(length: number): Buffer;
 }
 
 export interface ReadArgs {
   readonly handle: FileHandle;
   readonly offset: number;
-  /** As much as fits into it is asked for; what comes is put there. */
-  readonly into: Buffer | LateBuffer;
+  /** The destination of the data; its length is the number of bytes to request. */
+  readonly into: Buffer | DeferredBuffer;
 }
 
 export interface ReadResult {
@@ -186,7 +186,7 @@ export const read: Procedure<ReadArgs, ReadResult> = {
       return result;
     },
   ),
-  head: (reader, args) => {
+  decodeHead: (reader, args) => {
     if (reader.u32() !== 0) return undefined;
     const result = readResultHead(reader, args);
     return { target: result.data, result };
@@ -203,7 +203,7 @@ export interface WriteArgs {
 export interface WriteResult {
   readonly count: number;
   readonly committed: number;
-  /** Another one than before: the server started anew, and may have lost what was not committed. */
+  /** If it differs from the previous one, the server restarted, and may have lost uncommitted data. */
   readonly verifier: bigint;
   readonly change?: Wcc;
 }
@@ -220,11 +220,11 @@ export const write = procedure(
     if (count > data.length) throw new XdrError(`WRITE of ${data.length} bytes wrote ${count}`);
     return { change, count, committed: reader.u32(), verifier: reader.u64() };
   },
-  { dataOf: ({ data }) => data, mutates: always, incarnation },
+  { dataOf: ({ data }) => data, mutates: always, incarnation: writeVerifier },
 );
 
-/** Without `mutates`: it can be repeated at any time. */
-const verifierQuestion = procedure(
+/** Has no `mutates`, since it can be repeated at any time. */
+const verifierQuery = procedure(
   7,
   'WRITE',
   (writer, { handle }: { readonly handle: FileHandle }) => {
@@ -233,30 +233,30 @@ const verifierQuestion = procedure(
   },
   (reader) => {
     readWcc(reader);
-    // nfs-ganesha leaves the count as it is in memory.
+    // Ignore the count: nfs-ganesha does not set it.
     reader.u32();
     reader.u32();
     return { verifier: reader.u64() };
   },
-  { incarnation },
+  { incarnation: writeVerifier },
 );
 
-export interface Made {
-  /** Servers may leave it out: then it has to be looked up. */
+export interface CreateResult {
+  /** Servers may leave it out; then the client looks it up. */
   readonly handle: FileHandle | undefined;
   readonly attributes: Attributes | undefined;
   /** Of the directory. */
   readonly change?: Wcc | undefined;
 }
 
-const readMade = (reader: XdrReader): Made => ({
+const readCreateResult = (reader: XdrReader): CreateResult => ({
   handle: readPostHandle(reader),
   attributes: readPostAttributes(reader),
   change: readWcc(reader),
 });
 
-export interface CreateArgs extends Place {
-  /** Exclusive: the same verifier again finds what the first call made. */
+export interface CreateArgs extends DirOpArgs {
+  /** Exclusive: a second call with the same verifier finds the file that the first created. */
   readonly how:
     | { readonly mode: 'unchecked' | 'guarded'; readonly set: SetAttributes }
     | { readonly mode: 'exclusive'; readonly verifier: bigint };
@@ -266,43 +266,43 @@ export const create = procedure(
   8,
   'CREATE',
   (writer, args: CreateArgs) => {
-    writePlace(writer, args);
+    writeDirOpArgs(writer, args);
     if (args.how.mode === 'exclusive') writer.u32(2).u64(args.how.verifier);
     else {
       writer.u32(args.how.mode === 'guarded' ? 1 : 0);
       writeSetAttributes(writer, args.how.set);
     }
   },
-  readMade,
-  // Exclusive too: a copy that runs late would make a file that somebody has removed since.
+  readCreateResult,
+  // Exclusive CREATE, too: a copy that runs late would recreate a file that another client has removed since.
   { mutates: always },
 );
 
 export const mkdir = procedure(
   9,
   'MKDIR',
-  (writer, args: Place & { readonly set: SetAttributes }) => {
-    writePlace(writer, args);
+  (writer, args: DirOpArgs & { readonly set: SetAttributes }) => {
+    writeDirOpArgs(writer, args);
     writeSetAttributes(writer, args.set);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
 export const symlink = procedure(
   10,
   'SYMLINK',
-  (writer, args: Place & { readonly set: SetAttributes; readonly target: Text }) => {
-    writePlace(writer, args);
+  (writer, args: DirOpArgs & { readonly set: SetAttributes; readonly target: Text }) => {
+    writeDirOpArgs(writer, args);
     writeSetAttributes(writer, args.set);
     writer.string(args.target);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
-export interface MknodArgs extends Place {
-  /** One of `fileType`, but neither regular nor directory nor link. */
+export interface MknodArgs extends DirOpArgs {
+  /** One of `fileType`, except regular, directory and link. */
   readonly type: number;
   readonly set: SetAttributes;
   readonly major?: number;
@@ -313,20 +313,20 @@ export const mknod = procedure(
   11,
   'MKNOD',
   (writer, args: MknodArgs) => {
-    writePlace(writer, args);
+    writeDirOpArgs(writer, args);
     writer.u32(args.type);
     writeSetAttributes(writer, args.set);
     if (args.type === 3 || args.type === 4) writer.u32(args.major ?? 0).u32(args.minor ?? 0);
   },
-  readMade,
+  readCreateResult,
   { mutates: always },
 );
 
-export const remove = procedure(12, 'REMOVE', writePlace, readWcc, { mutates: always });
-export const rmdir = procedure(13, 'RMDIR', writePlace, readWcc, { mutates: always });
+export const remove = procedure(12, 'REMOVE', writeDirOpArgs, readWcc, { mutates: always });
+export const rmdir = procedure(13, 'RMDIR', writeDirOpArgs, readWcc, { mutates: always });
 
 /** How a RENAME changed its two directories. */
-export interface Renamed {
+export interface RenameResult {
   readonly from: Wcc;
   readonly to: Wcc;
 }
@@ -334,15 +334,15 @@ export interface Renamed {
 export const rename = procedure(
   14,
   'RENAME',
-  (writer, { from, to }: { readonly from: Place; readonly to: Place }) => {
-    writePlace(writer, from);
-    writePlace(writer, to);
+  (writer, { from, to }: { readonly from: DirOpArgs; readonly to: DirOpArgs }) => {
+    writeDirOpArgs(writer, from);
+    writeDirOpArgs(writer, to);
   },
-  (reader): Renamed => ({ from: readWcc(reader), to: readWcc(reader) }),
+  (reader): RenameResult => ({ from: readWcc(reader), to: readWcc(reader) }),
   { mutates: always },
 );
 
-export interface Linked {
+export interface LinkResult {
   readonly attributes: Attributes | undefined;
   /** Of the directory. */
   readonly change: Wcc;
@@ -351,11 +351,11 @@ export interface Linked {
 export const link = procedure(
   15,
   'LINK',
-  (writer, { handle, to }: { readonly handle: FileHandle; readonly to: Place }) => {
+  (writer, { handle, to }: { readonly handle: FileHandle; readonly to: DirOpArgs }) => {
     writer.opaque(handle);
-    writePlace(writer, to);
+    writeDirOpArgs(writer, to);
   },
-  (reader): Linked => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
+  (reader): LinkResult => ({ attributes: readPostAttributes(reader), change: readWcc(reader) }),
   { mutates: always },
 );
 
@@ -372,14 +372,14 @@ export const readdir = procedure(
   (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
     writer.opaque(directory).u64(cookie).u64(verifier).u32(bytes);
   },
-  readList,
+  readDirectoryPage,
 );
 
 export const readdirplus = procedure(
   17,
   'READDIRPLUS',
   (writer, { directory, cookie, verifier, bytes }: ReaddirArgs) => {
-    // Names take a small part of what attributes and handles do.
+    // dircount: names take little space compared with attributes and handles.
     writer
       .opaque(directory)
       .u64(cookie)
@@ -387,7 +387,7 @@ export const readdirplus = procedure(
       .u32(Math.max(4096, bytes >> 2))
       .u32(bytes);
   },
-  readListPlus,
+  readDirectoryPagePlus,
 );
 
 export const fsstat = procedure(18, 'FSSTAT', writeHandle, (reader) => ({
@@ -426,7 +426,7 @@ export const pathconf = procedure(20, 'PATHCONF', writeHandle, (reader) => ({
   preservesCase: reader.bool(),
 }));
 
-export interface Committed {
+export interface CommitResult {
   readonly verifier: bigint;
   readonly change?: Wcc;
 }
@@ -440,6 +440,6 @@ export const commit = procedure(
       .size(args.offset ?? 0)
       .u32(args.count ?? 0);
   },
-  (reader): Committed => ({ change: readWcc(reader), verifier: reader.u64() }),
-  { incarnation },
+  (reader): CommitResult => ({ change: readWcc(reader), verifier: reader.u64() }),
+  { incarnation: writeVerifier },
 );

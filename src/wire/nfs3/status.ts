@@ -1,4 +1,4 @@
-/** RFC 1813, section 2.6: what a server answers instead of a result. */
+/** RFC 1813, section 2.6: the error statuses. */
 export const nfsStatus = {
   PERM: 1,
   NOENT: 2,
@@ -32,23 +32,23 @@ export const nfsStatus = {
 
 export type NfsStatusName = keyof typeof nfsStatus;
 
-/** The other way round. */
-export const namesOf = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
+/** Maps statuses to names. */
+export const namesByStatus = <N extends string>(statuses: Readonly<Record<N, number>>): ReadonlyMap<number, N> =>
   new Map(Object.entries<number>(statuses).map(([name, status]) => [status, name as N]));
 
-const names = namesOf(nfsStatus);
+const names = namesByStatus(nfsStatus);
 
 /**
- * The server answered, and the answer is no. Without a stack: it would tell where the answer was read, which is always the
- * same, and to take it down costs more than the call.
+ * The server returned an error status. It has no stack trace: the stack would always show the decoder, and capturing it costs
+ * more than the call.
  */
 export class NfsError extends Error {
   override readonly name = 'NfsError';
   readonly status: number;
-  /** Undefined: a status that the protocol does not know. */
+  /** Undefined if RFC 1813 does not define the status. */
   readonly statusName: NfsStatusName | undefined;
   readonly procedure: string;
-  /** The call was sent twice, so this may be the answer to the second of two that were both done. */
+  /** The call was sent twice, so this may be the reply to the second of two executions. */
   readonly resent: boolean;
   constructor(procedure: string, status: number, resent: boolean) {
     const known = names.get(status);

@@ -7,7 +7,7 @@ export const nfsVersion = 3;
 export const maxHandle = 64;
 export const maxName = 255;
 export const maxPath = 4096;
-/** What we ask for and take at once, whatever a server offers. */
+/** The limit on one READ or WRITE, even if the server offers more. */
 export const maxTransfer = 1024 * 1024;
 
 export type FileHandle = Uint8Array;
@@ -27,7 +27,7 @@ export interface Time {
   readonly nanoseconds: number;
 }
 
-/** fattr3. Times are two numbers each, so that an answer is one object and nothing is rounded. */
+/** fattr3. Each time is two numbers, so that decoding creates one object and rounds nothing. */
 export interface Attributes {
   readonly type: number;
   readonly mode: number;
@@ -48,17 +48,17 @@ export interface Attributes {
   readonly ctimeNs: number;
 }
 
-/** Of fattr3. */
+/** The length of fattr3. */
 export const attributesLength = 84;
 
 export const readAttributes = (reader: XdrReader): Attributes =>
   attributesAt(reader.view, reader.take(attributesLength));
 
-/** All of them must be there. */
+/** The caller must have checked that all bytes are there. */
 export function attributesAt(view: DataView, at: number): Attributes {
   return {
     type: view.getUint32(at),
-    // Permissions; some servers put more of their own there.
+    // Keep the permission bits; some servers set others.
     mode: view.getUint32(at + 4) & 0o7777,
     links: view.getUint32(at + 8),
     uid: view.getUint32(at + 12),
@@ -78,7 +78,7 @@ export function attributesAt(view: DataView, at: number): Attributes {
   };
 }
 
-/** Field by field at its place: a listing has thousands of them. */
+/** Writes each field at its offset, for speed: a listing has thousands of them. */
 export function writeAttributes(writer: XdrWriter, a: Attributes): void {
   writer.reserve(attributesLength);
   const { view, at } = writer;
@@ -112,8 +112,8 @@ export function writePostAttributes(writer: XdrWriter, attributes: Attributes | 
   if (attributes !== undefined) writeAttributes(writer, attributes);
 }
 
-/** wcc_attr: enough to tell whether anything changed. */
-export interface Before {
+/** wcc_attr: the attributes that show whether a file changed. */
+export interface WccAttr {
   readonly size: number;
   readonly mtime: number;
   readonly mtimeNs: number;
@@ -121,13 +121,16 @@ export interface Before {
   readonly ctimeNs: number;
 }
 
-/** wcc_data: what changed through a call. Where `before` is what the caller knew, nobody else changed anything. */
+/**
+ * wcc_data: the attributes before and after a call. If `before` matches the client's cache, no other client has changed the
+ * object.
+ */
 export interface Wcc {
-  readonly before: Before | undefined;
+  readonly before: WccAttr | undefined;
   readonly after: Attributes | undefined;
 }
 
-function readBefore(reader: XdrReader): Before {
+function readWccAttr(reader: XdrReader): WccAttr {
   const { view } = reader;
   const at = reader.take(24);
   return {
@@ -140,7 +143,7 @@ function readBefore(reader: XdrReader): Before {
 }
 
 export function readWcc(reader: XdrReader): Wcc {
-  const before = reader.bool() ? readBefore(reader) : undefined;
+  const before = reader.bool() ? readWccAttr(reader) : undefined;
   return { before, after: readPostAttributes(reader) };
 }
 
@@ -149,7 +152,7 @@ export function writeWcc(writer: XdrWriter, after: Attributes | undefined): void
   writePostAttributes(writer, after);
 }
 
-/** A copy of its own: a view would keep the whole receive buffer alive, and change under its holder. */
+/** A copy: a view would keep the whole receive buffer in memory, and its bytes would change. */
 export const readHandle = (reader: XdrReader): FileHandle => reader.short(maxHandle);
 
 export const readPostHandle = (reader: XdrReader): FileHandle | undefined =>
@@ -160,7 +163,7 @@ export function writePostHandle(writer: XdrWriter, handle: FileHandle | undefine
   if (handle !== undefined) writer.opaque(handle);
 }
 
-/** sattr3: what is left out stays as it is. */
+/** sattr3. Attributes that are left out do not change. */
 export interface SetAttributes {
   readonly mode?: number | undefined;
   readonly uid?: number | undefined;
@@ -171,7 +174,7 @@ export interface SetAttributes {
   readonly mtime?: Time | 'now' | undefined;
 }
 
-const optional = (writer: XdrWriter, value: number | undefined): void => {
+const writeOptional = (writer: XdrWriter, value: number | undefined): void => {
   writer.bool(value !== undefined);
   if (value !== undefined) writer.u32(value);
 };
@@ -191,9 +194,9 @@ function readSetTime(reader: XdrReader): Time | 'now' | undefined {
 }
 
 export function writeSetAttributes(writer: XdrWriter, set: SetAttributes): void {
-  optional(writer, set.mode);
-  optional(writer, set.uid);
-  optional(writer, set.gid);
+  writeOptional(writer, set.mode);
+  writeOptional(writer, set.uid);
+  writeOptional(writer, set.gid);
   writer.bool(set.size !== undefined);
   if (set.size !== undefined) writer.size(set.size);
   writeSetTime(writer, set.atime);
@@ -207,27 +210,30 @@ export function readSetAttributes(reader: XdrReader): SetAttributes {
   return { mode, uid, gid, size, atime: readSetTime(reader), mtime: readSetTime(reader) };
 }
 
-/** A name in a directory. */
-export interface Place {
+/** diropargs3: a name in a directory. */
+export interface DirOpArgs {
   readonly directory: FileHandle;
   readonly name: Text;
 }
 
-export function writePlace(writer: XdrWriter, { directory, name }: Place): void {
+export function writeDirOpArgs(writer: XdrWriter, { directory, name }: DirOpArgs): void {
   writer.opaque(directory).string(name);
 }
 
-/** What a directory lists. */
+/** An entry of a directory. */
 export interface Entry {
   readonly fileId: bigint;
-  /** For showing, and for calls where `bytes` is not there. */
+  /** For display, and for calls if `bytes` is undefined. */
   readonly name: string;
-  /** The name itself, where it is not valid UTF-8. */
+  /** The exact name, if it is not valid UTF-8. */
   readonly bytes: Uint8Array | undefined;
   readonly cookie: bigint;
 }
 
-/** What is asked for is read each time, and may not be a property of its own: take it out, do not spread it. */
+/**
+ * Attributes and handle are getters that decode on each access, and are not own properties. Read them once, and do not spread the
+ * entry.
+ */
 export interface EntryPlus extends Entry {
   readonly attributes: Attributes | undefined;
   readonly handle: FileHandle | undefined;
@@ -236,5 +242,5 @@ export interface EntryPlus extends Entry {
 /** The name to use in a call. */
 export const nameOf = ({ name, bytes }: Pick<Entry, 'name' | 'bytes'>): Text => bytes ?? name;
 
-/** How far a WRITE has come when it is answered. */
+/** stable_how: what a WRITE has stored when it returns. */
 export const stability = { unstable: 0, dataSync: 1, fileSync: 2 } as const;

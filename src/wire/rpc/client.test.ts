@@ -90,7 +90,7 @@ beforeEach(async () => {
 });
 
 describe('calls', () => {
-  test('many at once, answered in any order, over several connections', async () => {
+  test('many concurrent calls over several connections may be answered in any order', async () => {
     const held: Asked[] = [];
     server.onCall = (call) => {
       held.push(call);
@@ -103,7 +103,7 @@ describe('calls', () => {
     expect(rpc.pending).toBe(0);
   });
 
-  test('more than may be in flight wait for a place', async () => {
+  test('calls beyond the in-flight limit wait in a queue', async () => {
     const rpc = client({ ports: [server.port], maxInFlight: 3 });
     const held: Asked[] = [];
     server.onCall = (call) => void held.push(call);
@@ -117,11 +117,14 @@ describe('calls', () => {
     expect(await all).toHaveLength(10);
   });
 
-  test('what the server says instead of a result is said', async () => {
+  test('an error reply of the server rejects the call with its reason', async () => {
     const rpc = client({ ports: [server.port] });
     const replies: [readonly number[], object][] = [
-      [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the program is not there' }],
-      [[1, 0, 0, 0, 2, 1, 3], { failure: 'unsupported', message: 'ECHO: this version of the program is not there' }],
+      [[1, 0, 0, 0, 1], { failure: 'unsupported', message: 'ECHO: the server does not have this program' }],
+      [
+        [1, 0, 0, 0, 2, 1, 3],
+        { failure: 'unsupported', message: 'ECHO: the server does not have this version of the program' },
+      ],
       [[1, 0, 0, 0, 4], { failure: 'garbled' }],
       [[1, 1, 0, 3, 3], { failure: 'unsupported', message: 'ECHO: the server speaks RPC versions 3 to 3' }],
       [[1, 1, 1, 5], { failure: 'denied', message: 'ECHO: a stronger kind of authentication is required' }],
@@ -138,7 +141,7 @@ describe('calls', () => {
 });
 
 describe('a server that does not answer', () => {
-  test('gives an error at the deadline, and what comes later is ignored', async () => {
+  test('causes an error at the deadline, and its late reply is ignored', async () => {
     server.onCall = () => undefined;
     const rpc = client({ ports: [server.port] });
     await expect(rpc.call(echo, 1, { deadlineMs: 1_000 })).rejects.toMatchObject({
@@ -151,7 +154,7 @@ describe('a server that does not answer', () => {
     expect(server.sockets).toHaveLength(1);
   });
 
-  test('a caller that gives up is not kept waiting', async () => {
+  test('does not delay a caller that cancels', async () => {
     server.onCall = () => undefined;
     const rpc = client({ ports: [server.port] });
     const mine = new AbortController();
@@ -162,7 +165,7 @@ describe('a server that does not answer', () => {
     expect(rpc.pending).toBe(0);
   });
 
-  test('none there at all: unreachable, after the rounds that were allowed', async () => {
+  test('is reported as unreachable after the allowed rounds if nothing listens', async () => {
     const { port } = server;
     server.server.close();
     const rpc = client({ ports: [port], dialRounds: 2 });
@@ -173,7 +176,7 @@ describe('a server that does not answer', () => {
     });
   });
 
-  test('another address of the same server is used, for the calls under way too', async () => {
+  test('makes the client use another address, also for pending calls', async () => {
     const other = await scripted();
     const rpc = client({ ports: [server.port, other.port], stallMs: 100 });
     expect(await rpc.call(echo, 1)).toBe(1);
@@ -196,7 +199,7 @@ describe("data that go into the caller's own buffer", () => {
       return undefined;
     },
     decode: (reader, into) => reader.window(into.length).copy(into),
-    head: (reader, into) => {
+    decodeHead: (reader, into) => {
       const length = reader.u32();
       return { target: into.subarray(0, length), result: length };
     },
@@ -210,7 +213,7 @@ describe("data that go into the caller's own buffer", () => {
     return Buffer.concat([head, Buffer.alloc(size, 7)]);
   };
 
-  test('arrive there in pieces', async () => {
+  test('arrive there in chunks', async () => {
     server.onCall = ({ xid, socket }) => {
       const bytes = reply(xid);
       for (let piece = 0; piece * 30_000 < bytes.length; piece++)
@@ -221,7 +224,7 @@ describe("data that go into the caller's own buffer", () => {
     expect(into.equals(Buffer.alloc(size, 7))).toBe(true);
   });
 
-  test('are not put there any more once the caller gave up, and other calls go on', async () => {
+  test('are not written there after the caller has canceled, and other calls continue', async () => {
     server.onCall = ({ xid, socket }) => void socket.write(reply(xid).subarray(0, 40_000));
     const rpc = client({ ports: [server.port] });
     const into = Buffer.alloc(size);
@@ -242,7 +245,7 @@ describe("data that go into the caller's own buffer", () => {
 });
 
 describe('a connection that breaks', () => {
-  test('is made again, and what had no reply is sent again under the same xid', async () => {
+  test('is re-established, and calls without a reply are resent with the same xid', async () => {
     const seen: boolean[] = [];
     const noting: Procedure<number, number> = {
       ...echo,
@@ -262,7 +265,7 @@ describe('a connection that breaks', () => {
     expect(seen).toEqual([true, false]);
   });
 
-  test('and cannot be made again before the deadline: whether it was done is not known', async () => {
+  test('leaves the outcome unknown if it is not re-established before the deadline', async () => {
     server.onCall = ({ socket }) => {
       server.server.close();
       socket.destroy();
@@ -274,7 +277,7 @@ describe('a connection that breaks', () => {
     });
   });
 
-  test('closing it ends every call', async () => {
+  test('closing the client rejects every pending call', async () => {
     server.onCall = () => undefined;
     const rpc = client({ ports: [server.port] });
     const call = rpc.call(echo, 1);
@@ -296,7 +299,7 @@ describe('a malicious server', () => {
     expect(await rpc.call(echo, 2)).toBe(2);
   });
 
-  test('replies to what nobody asked change nothing', async () => {
+  test('replies to unknown xids are ignored', async () => {
     server.onCall = (call) => {
       for (let i = 0; i < 1000; i++) call.socket.write(record(call.xid + 1000 + i, 1, 0, 0, 0, 0, 9));
       call.answer();

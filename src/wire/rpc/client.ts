@@ -1,138 +1,144 @@
 import type { Clock } from '#base/clock.ts';
+import { createAbortListeners } from './abort-listeners.ts';
 import {
   type Address,
-  type Connect,
   type Connection,
+  type ConnectSocket,
   type DialOptions,
   dial,
-  type Handlers,
-  shown,
+  formatAddress,
+  type RecordHandlers,
 } from './connection.ts';
 import { isPortTaken, isSystemError, RpcError } from './errors.ts';
-import { type Call, createLane, type Lane, type LastConnection } from './lane.ts';
 import { credential, type Identity } from './message.ts';
 import type { Procedure } from './procedure.ts';
-import type { TlsWish } from './tls.ts';
+import type { TlsClientOptions } from './tls.ts';
+import { type Call, createTransport, type PreviousConnection, type Transport } from './transport.ts';
 import { createVerifiers } from './verifiers.ts';
-import { createWatches } from './watches.ts';
 
 export interface CallOptions {
   readonly signal?: AbortSignal | undefined;
   readonly deadlineMs?: number | undefined;
-  /** On behalf of somebody else than the client was made for: what `credential` of message.ts gives. */
+  /** The credential of another user, from `credential` in message.ts. Default: the client's own. */
   readonly credential?: Buffer | undefined;
   /**
-   * For calls of which a second execution destroys what others made since. Asked before the call is resent, if it is not known
-   * whether the server restarted. False: it was executed, or somebody else went on. Undefined: nobody can tell.
+   * For calls that could destroy changes of other clients if they ran twice. The client calls it before it resends the call, if
+   * it does not know whether the server restarted. False: the server executed the call, or another client changed the object
+   * since. Undefined: the outcome cannot be determined.
    */
-  readonly isUndone?: ((on: CallOptions) => Promise<boolean | undefined>) | undefined;
-  /** On this connection, and without waiting for a place: a question about a call that is pending there. */
-  readonly lane?: number | undefined;
+  readonly isNotExecuted?: ((on: CallOptions) => Promise<boolean | undefined>) | undefined;
+  /** Sends the call on this transport, without queueing: a query about a call that is pending there. */
+  readonly transport?: number | undefined;
 }
 
-/** Gives the result all the same, or throws. `since`: when the call was made, by the clock's elapsed time. */
+/** Returns a result despite the error, or throws. `since`: when the call was made, in the clock's elapsed time. */
 export type Recover<R> = (cause: unknown, since: number) => R | Promise<R>;
 
 export interface RpcClient extends Disposable {
-  /** `recover` is asked when it fails: what a `catch` behind it would do, without another promise for every call. */
+  /**
+   * `recover` handles a failure. It replaces a `catch` on the returned promise, which would cost another promise for every call.
+   */
   call<A, R>(procedure: Procedure<A, R>, args: A, options?: CallOptions, recover?: Recover<R>): Promise<R>;
-  /** Calls that have no reply yet. */
+  /** The number of calls that have no reply yet. */
   readonly pending: number;
-  /** The address that is tried first. */
+  /** The address that the client tries first. */
   readonly address: Address;
   close(): void;
 }
 
 export interface RpcClientOptions {
   readonly clock: Clock;
-  /** Several addresses of one server: where one does not answer, the next is tried. */
+  /** The addresses of one server. If one does not answer, the client fails over to the next. */
   readonly addresses: readonly [Address, ...Address[]];
-  /** How many connections share the calls. */
+  /** The number of connections that the calls are spread over. */
   readonly connections?: number;
-  /** Undefined: nobody (AUTH_NONE). */
+  /** Undefined: AUTH_NONE. */
   readonly identity?: Identity | undefined;
-  readonly tls?: TlsWish | undefined;
-  /** Gives the local port of the next connection, where servers want a privileged one. */
+  readonly tls?: TlsClientOptions | undefined;
+  /** Returns the local port for the next connection, for servers that require a privileged port. */
   readonly localPort?: (() => number) | undefined;
-  /** Gives each TCP connection, where they must not simply start here. */
-  readonly connect?: Connect | undefined;
-  /** Each TCP connection, when it is there and nothing was sent on it yet. */
+  /** Opens each TCP connection, for example in another network namespace. Default: `connect` of node:net. */
+  readonly connect?: ConnectSocket | undefined;
+  /** Called with each TCP connection before anything is sent on it. */
   readonly onOpened?: DialOptions['onOpened'];
-  readonly reading?: DialOptions['reading'];
-  /** For a call that names none. */
+  readonly readSocket?: DialOptions['readSocket'];
+  /** The default deadline of a call. */
   readonly deadlineMs?: number;
-  /** For one attempt to connect. */
+  /** The timeout of one attempt to connect. */
   readonly dialMs?: number;
-  /** How often all addresses are tried before the calls fail that were never sent. Others are tried until their deadline. */
+  /**
+   * How often the client tries all addresses before calls fail that were never sent. Calls that were sent are retried until their
+   * deadline.
+   */
   readonly dialRounds?: number;
   /**
-   * With several addresses: one that has not sent anything for so long, while calls wait, is given up for the next. With
-   * one: a connection on which nothing came for so long is made anew when a call has passed its deadline, or when the server
-   * answers on another and still not there.
+   * With several addresses: if one sends nothing for this long while calls are pending, the client fails over to the next. With
+   * one address: a connection on which nothing was received for this long is replaced once a call on it has passed its deadline,
+   * or once the server answers on a new connection but not on this one.
    */
   readonly stallMs?: number;
-  /** The longest reply that is taken. */
+  /** The longest reply that the client accepts. */
   readonly maxRecord?: number;
-  /** More calls than these wait for a place. */
+  /** Calls beyond this number are queued. */
   readonly maxInFlight?: number;
 }
 
-/** The engine keeps whole numbers of 31 bits without allocating memory for them. */
+/** V8 stores integers of 31 bits without allocating memory for them. */
 const maxXid = 0x7fff_ffff;
 
-/** Deadlines are looked at this often, by one timer: one for each call would cost more than the call. */
+/** How often one timer checks all deadlines. A timer for each call would cost more than the call. */
 const sweepMs = 50;
 
 export function createRpcClient(options: RpcClientOptions): RpcClient {
   const { clock, addresses } = options;
   const { deadlineMs = 30_000, stallMs = 10_000, maxInFlight = 1024 } = options;
   const closing = new AbortController();
-  const dialing = createDialing(options, closing.signal);
-  const waiting = new Set<Call>();
+  const dialer = createDialer(options, closing.signal);
+  const queued = new Set<Call>();
   const verifiers = createVerifiers();
   let nextXid = Math.floor(Math.random() * maxXid);
-  let turn = 0;
+  let nextTransport = 0;
   let inFlight = 0;
   let sweeping: Disposable | undefined;
 
-  const lanes = Array.from({ length: options.connections ?? 1 }, (_, index) =>
-    createLane({
+  const transports = Array.from({ length: options.connections ?? 1 }, (_, index) =>
+    createTransport({
       clock,
       closing: closing.signal,
-      connect: dialing.connect,
+      connect: dialer.connect,
       dialRounds: options.dialRounds ?? 2,
       stallMs,
       verifiers,
       credential: credential(options.identity),
       ask: ({ procedure, args, ...how }) => {
         const { promise, resolve, reject } = Promise.withResolvers<unknown>();
-        if (closing.signal.aborted) reject(closed());
-        else startOn(index, newCall(procedure, args, how, { resolve, reject, isQuestion: true }));
+        if (closing.signal.aborted) reject(closedError());
+        else startOn(index, newCall(procedure, args, how, { resolve, reject, isInternal: true }));
         return promise;
       },
-      look: async ({ isUndone, expires }) =>
-        await isUndone?.({ lane: index, deadlineMs: Math.max(0, expires - clock.elapsed()) }),
+      isNotExecuted: async ({ isNotExecuted, expiresAt }) =>
+        await isNotExecuted?.({ transport: index, deadlineMs: Math.max(0, expiresAt - clock.elapsed()) }),
       onEnded: (ended) => {
         inFlight--;
-        if (ended.signal !== undefined) watches.remove(ended.signal);
-        if (waiting.size > 0) startNext();
+        if (ended.signal !== undefined) abortListeners.remove(ended.signal);
+        if (queued.size > 0) startNextQueued();
       },
     }),
   );
 
   function startOn(lane: number, call: Call): void {
     inFlight++;
-    (lanes[lane] as Lane).start(call);
+    (transports[lane] as Transport).start(call);
     sweeping ??= clock.after(sweepMs, sweep);
   }
 
-  const start = (call: Call): void => startOn(turn++ % lanes.length, call);
+  const start = (call: Call): void => startOn(nextTransport++ % transports.length, call);
 
   function newCall(
     procedure: Procedure<unknown, unknown>,
     args: unknown,
     how: CallOptions | undefined,
-    ends: Pick<Call, 'resolve' | 'reject' | 'isQuestion'>,
+    ends: Pick<Call, 'resolve' | 'reject' | 'isInternal'>,
   ): Call {
     nextXid = (nextXid + 1) & maxXid;
     const since = clock.elapsed();
@@ -144,110 +150,112 @@ export function createRpcClient(options: RpcClientOptions): RpcClient {
       reject: ends.reject,
       signal: how?.signal,
       credential: how?.credential,
-      isUndone: how?.isUndone,
-      isQuestion: ends.isQuestion,
-      since,
-      expires: since + (how?.deadlineMs ?? deadlineMs),
+      isNotExecuted: how?.isNotExecuted,
+      isInternal: ends.isInternal,
+      startedAt: since,
+      expiresAt: since + (how?.deadlineMs ?? deadlineMs),
       sent: false,
       sentOn: undefined,
       resent: false,
-      lends: false,
+      lendsBuffer: false,
       next: undefined,
     };
   }
 
-  function startNext(): void {
-    const [next] = waiting;
+  function startNextQueued(): void {
+    const [next] = queued;
     if (next === undefined) return;
-    waiting.delete(next);
+    queued.delete(next);
     start(next);
   }
 
-  const watches = createWatches((signal) => {
-    for (const call of calls(lanes, waiting))
-      if (call.signal === signal) abandon(call, canceled(call.procedure.name, call.sent, signal));
+  const abortListeners = createAbortListeners((signal) => {
+    for (const call of calls(transports, queued))
+      if (call.signal === signal) failCall(call, canceledError(call.procedure.name, call.sent, signal));
   });
 
-  function abandon(call: Call, error: RpcError): void {
-    if (waiting.delete(call) && call.signal !== undefined) watches.remove(call.signal);
-    for (const lane of lanes) lane.giveUp(call);
+  function failCall(call: Call, error: RpcError): void {
+    if (queued.delete(call) && call.signal !== undefined) abortListeners.remove(call.signal);
+    for (const lane of transports) lane.abandon(call);
     call.reject(error);
   }
 
   function sweep(): void {
     sweeping = undefined;
     const now = clock.elapsed();
-    const silent = lanes.filter((lane) => lane.silence(now) > stallMs);
-    // Where there is nowhere else to go, only when it costs no answer that would still be waited for.
-    const dead = addresses.length > 1 ? silent : silent.filter((lane) => isAnyLate(lane.pending, now));
-    for (const call of calls(lanes, waiting)) if (call.expires <= now) abandon(call, late(call, addresses));
-    for (const lane of lanes) lane.repeat(now);
+    const silent = transports.filter((lane) => lane.silentMs(now) > stallMs);
+    // With a single address, reset a connection only if that does not lose replies that a caller is still waiting for.
+    const dead = addresses.length > 1 ? silent : silent.filter((lane) => hasExpiredCall(lane.pending, now));
+    for (const call of calls(transports, queued))
+      if (call.expiresAt <= now) failCall(call, deadlineError(call, addresses));
+    for (const lane of transports) lane.repeat(now);
     for (const lane of silent) {
       if (!dead.includes(lane)) {
-        lane.doubt(stallMs);
+        lane.checkLiveness(stallMs);
         continue;
       }
-      dialing.skip(lane.address);
+      dialer.skip(lane.address);
       lane.reconnect();
     }
-    watches.tidy();
+    abortListeners.removeUnused();
     if (inFlight > 0) sweeping = clock.after(sweepMs, sweep);
   }
 
   const close = (): void => {
-    closing.abort(closed());
+    closing.abort(closedError());
     sweeping?.[Symbol.dispose]();
-    for (const call of calls(lanes, waiting)) abandon(call, closed(call.sent));
-    for (const lane of lanes) lane.close();
-    watches.tidy();
+    for (const call of calls(transports, queued)) failCall(call, closedError(call.sent));
+    for (const lane of transports) lane.close();
+    abortListeners.removeUnused();
   };
 
   return {
     call: (procedure, args, options, recover) => {
       const signal = options?.signal;
-      if (closing.signal.aborted) return Promise.reject(closed());
-      if (signal?.aborted === true) return Promise.reject(canceled(procedure.name, false, signal));
+      if (closing.signal.aborted) return Promise.reject(closedError());
+      if (signal?.aborted === true) return Promise.reject(canceledError(procedure.name, false, signal));
       const { promise, resolve, reject } = Promise.withResolvers<never>();
       const call: Call = newCall(procedure as Procedure<unknown, unknown>, args, options, {
-        isQuestion: false,
+        isInternal: false,
         resolve: resolve as (value: unknown) => void,
-        reject: recover === undefined ? reject : (cause) => resolve(attempted(recover, cause, call.since) as never),
+        reject:
+          recover === undefined ? reject : (cause) => resolve(recoverAsync(recover, cause, call.startedAt) as never),
       });
-      if (signal !== undefined) watches.add(signal);
-      if (options?.lane !== undefined) startOn(options.lane, call);
-      else if (inFlight >= maxInFlight) waiting.add(call);
+      if (signal !== undefined) abortListeners.add(signal);
+      if (options?.transport !== undefined) startOn(options.transport, call);
+      else if (inFlight >= maxInFlight) queued.add(call);
       else start(call);
       return promise;
     },
     get pending() {
-      return inFlight + waiting.size;
+      return inFlight + queued.size;
     },
     get address() {
-      return dialing.first();
+      return dialer.first();
     },
     close,
     [Symbol.dispose]: close,
   };
 }
 
-const calls = (lanes: readonly Lane[], waiting: ReadonlySet<Call>): readonly Call[] => [
+const calls = (lanes: readonly Transport[], waiting: ReadonlySet<Call>): readonly Call[] => [
   ...waiting,
   ...lanes.flatMap((lane) => lane.pending.values()),
 ];
 
-const isAnyLate = (pending: Lane['pending'], now: number): boolean =>
-  pending.values().some(({ expires, isQuestion }) => expires <= now && !isQuestion);
+const hasExpiredCall = (pending: Transport['pending'], now: number): boolean =>
+  pending.values().some(({ expiresAt, isInternal }) => expiresAt <= now && !isInternal);
 
-interface Dialing {
+interface Dialer {
   first(): Address;
-  /** That address does not answer. Several lanes may say so, each in its time. */
+  /** Marks an address that does not answer, so that the next one is preferred. Each transport may report the same address. */
   skip(address: Address | undefined): void;
-  /** `last`: the connection before. Its address is tried from the same port. */
-  connect(handlers: Handlers, last?: LastConnection): Promise<Connection>;
+  /** `last`: the previous connection. Its address is tried from the same local port. */
+  connect(handlers: RecordHandlers, last?: PreviousConnection): Promise<Connection>;
 }
 
-/** Which of a server's addresses to try, for all lanes together. */
-function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing {
+/** Chooses among the server's addresses, for all transports together. */
+function createDialer(options: RpcClientOptions, closing: AbortSignal): Dialer {
   const {
     clock,
     addresses,
@@ -255,27 +263,27 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
     localPort,
     connect,
     onOpened,
-    reading,
+    readSocket,
     dialMs = 5_000,
     maxRecord = 2 * 1024 * 1024,
   } = options;
   let preferred = 0;
   const from = (i: number): Address => addresses[(preferred + i) % addresses.length] as Address;
 
-  /** A port that is undefined is one of the system's choice. */
-  function* attempts(last: LastConnection | undefined): Iterable<{ address: Address; port: number | undefined }> {
+  /** An undefined port lets the kernel choose. */
+  function* candidates(last: PreviousConnection | undefined): Iterable<{ address: Address; port: number | undefined }> {
     for (const address of addresses.map((_, i) => from(i))) {
       const isLast = address === last?.address;
       if (isLast) yield { address, port: last.localPort };
-      if (!isLast || !last.isAwaited) yield { address, port: localPort?.() };
+      if (!isLast || !last.mustReusePort) yield { address, port: localPort?.() };
     }
   }
 
-  /** The server may have come back between the two attempts: then the port of the last connection is better than another. */
-  async function matching(
+  /** If the server came back between the two attempts, use the local port of the previous connection after all. */
+  async function preferPreviousPort(
     other: Connection,
-    last: LastConnection | undefined,
-    handlers: Handlers,
+    last: PreviousConnection | undefined,
+    handlers: RecordHandlers,
   ): Promise<Connection> {
     if (last === undefined || last.address !== other.address) return other;
     const connection = await attempt(last.address, last.localPort, handlers).catch(() => undefined);
@@ -284,16 +292,16 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
     return connection;
   }
 
-  async function attempt(address: Address, port: number | undefined, handlers: Handlers): Promise<Connection> {
+  async function attempt(address: Address, port: number | undefined, handlers: RecordHandlers): Promise<Connection> {
     using limit = clock.deadline(dialMs, closing);
     const { signal } = limit;
     try {
-      const about = { address, maxRecord, tls, localPort: port, connect, onOpened, reading, signal };
+      const about = { address, maxRecord, tls, localPort: port, connect, onOpened, readSocket, signal };
       return await dial({ ...about, ...handlers });
     } catch (cause) {
-      // The time of this attempt is over, not the caller's.
+      // Only this attempt timed out, not the caller's deadline.
       if (!signal.aborted || closing.aborted) throw cause;
-      throw new RpcError(`no connection to ${shown(address)} in time`, { failure: 'unreachable', cause });
+      throw new RpcError(`no connection to ${formatAddress(address)} in time`, { failure: 'unreachable', cause });
     }
   }
 
@@ -304,16 +312,16 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
     },
     connect: async (handlers, last) => {
       let failure: unknown;
-      for (const { address, port } of attempts(last)) {
+      for (const { address, port } of candidates(last)) {
         try {
           const connection = await attempt(address, port, handlers);
           preferred = addresses.indexOf(address);
-          return port === last?.localPort ? connection : await matching(connection, last, handlers);
+          return port === last?.localPort ? connection : await preferPreviousPort(connection, last, handlers);
         } catch (cause) {
           failure = cause;
           if (address === last?.address && isSystemError(cause, 'ECONNREFUSED')) last.onRefused();
-          // Another address would not recognise what was sent to this one, and the port is free in a moment.
-          if (last?.isAwaited === true && isPortTaken(cause)) break;
+          // Do not try another address: it would not recognise the resent calls, and the port will soon be free.
+          if (last?.mustReusePort === true && isPortTaken(cause)) break;
         }
       }
       throw failure;
@@ -321,18 +329,18 @@ function createDialing(options: RpcClientOptions, closing: AbortSignal): Dialing
   };
 }
 
-async function attempted<R>(recover: Recover<R>, cause: unknown, since: number): Promise<R> {
+async function recoverAsync<R>(recover: Recover<R>, cause: unknown, since: number): Promise<R> {
   return await recover(cause, since);
 }
 
-const late = ({ procedure, sent }: Call, addresses: readonly Address[]): RpcError =>
-  new RpcError(`${procedure.name}: no reply in time from ${addresses.map(shown).join(', ')}`, {
+const deadlineError = ({ procedure, sent }: Call, addresses: readonly Address[]): RpcError =>
+  new RpcError(`${procedure.name}: no reply in time from ${addresses.map(formatAddress).join(', ')}`, {
     failure: 'deadline',
     maybeDone: sent,
   });
 
-const closed = (maybeDone = false): RpcError =>
+const closedError = (maybeDone = false): RpcError =>
   new RpcError('the connection was closed', { failure: 'closed', maybeDone });
 
-const canceled = (name: string, sent: boolean, signal: AbortSignal): RpcError =>
+const canceledError = (name: string, sent: boolean, signal: AbortSignal): RpcError =>
   new RpcError(`${name}: cancelled`, { failure: 'canceled', maybeDone: sent, cause: signal.reason });

@@ -4,74 +4,77 @@ import { constants } from 'node:os';
 import { connect as connectTls, type TLSSocket } from 'node:tls';
 import { onAbort } from '#base/aborted.ts';
 import { RpcError } from './errors.ts';
-import { localEnd } from './local-end.ts';
+import { localAddressOptions } from './local-address.ts';
 import { createReceiver, type Input, type Receiver, type ReceiverOptions } from './receiver.ts';
 import { createSender, type Sender } from './sender.ts';
-import { isOtherProtocol, probe, rpcOverTls, type TlsWish } from './tls.ts';
+import { isOtherProtocol, probeTls, rpcOverTls, type TlsClientOptions } from './tls.ts';
 
 export interface Address {
   readonly host: string;
   readonly port: number;
 }
 
-/** What is done with what arrives. */
-export type Handlers = Pick<ReceiverOptions, 'onRecord' | 'onHead' | 'expectsHead'>;
+/** Handlers for received records. */
+export type RecordHandlers = Pick<ReceiverOptions, 'onRecord' | 'onHead' | 'expectsHead'>;
 
 export interface DialOptions extends ReceiverOptions {
   readonly address: Address;
-  /** Servers that trust only privileged ports want the call to come from one. */
+  /** For servers that accept calls only from privileged ports. */
   readonly localPort?: number | undefined;
-  readonly tls?: TlsWish | undefined;
-  /** Gives the TCP connection, where it must not simply start here. Throws what the system said. */
-  readonly connect?: Connect | undefined;
-  /** The TCP connection is there, and nothing was sent on it yet. */
+  readonly tls?: TlsClientOptions | undefined;
+  /**
+   * Opens the TCP connection, for example in another network namespace. Throws the system's error. Default: `connect` of
+   * node:net.
+   */
+  readonly connect?: ConnectSocket | undefined;
+  /** Called with the TCP connection before anything is sent on it. */
   readonly onOpened?: ((socket: Socket) => void) | undefined;
-  /** Reads from a connection that is paused, where Node's own way takes too long. Not for those that are encrypted. */
-  readonly reading?: Reading | undefined;
+  /** Reads from a paused socket, for callers to which Node's own reading is too slow. Not used for TLS. */
+  readonly readSocket?: ReadSocket | undefined;
   readonly signal: AbortSignal;
 }
 
-export type Reading = (socket: Socket, into: Pick<Input, 'buffer' | 'received'>) => void;
-export type Connect = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
+export type ReadSocket = (socket: Socket, into: Pick<Input, 'buffer' | 'received'>) => void;
+export type ConnectSocket = (to: Pick<DialOptions, 'address' | 'localPort' | 'signal'>) => Promise<Socket>;
 
 /** One TCP connection that carries records. */
 export interface Connection {
   readonly address: Address;
-  /** Undefined: the system does not tell. */
+  /** Undefined if the socket does not report it. */
   readonly localPort: number | undefined;
-  /** Both addresses and the local port: servers recognise a resent call by its xid and these. Unique where they are not known. */
+  /** Both addresses and ports. Servers recognise a resent call by these and its xid. A unique string if they are not known. */
   readonly endpoints: string;
   readonly sender: Sender;
-  /** Bytes that came, so far. */
-  readonly received: number;
-  /** The beginning of a record came, and not yet its end. */
-  readonly isHalf: boolean;
-  /** It is encrypted, and was ended by the server before that had answered anything. To be asked when it has ended. */
-  readonly isTurnedAway: boolean;
-  /** Resolves when it has ended, with why. */
+  /** The number of bytes received so far. */
+  readonly receivedBytes: number;
+  /** A record was received only in part. */
+  readonly isMidRecord: boolean;
+  /** The server closed this TLS connection before it answered anything. Valid once the connection has ended. */
+  readonly wasClosedUnanswered: boolean;
+  /** Resolves with the reason when the connection has ended. */
   readonly ended: Promise<Error>;
-  /** For one on which nothing is under way. */
+  /** Closes a connection without calls in flight. */
   close(): void;
-  /** Ends it, and with it whatever the server's machine has not taken yet. */
+  /** Resets the connection, and discards everything that the server's machine has not acknowledged yet. */
   reset(): void;
 }
 
-/** Makes the connection, and makes it private where that was asked for. Throws 'unreachable', 'tls' or 'canceled'. */
+/** Connects, with TLS if requested. Throws 'unreachable', 'tls' or 'canceled'. */
 export async function dial(options: DialOptions): Promise<Connection> {
   const { address, signal } = options;
   signal.throwIfAborted();
   if (options.tls !== undefined) return await dialTls(options, options.tls);
-  if (options.connect !== undefined) return carryRead(bare(await opened(options)), options);
+  if (options.connect !== undefined) return readConnection(withoutTls(await openSocket(options)), options);
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   let socket: Socket | undefined;
   const receives = createReceiver(options);
-  const receiver = guarded(receives, (cause) => {
+  const receiver = guardReceiver(receives, (cause) => {
     end(cause);
     if (socket !== undefined) resetSocket(socket);
   });
   socket = connect({
-    ...where(options),
-    // Node then reads straight into memory of our choosing: three times cheaper than 'data' for large replies.
+    ...connectOptions(options),
+    // With `onread`, Node reads into the receiver's own buffer: three times cheaper than 'data' events for large replies.
     onread: {
       buffer: () => receiver.buffer(),
       callback: (bytes) => {
@@ -80,13 +83,13 @@ export async function dial(options: DialOptions): Promise<Connection> {
       },
     },
   });
-  if (options.reading !== undefined) socket.pause();
-  await connected(socket, address, signal);
-  // First: whatever fails from here on is found by who listens.
-  const connection = carry({ ...bare(socket), address, receiver: receives }, ended, end);
+  if (options.readSocket !== undefined) socket.pause();
+  await waitUntilConnected(socket, address, signal);
+  // Register the handlers first: they report every error from here on.
+  const connection = createConnection({ ...withoutTls(socket), address, receiver: receives }, ended, end);
   try {
     options.onOpened?.(socket);
-    options.reading?.(socket, receiver);
+    options.readSocket?.(socket, receiver);
   } catch (cause) {
     resetSocket(socket);
     throw cause;
@@ -94,85 +97,85 @@ export async function dial(options: DialOptions): Promise<Connection> {
   return connection;
 }
 
-/** The TCP connection alone. */
-async function opened(options: DialOptions): Promise<Socket> {
-  const socket = await openedAlone(options);
+/** Opens the TCP connection, without TLS. */
+async function openSocket(options: DialOptions): Promise<Socket> {
+  const socket = await connectSocket(options);
   options.onOpened?.(socket);
   return socket;
 }
 
-async function openedAlone(options: DialOptions): Promise<Socket> {
+async function connectSocket(options: DialOptions): Promise<Socket> {
   const { address, signal } = options;
   if (options.connect === undefined) {
-    const socket = connect(where(options));
-    await connected(socket, address, signal);
+    const socket = connect(connectOptions(options));
+    await waitUntilConnected(socket, address, signal);
     return socket;
   }
   try {
     return (await options.connect(options)).setNoDelay(true).setKeepAlive(true, keepAliveMs);
   } catch (cause) {
     const failure = signal.aborted ? 'canceled' : 'unreachable';
-    throw new RpcError(`no connection to ${shown(address)}`, { failure, cause });
+    throw new RpcError(`no connection to ${formatAddress(address)}`, { failure, cause });
   }
 }
 
 const keepAliveMs = 10_000;
 
-const where = ({ address, localPort }: DialOptions) => ({
+const connectOptions = ({ address, localPort }: DialOptions) => ({
   ...address,
   noDelay: true,
   keepAlive: true,
   keepAliveInitialDelay: keepAliveMs,
-  ...localEnd(address.host, localPort),
+  ...localAddressOptions(address.host, localPort),
 });
 
-/** What is spoken through, and the TCP connection below it: the same, or not where it is encrypted. */
-interface Line {
+/** The socket that carries RPC, and the TCP socket below it. They are the same without TLS. */
+interface SocketStack {
   readonly socket: Socket;
-  readonly lowest: Socket;
+  readonly tcpSocket: Socket;
 }
-const bare = (socket: Socket): Line => ({ socket, lowest: socket });
+const withoutTls = (socket: Socket): SocketStack => ({ socket, tcpSocket: socket });
 
-interface Carried extends Line {
+interface ConnectionParts extends SocketStack {
   readonly address: Address;
-  readonly receiver: Pick<Receiver, 'isHalf' | 'bytes'>;
+  readonly receiver: Pick<Receiver, 'isMidRecord' | 'bytes'>;
 }
 
-function carry(
-  { socket, lowest, address, receiver }: Carried,
+function createConnection(
+  { socket, tcpSocket, address, receiver }: ConnectionParts,
   ended: Promise<Error>,
   end: (why: Error) => void,
 ): Connection {
-  socket.on('error', (cause) => end(broken(cause, receiver.bytes)));
+  socket.on('error', (cause) => end(connectionError(cause, receiver.bytes)));
   socket.on('close', () => end(new RpcError('the server closed the connection', { failure: 'lost' })));
   const onError = (cause: unknown): void => {
     end(new RpcError('the connection broke', { failure: 'lost', cause }));
-    resetSocket(lowest);
+    resetSocket(tcpSocket);
   };
-  const sender = createSender(socket, { onError, isBare: socket === lowest });
+  const sender = createSender(socket, { onError, isPlainTcp: socket === tcpSocket });
   let isEndedHere = false;
   return {
     address,
     sender,
     ended,
-    localPort: lowest.localPort,
-    endpoints: endpointsOf(lowest),
+    localPort: tcpSocket.localPort,
+    endpoints: endpointsOf(tcpSocket),
     close: () => {
       isEndedHere ||= !socket.destroyed;
       socket.destroy();
     },
     reset: () => {
-      isEndedHere ||= !lowest.destroyed;
-      resetSocket(lowest);
+      isEndedHere ||= !tcpSocket.destroyed;
+      resetSocket(tcpSocket);
     },
-    get isTurnedAway() {
-      return socket !== lowest && receiver.bytes === 0 && !isEndedHere;
+    get wasClosedUnanswered() {
+      return socket !== tcpSocket && receiver.bytes === 0 && !isEndedHere;
     },
-    get received() {
+    get receivedBytes() {
       return receiver.bytes;
     },
-    get isHalf() {
-      return receiver.isHalf;
+    get isMidRecord() {
+      return receiver.isMidRecord;
     },
   };
 }
@@ -183,10 +186,10 @@ function endpointsOf({ localAddress, localPort, remoteAddress, remotePort }: Soc
 }
 
 /**
- * With TLS 1.3 a client has done its part of the handshake before the server has looked at its certificate: that it is refused
- * comes afterwards, as an alert, in the place of the first answer. What the server says of its own trouble may pass.
+ * With TLS 1.3 the client's handshake ends before the server has checked the client's certificate. A rejection arrives later, as
+ * an alert in the place of the first reply. An internal error of the server is not a rejection: it may be temporary.
  */
-function broken(cause: NodeJS.ErrnoException, received: number): RpcError {
+function connectionError(cause: NodeJS.ErrnoException, received: number): RpcError {
   const { code = '' } = cause;
   const isRefused = received === 0 && /^ERR_SSL_.*_ALERT_/.test(code) && !code.endsWith('_INTERNAL_ERROR');
   return isRefused
@@ -195,15 +198,15 @@ function broken(cause: NodeJS.ErrnoException, received: number): RpcError {
 }
 
 /**
- * Closed in the usual way, the kernel would go on sending what is in its queue, for minutes, and a server that stood still
- * would do calls long after they were given up.
+ * After a normal close the kernel would go on sending its queue for minutes, and a server that was frozen would execute calls
+ * long after the client abandoned them.
  */
-function resetSocket(lowest: Socket): void {
-  if (!lowest.destroyed) lowest.resetAndDestroy();
+function resetSocket(tcpSocket: Socket): void {
+  if (!tcpSocket.destroyed) tcpSocket.resetAndDestroy();
 }
 
-/** A server that breaks the protocol loses its connection; nothing it sends may reach the top of the stack as an exception. */
-function guarded(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
+/** Ends the connection if the server violates the protocol. Nothing that the server sends may become an uncaught exception. */
+function guardReceiver(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
   const failed = (cause: unknown): void =>
     onGarbled(
       cause instanceof RpcError ? cause : new RpcError('the server broke the protocol', { failure: 'garbled', cause }),
@@ -227,7 +230,7 @@ function guarded(receiver: Receiver, onGarbled: (cause: Error) => void): Input {
   };
 }
 
-async function connected(
+async function waitUntilConnected(
   socket: Socket | TLSSocket,
   address: Address,
   signal: AbortSignal,
@@ -236,15 +239,15 @@ async function connected(
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const fail = (cause: Error): void =>
     reject(
-      new RpcError(`no connection to ${shown(address)}`, {
-        failure: event === 'connect' || isOfTheWay(cause) ? 'unreachable' : 'tls',
+      new RpcError(`no connection to ${formatAddress(address)}`, {
+        failure: event === 'connect' || isNetworkError(cause) ? 'unreachable' : 'tls',
         cause,
       }),
     );
-  const closed = (): void => fail(new Error('it was closed at once'));
+  const closed = (): void => fail(new Error('the connection was closed before it was established'));
   socket.once(event, resolve).once('error', fail).once('close', closed);
   using _ = onAbort(signal, () =>
-    reject(new RpcError(`no connection to ${shown(address)}`, { failure: 'canceled', cause: signal.reason })),
+    reject(new RpcError(`no connection to ${formatAddress(address)}`, { failure: 'canceled', cause: signal.reason })),
   );
   try {
     await promise;
@@ -257,27 +260,27 @@ async function connected(
 }
 
 /**
- * A handshake ended because the connection did, which another one may not do: what the system says, or nobody. Else one of both
- * sides has said what it does not like. (EPROTO is what Node makes of some of that.)
+ * The handshake failed because the connection did (a system error, or a close without an error), so another attempt may succeed.
+ * Otherwise one of the sides rejected the other. Node reports some rejections as EPROTO.
  */
-const isOfTheWay = ({ code }: NodeJS.ErrnoException): boolean =>
+const isNetworkError = ({ code }: NodeJS.ErrnoException): boolean =>
   code === undefined || (code in constants.errno && code !== 'EPROTO');
 
-export const shown = ({ host, port }: Address): string =>
+export const formatAddress = ({ host, port }: Address): string =>
   host.includes(':') ? `[${host}]:${port}` : `${host}:${port}`;
 
-async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> {
+async function dialTls(options: DialOptions, tls: TlsClientOptions): Promise<Connection> {
   const { address, signal } = options;
-  const plain = await opened(options);
+  const plain = await openSocket(options);
   try {
-    await probe(plain, tls, signal);
+    await probeTls(plain, tls, signal);
   } catch (cause) {
-    // Not closed in the usual way: its port could then not be used again for a minute.
+    // Reset, do not close: after a close the port would stay in TIME_WAIT for a minute.
     resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
   const secure = connectTls({
-    // The certificate must be for the host that was meant; a name is also told to the server, an address cannot be.
+    // The certificate must match this host. SNI is sent for names only: an address is not allowed in it.
     host: address.host,
     ...(isIP(address.host) === 0 ? { servername: address.host } : {}),
     // RFC 9289, section 5.
@@ -287,26 +290,26 @@ async function dialTls(options: DialOptions, tls: TlsWish): Promise<Connection> 
     ALPNProtocols: [rpcOverTls],
   });
   try {
-    await connected(secure, address, signal, 'secureConnect');
+    await waitUntilConnected(secure, address, signal, 'secureConnect');
   } catch (cause) {
     resetSocket(plain.on('error', () => undefined));
     throw cause;
   }
   if (isOtherProtocol(secure)) {
     secure.destroy();
-    throw new RpcError(`${shown(address)} speaks ${secure.alpnProtocol} there, not RPC`, { failure: 'tls' });
+    throw new RpcError(`${formatAddress(address)} speaks ${secure.alpnProtocol}, not RPC`, { failure: 'tls' });
   }
-  return carryRead({ socket: secure, lowest: plain }, options);
+  return readConnection({ socket: secure, tcpSocket: plain }, options);
 }
 
-/** For a socket that was made elsewhere, and so has no memory of ours to read into. */
-function carryRead(line: Line, options: DialOptions): Connection {
+/** For a socket that was opened elsewhere, and so has no `onread` buffer. */
+function readConnection(line: SocketStack, options: DialOptions): Connection {
   const { promise: ended, resolve: end } = Promise.withResolvers<Error>();
   const receives = createReceiver(options);
-  const receiver = guarded(receives, (cause) => {
+  const receiver = guardReceiver(receives, (cause) => {
     end(cause);
-    resetSocket(line.lowest);
+    resetSocket(line.tcpSocket);
   });
   line.socket.on('data', (chunk: Buffer) => receiver.push(chunk));
-  return carry({ ...line, address: options.address, receiver: receives }, ended, end);
+  return createConnection({ ...line, address: options.address, receiver: receives }, ended, end);
 }

@@ -1,16 +1,16 @@
 import { isErrno } from '#base/errno.ts';
 /**
- * - `unreachable`: no connection could be made, or none in time; another attempt may succeed (cause: the system's error)
- * - `lost`: the connection broke and could not be made again in time; whether the call was done is not known
- * - `deadline`: no reply in time; whether the call was done is not known
- * - `canceled`: the caller gave up
- * - `denied`: the server does not accept who we say we are
- * - `unsupported`: no such program or version there
- * - `no-procedure`: the program is there, the procedure is not
- * - `garbled`: what came back does not follow the protocol
- * - `tls`: encryption was asked for, and one side said no: it is not offered, or a certificate is not what it should be; or the
- *   server has ended many connections in a row right after it was agreed on, which is how some refuse a client's certificate
- * - `closed`: we closed the connection ourselves
+ * - `unreachable`: could not connect, or not in time; another attempt may succeed (cause: the system's error)
+ * - `lost`: the connection broke and the client could not reconnect in time; the outcome of the call is unknown
+ * - `deadline`: no reply in time; the outcome of the call is unknown
+ * - `canceled`: the caller's signal was aborted
+ * - `denied`: the server rejected the credential
+ * - `unsupported`: the server does not have the program or the version
+ * - `no-procedure`: the program does not have the procedure
+ * - `garbled`: the reply violates the protocol
+ * - `tls`: the server does not offer TLS, or one side rejected the other's certificate; or the server closed many connections in a
+ *   row right after the handshake, which is how some servers reject a client's certificate
+ * - `closed`: this client was closed
  */
 export type RpcFailure =
   | 'unreachable'
@@ -24,9 +24,11 @@ export type RpcFailure =
   | 'tls'
   | 'closed';
 
-/** When to ask the server whether a call was done, by the clock's elapsed time. */
-export interface Decide {
-  /** From then on the first copy is not expected to run any more. 0: it cannot, since the server has restarted. */
+/** When to ask the server whether it executed the call, in the clock's elapsed time. */
+export interface OutcomeCheck {
+  /**
+   * From then on, the first copy of the call is not expected to run any more. 0: it cannot run, since the server has restarted.
+   */
   readonly after: number;
   /** The call's deadline. */
   readonly before: number;
@@ -35,27 +37,27 @@ export interface Decide {
 export class RpcError extends Error {
   override readonly name = 'RpcError';
   readonly failure: RpcFailure;
-  /** The call was on its way: it may have been done, or may still be. */
+  /** The call was sent, so the server may have executed it, or may still do so. */
   readonly maybeDone: boolean;
-  /** Present: the server answers again, but would not recognise the call if it were resent. */
-  readonly decide: Decide | undefined;
+  /** Present if the server answers again, but would not recognise the call if the client resent it. */
+  readonly outcomeCheck: OutcomeCheck | undefined;
   constructor(
     message: string,
     about: {
       readonly failure: RpcFailure;
       readonly maybeDone?: boolean;
-      readonly decide?: Decide;
+      readonly outcomeCheck?: OutcomeCheck;
       readonly cause?: unknown;
     },
   ) {
     super(message, { cause: about.cause });
     this.failure = about.failure;
     this.maybeDone = about.maybeDone ?? false;
-    this.decide = about.decide;
+    this.outcomeCheck = about.outcomeCheck;
   }
 }
 
-/** What the system said when a connection could not be made. */
+/** Whether a system error with one of these codes is in the chain of causes. */
 export function isSystemError(thrown: unknown, ...codes: readonly string[]): boolean {
   for (let cause = thrown; cause instanceof Error; cause = cause.cause) {
     if (isErrno(cause, ...codes)) return true;
@@ -63,5 +65,5 @@ export function isSystemError(thrown: unknown, ...codes: readonly string[]): boo
   return false;
 }
 
-/** The local port is in use, or the kernel has not let go of the connection before. */
+/** The local port is in use, or the kernel has not released the previous connection yet. */
 export const isPortTaken = (thrown: unknown): boolean => isSystemError(thrown, 'EADDRINUSE', 'EADDRNOTAVAIL');

@@ -47,17 +47,20 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
   }
 
-  test.each([1, 2, 4])('the first is cut off: all goes on by the second, with %d connections', async (connections) => {
-    const { first, second, nfs, rpc } = await paths({ connections });
-    await nfs.null();
-    expect([first.connections > 0, second.connections]).toEqual([true, 0]);
-    await makeWhile(nfs, () => first.down(), connections * 2);
-    expect(second.connections).toBe(connections);
-    expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
-  });
+  test.each([1, 2, 4])(
+    'calls continue over the second address when the first is cut off, with %d connections',
+    async (connections) => {
+      const { first, second, nfs, rpc } = await paths({ connections });
+      await nfs.null();
+      expect([first.connections > 0, second.connections]).toEqual([true, 0]);
+      await makeWhile(nfs, () => first.down(), connections * 2);
+      expect(second.connections).toBe(connections);
+      expect(rpc.address).toMatchObject({ host: '127.0.0.2' });
+    },
+  );
 
   test.each([1, 2, 3, 4])(
-    'the first falls silent, as when a cable is pulled: all goes on by the second, with %d connections',
+    'calls continue over the second address when the first falls silent, with %d connections',
     async (connections) => {
       const { first, second, nfs, rpc } = await paths({ connections });
       await nfs.null();
@@ -67,14 +70,14 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     },
   );
 
-  test('the first was never there', async () => {
+  test('the second address is used if the first never answered', async () => {
     const { first, second, nfs } = await paths({ connections: 2 });
     await first.down();
     await makeWhile(nfs, () => undefined, 4);
     expect(second.connections).toBe(2);
   });
 
-  test('both are away for a while: what is under way is done when one is back, whichever', async () => {
+  test('pending calls complete when either address returns after both were down', async () => {
     const { first, second, nfs } = await paths();
     await nfs.null();
     let back: Promise<unknown> | undefined;
@@ -92,7 +95,7 @@ describe.skipIf(needs('root', 'mount', 'ganesha'))('a server with two addresses'
     expect(second.connections).toBeGreaterThan(0);
   });
 
-  test('and back again, when the second is cut off later', async () => {
+  test('calls return to the first address when the second is cut off later', async () => {
     const { first, second, nfs, rpc } = await paths({ connections: 2 });
     await nfs.null();
     await first.down();

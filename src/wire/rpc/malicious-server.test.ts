@@ -25,7 +25,7 @@ const readReply = (xid: number, data: Buffer): Buffer =>
   Buffer.concat([reply(xid, 0, 0, data.length, 0, data.length).subarray(4), data]);
 
 describe('a server that', () => {
-  test('takes a connection and never answers gives an error at the deadline, and others go on', async () => {
+  test('accepts connections and never answers causes an error at the deadline, and other servers are not affected', async () => {
     const { nfs, rpc } = await startRawServer(() => undefined);
     const other = await startRawServer(honest);
     const late = { failure: 'deadline', maybeDone: true };
@@ -35,7 +35,7 @@ describe('a server that', () => {
     expect(rpc.pending).toBe(0);
   });
 
-  test('closes every connection at once is not run against without pause', async () => {
+  test('closes every connection at once is not reconnected to without a pause', async () => {
     const raw = await startRawServer((socket) => socket.destroy());
     await expect(raw.nfs.null({ deadlineMs: 1_000 })).rejects.toMatchObject({ failure: 'deadline' });
     expect(raw.connections).toBeGreaterThan(2);
@@ -44,13 +44,13 @@ describe('a server that', () => {
     await raw.nfs.null();
   });
 
-  test('says something that nobody asked for, and closes, is no better', async () => {
+  test('sends an unexpected record and closes is not reconnected to without a pause either', async () => {
     const raw = await startRawServer(answering(({ xid }, socket) => void socket.end(reply(xid + 1))));
     await expect(raw.nfs.null({ deadlineMs: 800 })).rejects.toMatchObject({ failure: 'deadline' });
     expect(raw.connections).toBeLessThan(16);
   });
 
-  test('is not there any more is asked ever more rarely', async () => {
+  test('is gone is retried with increasing backoff', async () => {
     let dials = 0;
     const localPort = (): number => {
       dials++;
@@ -70,7 +70,7 @@ describe('a server that', () => {
     expect(dials).toBeLessThan(16);
   });
 
-  test('answers byte by byte is understood', async () => {
+  test('answers byte by byte is decoded', async () => {
     const raw = await startRawServer(
       answering(({ xid }, socket) => {
         void (async () => {
@@ -86,7 +86,7 @@ describe('a server that', () => {
     expect(into.toString()).toBe('slow');
   });
 
-  test('cuts its record into fragments at any byte is understood', async () => {
+  test('splits its records into fragments at any byte is decoded', async () => {
     let cut = 0;
     const raw = await startRawServer(
       answering(({ xid }, socket) => {
@@ -115,7 +115,7 @@ describe('a server that', () => {
     }
   });
 
-  test('stops in the middle of a record is connected to anew, after a call passed its deadline', async () => {
+  test('stops in the middle of a record is reconnected to after a call has passed its deadline', async () => {
     let isBroken = true;
     const answer = answering(({ xid }, socket) => void socket.write(reply(xid).subarray(0, isBroken ? 20 : 28)));
     const raw = await startRawServer(answer, { stallMs: 100 });
@@ -168,7 +168,7 @@ describe("data for the caller's own buffer", () => {
   const size = 100_000;
   const data = Buffer.alloc(size, 7);
 
-  test('that go on after their record are an error, and nothing else is taken for them', async () => {
+  test('that extend beyond their record are an error, and later bytes are not mistaken for them', async () => {
     const raw = await startRawServer(
       answering(({ xid, bytes }, socket) => {
         // Procedure 6 is READ.
@@ -184,7 +184,7 @@ describe("data for the caller's own buffer", () => {
     expect(raw.connections).toBe(1);
   });
 
-  test('may be followed by whatever fits into a record', async () => {
+  test('may be followed by other bytes of the same record', async () => {
     const tail = Buffer.alloc(1_500_000, 9);
     const raw = await startRawServer(
       answering(({ xid }, socket) => {
@@ -199,7 +199,7 @@ describe("data for the caller's own buffer", () => {
     expect(await raw.nfs.read(handle, 0, into, { deadlineMs: 3_000 })).toMatchObject({ count: size });
   });
 
-  test('and so it is where bytes come by events, as with TLS', () => {
+  test('behave the same with data events, as with TLS', () => {
     const target = Buffer.alloc(size);
     const seen: string[] = [];
     const receiver = createReceiver({

@@ -8,23 +8,23 @@ export const messageCall = 0;
 export const messageReply = 1;
 export const authNone = 0;
 export const authSys = 1;
-/** RFC 9289: asks whether the server can be spoken to in private. */
+/** RFC 9289: the auth flavor that asks the server for TLS. */
 export const authTls = 7;
 /** RFC 5531, section 8.2: an opaque_auth is at most this long. */
 export const maxAuth = 400;
-/** RFC 5531, appendix A: no more groups than these; a server denies a call with more. */
+/** RFC 5531, appendix A: the limit on groups; a server denies a call with more. */
 export const maxGroups = 16;
 
-/** Who we say we are. Servers believe it, or those of a trusted address or port. */
+/** The user that a call claims to come from (AUTH_SYS). Servers trust it, or trust it from certain addresses or ports only. */
 export interface Identity {
   readonly uid: number;
   readonly gid: number;
-  /** Of more than 16 the first 16 are sent: the protocol has no room for others. */
+  /** Only the first 16 are sent: the protocol has no room for more. */
   readonly groups: readonly number[];
   readonly machine: string;
 }
 
-/** Credential and empty verifier, laid out once for all calls of a connection. */
+/** The credential and an empty verifier, encoded once for all calls of a connection. */
 export function credential(identity: Identity | undefined): Buffer {
   const writer = new XdrWriter(maxAuth + 16);
   if (identity === undefined) return writer.u32(authNone).u32(0).u32(authNone).u32(0).written;
@@ -42,14 +42,14 @@ export function credential(identity: Identity | undefined): Buffer {
 export const tlsProbeCredential = (): Buffer => new XdrWriter(16).u32(authTls).u32(0).u32(authNone).u32(0).written;
 
 const acceptFailures: Readonly<Record<number, string>> = {
-  1: 'the program is not there',
-  2: 'this version of the program is not there',
-  3: 'the procedure is not there',
+  1: 'the server does not have this program',
+  2: 'the server does not have this version of the program',
+  3: 'the server does not have this procedure',
   4: 'the server could not read the arguments',
-  5: 'the server had an error of its own',
+  5: 'the server had an internal error',
 };
 
-/** RFC 5531, section 9: why a credential is not accepted. */
+/** RFC 5531, section 9: why the server rejected the authentication. */
 const authFailures: Readonly<Record<number, string>> = {
   1: 'the credential is malformed (bad credential)',
   2: 'the credential was rejected',
@@ -60,11 +60,11 @@ const authFailures: Readonly<Record<number, string>> = {
   7: 'authentication failed',
 };
 
-/** Steps over the head of a reply, from after its xid, to the result. Throws what the server said instead of one. */
+/** Reads the header of a reply after its xid, up to the result. Throws the server's error if there is no result. */
 export function readReplyHead(reader: XdrReader, what: string): void {
   if (reader.u32() !== messageReply)
-    throw new RpcError(`${what}: a call came where a reply should`, { failure: 'garbled' });
-  if (reader.u32() !== 0) throw rejected(reader, what);
+    throw new RpcError(`${what}: received a call where a reply was expected`, { failure: 'garbled' });
+  if (reader.u32() !== 0) throw deniedError(reader, what);
   reader.u32();
   reader.skip(maxAuth);
   const status = reader.u32();
@@ -74,7 +74,7 @@ export function readReplyHead(reader: XdrReader, what: string): void {
   throw new RpcError(`${what}: ${why}`, { failure });
 }
 
-function rejected(reader: XdrReader, what: string): RpcError {
+function deniedError(reader: XdrReader, what: string): RpcError {
   const kind = reader.u32();
   if (kind === 0) {
     return new RpcError(`${what}: the server speaks RPC versions ${reader.u32()} to ${reader.u32()}`, {

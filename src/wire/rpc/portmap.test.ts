@@ -20,8 +20,8 @@ function speaking(answers: Readonly<Record<number, number | string>>): {
   return { rpc: { call }, asked };
 }
 
-describe('asking for a port', () => {
-  test('over IPv4 in the oldest way, which all speak, and in newer ones where not', async () => {
+describe('a portmapper query', () => {
+  test('uses version 2 over IPv4 first, and newer versions if that is not supported', async () => {
     const old = speaking({ 2: 2049, 3: '10.0.0.1.8.1', 4: '10.0.0.1.8.1' });
     expect(await findPort(old.rpc, wanted, 'tcp', {})).toBe(2049);
     expect(old.asked).toEqual([getPort.version]);
@@ -30,7 +30,7 @@ describe('asking for a port', () => {
     expect(newer.asked).toEqual([2, 3, 4]);
   });
 
-  test('over IPv6 only in the ways that know it', async () => {
+  test('uses only the versions that support IPv6 over IPv6', async () => {
     const { rpc, asked } = speaking({ 2: 1, 3: '::1.8.1' });
     expect(await findPort(rpc, wanted, 'tcp6', {})).toBe(2049);
     expect(asked).toEqual([4, 3]);
@@ -39,7 +39,7 @@ describe('asking for a port', () => {
     });
   });
 
-  test('a program that is not there', async () => {
+  test('returns undefined for a program that is not registered', async () => {
     expect(await findPort(speaking({ 2: 0 }).rpc, wanted, 'tcp', {})).toBeUndefined();
     expect(await findPort(speaking({ 4: '' }).rpc, wanted, 'tcp6', {})).toBeUndefined();
   });
@@ -51,7 +51,7 @@ describe('asking for a port', () => {
     ['1.2.3.4', 772],
     ['x.999.1', 0],
     ['8.1.', 0],
-  ])('the port of %j', (address, port) => {
+  ])('reads the port of the universal address %j', (address, port) => {
     expect(portOf(address)).toBe(port);
   });
 });

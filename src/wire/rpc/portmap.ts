@@ -4,17 +4,17 @@ import type { Procedure } from './procedure.ts';
 
 export const portmapPort = 111;
 export const portmapProgram = 100000;
-/** The number of the protocol, as version 2 wants it. */
+/** The protocol number of TCP in version 2. */
 export const tcp = 6;
 const maxUniversalAddress = 128;
 
-interface Wanted {
+interface ProgramVersion {
   readonly program: number;
   readonly version: number;
 }
 
-/** RFC 1833, section 3: where a program listens on TCP over IPv4; 0: nowhere. */
-export const getPort: Procedure<Wanted, number> = {
+/** RFC 1833, section 3: the port of a program on TCP over IPv4; 0 if it is not registered. */
+export const getPort: Procedure<ProgramVersion, number> = {
   program: portmapProgram,
   version: 2,
   number: 3,
@@ -26,8 +26,8 @@ export const getPort: Procedure<Wanted, number> = {
   decode: (reader) => reader.u32(),
 };
 
-/** RFC 1833, section 2: the same over any network; an empty address: nowhere. */
-const getAddress = (version: 3 | 4): Procedure<Wanted & { readonly network: string }, string> => ({
+/** RFC 1833, section 2: the address of a program on any network; empty if it is not registered. */
+const getAddress = (version: 3 | 4): Procedure<ProgramVersion & { readonly network: string }, string> => ({
   program: portmapProgram,
   version,
   number: 3,
@@ -46,20 +46,20 @@ export function portOf(universal: string): number {
   return high > 255 || low > 255 ? 0 : high * 256 + low;
 }
 
-/** Asks a portmapper, in the newest way it speaks. Undefined: the program is not there. */
+/** Asks a portmapper, with the versions that suit the network. Undefined: the program is not registered. */
 export async function findPort(
   portmapper: Pick<RpcClient, 'call'>,
-  wanted: Wanted,
+  wanted: ProgramVersion,
   network: 'tcp' | 'tcp6',
   options: CallOptions,
 ): Promise<number | undefined> {
-  const ways = [
+  const attempts = [
     async () => portOf(await portmapper.call(getAddress(4), { ...wanted, network }, options)),
     async () => portOf(await portmapper.call(getAddress(3), { ...wanted, network }, options)),
     async () => await portmapper.call(getPort, wanted, options),
   ];
-  // Version 2 knows no networks, and every server for IPv4 speaks it.
-  const usable = network === 'tcp' ? ways.reverse() : ways.slice(0, 2);
+  // Version 2 has no networks, and every IPv4 server supports it.
+  const usable = network === 'tcp' ? attempts.reverse() : attempts.slice(0, 2);
   let failure: unknown;
   for (const way of usable) {
     try {

@@ -1,6 +1,6 @@
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { createReceiver, type Direct, type Receiver } from './receiver.ts';
+import { createReceiver, type DirectRead, type Receiver } from './receiver.ts';
 
 /** Cuts a message into fragments, as record marking has it. */
 function framed(message: Buffer, ...cuts: readonly number[]): Buffer {
@@ -34,7 +34,7 @@ function collecting(maxRecord = 1 << 20): { readonly receiver: Receiver; readonl
   return { receiver: createReceiver({ maxRecord, onRecord }), records };
 }
 
-test('memory for a long record is let go when none comes any more', () => {
+test('the memory of a long record is freed when no further one arrives', () => {
   const { receiver, records } = collecting();
   const usual = receiver.buffer().length;
   const long = message(usual * 3);
@@ -54,7 +54,7 @@ const message = (length: number, seed = 1): Buffer =>
   Buffer.from(Array.from({ length }, (_, i) => (i * 7 + seed) & 255));
 
 describe('records', () => {
-  test('split at every byte, in one piece, and many in one piece', () => {
+  test('are received split at every byte, in one chunk, and several per chunk', () => {
     const all = [message(0), message(3), message(40), message(9, 5)];
     const stream = Buffer.concat(all.map((one) => framed(one)));
     for (let size = 1; size <= stream.length; size++) {
@@ -64,7 +64,7 @@ describe('records', () => {
     }
   });
 
-  test('of several fragments, of any length, arriving in any way', () => {
+  test('of several fragments of any length are received in any chunks', () => {
     const one = fc.tuple(fc.uint8Array({ maxLength: 3000 }), fc.array(fc.nat(3000), { maxLength: 5 }));
     fc.assert(
       fc.property(
@@ -82,20 +82,22 @@ describe('records', () => {
     );
   });
 
-  test('larger than the buffer they begin in', () => {
+  test('larger than the buffer are received', () => {
     const all = [message(100), message(900_000), message(10), message(300_000, 3)];
     const { receiver, records } = collecting();
     feed(receiver, Buffer.concat(all.map((one) => framed(one))), 70_000);
     expect(records.map((record, i) => record.equals(all[i] as Buffer))).toEqual([true, true, true, true]);
   });
 
-  test('longer than is believed, at once or in fragments, end the connection', () => {
+  test('above the limit end the connection, whole or in fragments', () => {
     const { receiver } = collecting(1000);
     expect(() => feed(receiver, framed(message(1001)), 100)).toThrow('a record of 1001 bytes');
-    expect(() => feed(collecting(1000).receiver, framed(message(1001), 400, 800), 100)).toThrow('where at most 1000');
+    expect(() => feed(collecting(1000).receiver, framed(message(1001), 400, 800), 100)).toThrow(
+      'exceeds the limit of 1000',
+    );
   });
 
-  test('fragments without bytes and without end take no memory', () => {
+  test('endless empty fragments take no memory', () => {
     const { receiver, records } = collecting();
     const empty = Buffer.alloc(4 * 100_000);
     for (let i = 0; i < 20; i++) feed(receiver, empty, 65_536);
@@ -105,7 +107,7 @@ describe('records', () => {
   });
 });
 
-describe('data that go where the caller wants them', () => {
+describe("data that are received into the caller's buffer", () => {
   function direct(
     length: number,
     after: number,
@@ -123,7 +125,7 @@ describe('data that go where the caller wants them', () => {
     const receiver = createReceiver({
       maxRecord: 1 << 21,
       onRecord: (_buffer, _view, from, end) => void log.push(`record ${end - from}`),
-      onHead: (_buffer, _view, from, have): Direct | undefined =>
+      onHead: (_buffer, _view, from, have): DirectRead | undefined =>
         have - from < 24
           ? undefined
           : { from: from + 24, target, done: () => void log.push(`done ${target.equals(data)}`) },
@@ -131,7 +133,7 @@ describe('data that go where the caller wants them', () => {
     return { stream, receiver, target, log };
   }
 
-  test.each([20_000, 20_001, 131_071, 500_003, 1_048_576])('%s bytes, however they arrive', (length) => {
+  test.each([20_000, 20_001, 131_071, 500_003, 1_048_576])('arrive in any chunks: %s bytes', (length) => {
     for (const size of [7001, 16_384, 65_536, 1 << 20]) {
       const { stream, receiver, log } = direct(length, 12);
       feed(receiver, stream, size);
@@ -144,7 +146,7 @@ describe('data that go where the caller wants them', () => {
     }
   });
 
-  test('what follows in the same piece is not lost', () => {
+  test('do not swallow the record that follows in the same chunk', () => {
     const { stream, receiver, log } = direct(20_002, 30);
     // All but the last byte of the data's padding arrives first.
     feed(receiver, stream.subarray(0, 15_000), 1 << 20);

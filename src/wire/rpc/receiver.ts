@@ -1,97 +1,106 @@
 import { RpcError } from './errors.ts';
 
-/** A reply whose data are put where the caller wants them, not into our buffer first. */
-export interface Direct {
-  /** Where in the received bytes the data begin. */
+/** A reply whose data go straight into the caller's buffer, not into the receiver's first. */
+export interface DirectRead {
+  /** The offset of the data in the received bytes. */
   readonly from: number;
   readonly target: Buffer;
-  /** Called when all of it has arrived, with the padding behind it. */
+  /** Called when all data and their padding have arrived. */
   done(): void;
 }
 
 export interface ReceiverOptions {
-  /** The longest record that is believed. */
+  /** The longest record that the receiver accepts. */
   readonly maxRecord: number;
-  /** A whole record. The bytes are ours again when it returns. */
+  /** Called with a whole record. The receiver reuses the bytes when it returns. */
   readonly onRecord: (buffer: Buffer, view: DataView, from: number, end: number) => void;
-  /** The beginning of a long record, `length` bytes in all. Undefined: it is received as any other. */
-  readonly onHead?: (buffer: Buffer, view: DataView, from: number, have: number, length: number) => Direct | undefined;
-  /** Such a record may come next. Then little is read at first: what is read beyond the head has to be copied. */
+  /** Called with the beginning of a long record of `length` bytes. Undefined: receive it like any other record. */
+  readonly onHead?: (
+    buffer: Buffer,
+    view: DataView,
+    from: number,
+    have: number,
+    length: number,
+  ) => DirectRead | undefined;
+  /**
+   * Whether such a record may come next. If so, the first read is small: data that are read together with the header have to be
+   * copied.
+   */
   readonly expectsHead?: () => boolean;
-  /** Memory is scarce: what a long record needed is let go at once, not kept for the next. */
-  readonly isTight?: () => boolean;
+  /** Memory is low: free the buffer of a long record at once instead of keeping it for the next. */
+  readonly isMemoryLow?: () => boolean;
 }
 
-/** Where bytes go as they come. */
+/** The destination of received bytes. */
 export interface Input {
-  /** Where the next bytes shall go: the rest of a caller's own buffer, when that is what comes next. */
+  /** The buffer for the next read: the rest of the caller's own buffer if the data of a direct read come next. */
   buffer(): Buffer;
-  /** So many bytes were put into what `buffer` gave. Throws what makes the connection useless. */
+  /** The number of bytes written to `buffer`. Throws if the connection is unusable. */
   received(bytes: number): void;
-  /** For bytes that could not be put where we wanted them. */
+  /** For bytes that were received into another buffer. */
   push(chunk: Buffer): void;
 }
 
 /** Record marking of RPC over TCP (RFC 5531, section 11). */
 export interface Receiver extends Input {
-  /** Bytes of memory for long records, beyond what every receiver has. */
-  readonly held: number;
-  /** The beginning of a record is here, and its end is not. */
-  readonly isHalf: boolean;
-  /** How many came so far. */
+  /** The memory in use for long records, beyond what every receiver has. */
+  readonly heldBytes: number;
+  /** A record was received only in part. */
+  readonly isMidRecord: boolean;
+  /** The number of records received so far. */
   readonly records: number;
   readonly bytes: number;
 }
 
 const initialSize = 128 * 1024;
-/** Memory for a long record is let go when so often everything had been used up and none of it was long. */
-const quietEnough = 64;
-/** Enough for the head of a record that is looked at, for some short records, and for a whole reply to a READ of 4 KiB. */
-const littleSize = 4096 + 512;
-/** A READ below this is copied faster than it is arranged for. */
+/** The receiver frees the buffer of a long record after this many rounds without another long record. */
+const maxRoundsWithoutLong = 64;
+/** Enough for the header of a direct read, for some short records, and for a whole reply to a READ of 4 KiB. */
+const smallBufferSize = 4096 + 512;
+/** Below this length, a copy is cheaper than a direct read. */
 const directFrom = 16 * 1024;
 
 export function createReceiver(options: ReceiverOptions): Receiver {
-  const { maxRecord, onRecord, onHead, expectsHead = () => false, isTight = () => false } = options;
+  const { maxRecord, onRecord, onHead, expectsHead = () => false, isMemoryLow = () => false } = options;
   let buffer = Buffer.allocUnsafeSlow(initialSize);
   let view = new DataView(buffer.buffer);
-  let little = buffer.subarray(0, littleSize);
-  /** What has arrived and is not used up: [at, have). */
+  let smallBuffer = buffer.subarray(0, smallBufferSize);
+  /** Bytes that were received and not processed: [at, have). */
   let at = 0;
   let have = 0;
-  let quiet = 0;
+  let roundsWithoutLong = 0;
   let records = 0;
   let total = 0;
-  /** Fragments of a record before its last. */
+  /** The fragments of a record before the last one. */
   let assembly: Assembly | undefined;
-  let direct: { readonly to: Direct; position: number; rest: number; padding: number } | undefined;
+  let direct: { readonly to: DirectRead; position: number; rest: number; padding: number } | undefined;
 
-  /** Only while something is received: before that, Node has been told already where the next bytes go. */
-  function use(memory: Buffer<ArrayBuffer>): void {
+  /** Call it only while bytes are being processed: at other times Node already has the buffer for the next read. */
+  function switchBuffer(memory: Buffer<ArrayBuffer>): void {
     buffer = memory;
     view = new DataView(memory.buffer);
-    little = memory.subarray(0, littleSize);
+    smallBuffer = memory.subarray(0, smallBufferSize);
   }
 
-  /** Makes room for the rest of a record that begins at `at`. */
+  /** Makes room for the rest of the record that begins at `at`. */
   function makeRoom(length: number): void {
     if (at + length <= buffer.length) return;
     const target = length <= buffer.length ? buffer : Buffer.allocUnsafeSlow(length + initialSize);
     buffer.copy(target, 0, at, have);
-    if (target !== buffer) use(target);
+    if (target !== buffer) switchBuffer(target);
     have -= at;
     at = 0;
   }
 
-  function beginDirect(to: Direct, recordEnd: number): void {
+  function beginDirect(to: DirectRead, recordEnd: number): void {
     const here = Math.min(have - to.from, to.target.length);
     buffer.copy(to.target, 0, to.from, to.from + here);
     direct = { to, position: here, rest: to.target.length - here, padding: recordEnd - to.from - to.target.length };
     at = to.from + here;
-    directArrived();
+    finishDirect();
   }
 
-  function directArrived(): void {
+  function finishDirect(): void {
     if (direct === undefined || direct.rest > 0) return;
     const skipped = Math.min(direct.padding, have - at);
     at += skipped;
@@ -103,15 +112,15 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     to.done();
   }
 
-  /** False: more bytes are needed. */
-  function next(): boolean {
+  /** Returns false if more bytes are needed. */
+  function readRecord(): boolean {
     if (have - at < 4) return false;
     const mark = view.getUint32(at);
     const length = mark & 0x7fff_ffff;
     const isLast = mark >>> 31 === 1;
     if (length + (assembly?.length ?? 0) > maxRecord)
-      throw new RpcError(`a record of ${length} bytes, where at most ${maxRecord} are taken`, { failure: 'garbled' });
-    if (length > initialSize) quiet = 0;
+      throw new RpcError(`a record of ${length} bytes exceeds the limit of ${maxRecord}`, { failure: 'garbled' });
+    if (length > initialSize) roundsWithoutLong = 0;
     const from = at + 4;
     const end = from + length;
     if (end > have) {
@@ -138,12 +147,13 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     return true;
   }
 
-  function work(): void {
-    directArrived();
-    if (direct === undefined) while (next());
+  function processReceived(): void {
+    finishDirect();
+    if (direct === undefined) while (readRecord());
     if (at === have) {
       at = have = 0;
-      if (buffer.length > initialSize && (++quiet > quietEnough || isTight())) use(Buffer.allocUnsafeSlow(initialSize));
+      if (buffer.length > initialSize && (++roundsWithoutLong > maxRoundsWithoutLong || isMemoryLow()))
+        switchBuffer(Buffer.allocUnsafeSlow(initialSize));
     } else if (have === buffer.length) makeRoom(buffer.length);
   }
 
@@ -151,10 +161,10 @@ export function createReceiver(options: ReceiverOptions): Receiver {
     buffer: () =>
       direct !== undefined && direct.rest > 0
         ? direct.to.target.subarray(direct.position, direct.position + direct.rest)
-        : // Mostly all of it is free: a view less to make for each read.
+        : // Usually the whole buffer is free, so this saves one view per read.
           have === 0
           ? expectsHead()
-            ? little
+            ? smallBuffer
             : buffer
           : buffer.subarray(have),
     received: (bytes) => {
@@ -163,7 +173,7 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         direct.position += bytes;
         direct.rest -= bytes;
       } else have += bytes;
-      work();
+      processReceived();
     },
     push: (chunk) => {
       for (let from = 0; from < chunk.length; ) {
@@ -172,10 +182,10 @@ export function createReceiver(options: ReceiverOptions): Receiver {
         receiver.received(taken);
       }
     },
-    get held() {
+    get heldBytes() {
       return buffer.length - initialSize + (assembly?.size ?? 0);
     },
-    get isHalf() {
+    get isMidRecord() {
       return have > at || assembly !== undefined || direct !== undefined;
     },
     get records() {
@@ -190,13 +200,13 @@ export function createReceiver(options: ReceiverOptions): Receiver {
 
 interface Assembly {
   readonly length: number;
-  /** Of its memory. */
+  /** The size of its buffer. */
   readonly size: number;
   add(buffer: Buffer, from: number, end: number): void;
   whole(): Buffer;
 }
 
-/** Grows by doubling: a sender of tiny fragments shall not make us copy what is there again and again. */
+/** Grows by doubling, so that a sender of tiny fragments cannot make the receiver copy the same bytes again and again. */
 function createAssembly(): Assembly {
   let buffer = Buffer.allocUnsafeSlow(4096);
   let length = 0;

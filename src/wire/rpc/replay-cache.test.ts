@@ -1,7 +1,7 @@
 import { beforeEach, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import { XdrWriter } from '../xdr/writer.ts';
-import { createReplayCache, type Layout, type ReplayCache } from './replay-cache.ts';
+import { createReplayCache, type ReplayCache, type ReplyWriter } from './replay-cache.ts';
 
 let clock: FakeClock;
 let cache: ReplayCache;
@@ -13,7 +13,7 @@ beforeEach(() => {
   runs = 0;
 });
 
-const work = (): Layout => {
+const work = (): ReplyWriter => {
   const answer = ++runs;
   return (writer) => {
     writer.u32(answer);
@@ -22,20 +22,20 @@ const work = (): Layout => {
 };
 
 async function answered(key: string): Promise<number | undefined> {
-  const layout = await cache.once(key, work);
+  const layout = await cache.run(key, work);
   if (layout === undefined) return undefined;
   const writer = new XdrWriter(64);
   layout(writer);
   return writer.written.readUInt32BE(0);
 }
 
-test('a call that comes again gets the first answer for two minutes', async () => {
+test('a resent call gets the cached reply for two minutes', async () => {
   expect(await answered('call')).toBe(1);
   clock.advance(119_000);
   expect(await answered('call')).toBe(1);
 });
 
-test.each([240_000, 1_000_000])('the same xid is another call later (after %d ms)', async (ms) => {
+test.each([240_000, 1_000_000])('the same xid is a new call after %d ms', async (ms) => {
   await answered('call');
   clock.advance(ms);
   expect(await answered('call')).toBe(2);
@@ -52,8 +52,8 @@ test('forgets old answers even if the server is never idle', async () => {
 });
 
 test('a call that is still being executed is not executed again, however long it takes', async () => {
-  const done = Promise.withResolvers<Layout>();
-  const first = cache.once('call', () => done.promise);
+  const done = Promise.withResolvers<ReplyWriter>();
+  const first = cache.run('call', () => done.promise);
   for (let i = 0; i < 10; i++) {
     clock.advance(1_000_000);
     expect(await answered('call')).toBeUndefined();

@@ -1,79 +1,84 @@
 import type { Clock } from '#base/clock.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
-/** A reply from after its xid and type. What it gives is sent behind it, uncopied. */
-export type Layout = (writer: XdrWriter) => Uint8Array | undefined;
+/** Writes a reply after its xid and message type. The returned bytes are sent after it without a copy. */
+export type ReplyWriter = (writer: XdrWriter) => Uint8Array | undefined;
 
 /**
- * Answers to calls that must not be done twice. A client whose connection broke sends them again, on a new connection
- * and under the same xid: it gets the first answer, or none while the first is still being worked on.
+ * The duplicate request cache: replies to calls that must not run twice. After a broken connection the client resends such calls
+ * on a new connection with the same xid. It gets the first reply, or none while the first copy still runs.
  */
 export interface ReplayCache {
-  once(key: string, work: () => Layout | Promise<Layout>): Layout | undefined | Promise<Layout | undefined>;
+  run(
+    key: string,
+    work: () => ReplyWriter | Promise<ReplyWriter>,
+  ): ReplyWriter | undefined | Promise<ReplyWriter | undefined>;
 }
 
 /**
- * An answer is held for at least this time, and at most for twice as long: as long as Linux holds it, and longer than clients resend.
- * Later the same xid from the same client is another call.
+ * A reply is kept for at least this time and at most twice as long: as long as Linux keeps it, and longer than clients resend.
+ * After that, the same xid from the same client is a new call.
  */
-const keptMs = 120_000;
-/** Enough for what many clients have under way; each is a few hundred bytes. At most twice as many are held. */
-const kept = 4096;
+const retentionMs = 120_000;
+/**
+ * Enough for the calls in flight of many clients; each entry takes a few hundred bytes. The cache holds at most twice as many.
+ */
+const maxEntries = 4096;
 
 /**
- * Answers are held as strings with one character for each byte: what they were made from is several times as large, and
- * many small objects, which the collector of memory looks at again and again.
+ * A reply is kept as a string with one character per byte. The objects that it was encoded from are several times as large, and
+ * many, and the garbage collector would visit them again and again.
  */
-type Answer = string;
+type StoredReply = string;
 const running: unique symbol = Symbol('not answered yet');
 
 export function createReplayCache(clock: Clock): ReplayCache {
-  // Two generations instead of a list from which the oldest is taken with every call: a Map that is added to and deleted
-  // from all the time makes itself new tables all the time.
-  let young = new Map<string, Answer | typeof running>();
-  let old = new Map<string, Answer | typeof running>();
+  // Two generations, not a list from which each call removes the oldest entry: a Map with constant inserts and deletes allocates
+  // new tables all the time.
+  let young = new Map<string, StoredReply | typeof running>();
+  let old = new Map<string, StoredReply | typeof running>();
   let youngSince = clock.elapsed();
   const writer = new XdrWriter(4096);
 
-  function keep(key: string, answer: Answer | typeof running): void {
+  function store(key: string, answer: StoredReply | typeof running): void {
     young.set(key, answer);
-    if (young.size >= kept) age();
+    if (young.size >= maxEntries) rotate();
   }
 
-  function age(): void {
+  function rotate(): void {
     const oldest = old;
     old = young;
     young = new Map();
     youngSince = clock.elapsed();
-    // What is not answered yet must be known when it comes again, however long it takes.
+    // A call that still runs must be recognised when it is resent, however long it takes.
     for (const [each, what] of oldest) if (what === running && !old.has(each)) young.set(each, what);
   }
 
-  function answered(key: string, layout: Layout): Layout {
+  function storeReply(key: string, layout: ReplyWriter): ReplyWriter {
     writer.at = 0;
     const data = layout(writer);
     const answer = writer.written.toString('latin1') + (data === undefined ? '' : Buffer.from(data).toString('latin1'));
-    keep(key, answer);
-    return given(answer);
+    store(key, answer);
+    return replyFrom(answer);
   }
 
   return {
-    once: (key, work) => {
+    run: (key, work) => {
       const elapsed = clock.elapsed() - youngSince;
-      if (elapsed >= keptMs) age();
-      if (elapsed >= 2 * keptMs) age();
+      if (elapsed >= retentionMs) rotate();
+      if (elapsed >= 2 * retentionMs) rotate();
       const known = young.get(key) ?? old.get(key);
       if (known === running) return undefined;
-      if (known !== undefined) return given(known);
-      keep(key, running);
+      if (known !== undefined) return replyFrom(known);
+      store(key, running);
       const done = work();
-      return done instanceof Promise ? done.then((layout) => answered(key, layout)) : answered(key, done);
+      return done instanceof Promise ? done.then((layout) => storeReply(key, layout)) : storeReply(key, done);
     },
   };
 }
 
-const given =
-  (answer: Answer): Layout =>
+const replyFrom =
+  (answer: StoredReply): ReplyWriter =>
   (writer) => {
     writer.raw(answer);
     return undefined;

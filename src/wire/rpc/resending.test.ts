@@ -2,54 +2,54 @@ import { beforeEach, describe, expect, test } from 'vitest';
 import { createFakeClock, type FakeClock } from '#testing/fakes/clock.ts';
 import type { Connection } from './connection.ts';
 import { RpcError } from './errors.ts';
-import type { Call } from './lane.ts';
-import { createPending, type Pending } from './pending.ts';
-import type { Incarnation, Procedure } from './procedure.ts';
+import { createPendingCalls, type PendingCalls } from './pending-calls.ts';
+import type { Procedure, ServerVerifier } from './procedure.ts';
 import { createResending, type Resending } from './resending.ts';
+import type { Call } from './transport.ts';
 import { createVerifiers, type Verifiers } from './verifiers.ts';
 
-const incarnation: Incarnation = {
+const serverVerifier: ServerVerifier = {
   of: (result) => result as bigint,
-  witness: (args) => args,
-  ask: (witness) => ({ procedure: asking, args: witness }),
+  queryTarget: (args) => args,
+  query: (witness) => ({ procedure: asking, args: witness }),
 };
 const about = { program: 200_000, version: 1, encode: () => undefined, decode: () => undefined } as const;
 const reading: Procedure<unknown, unknown> = { ...about, number: 1, name: 'READING' };
 const mutating: Procedure<unknown, unknown> = { ...about, number: 2, name: 'MUTATING', mutates: () => true };
-const asking: Procedure<unknown, unknown> = { ...about, number: 3, name: 'ASKING', incarnation };
+const asking: Procedure<unknown, unknown> = { ...about, number: 3, name: 'ASKING', serverVerifier };
 
 const guarding: Procedure<unknown, unknown> = { ...about, number: 4, name: 'GUARDING', mutates: () => false };
 
 const address = { host: 'there', port: 2049 };
 const from = (endpoints: string): Connection => ({ endpoints, address }) as Connection;
-const runsOnMs = 10_000;
+const lateCallMs = 10_000;
 const deadlineMs = 500_000;
 
 let clock: FakeClock;
-let pending: Pending;
+let pending: PendingCalls;
 let sent: string[];
-let failed: { readonly name: string; readonly decide: RpcError['decide'] }[];
+let failed: { readonly name: string; readonly outcomeCheck: RpcError['outcomeCheck'] }[];
 let resending: Resending;
-/** The server's next answer to what it is asked for its incarnation. */
+/** The server's next answer to what it is asked for its serverVerifier. */
 let answer: (file: unknown) => Promise<bigint>;
 /** Its answer to a call that does nothing. */
 let alive: () => Promise<unknown>;
 let isBacklogged: boolean;
 let verifiers: Verifiers;
 /** What looking for a call says. */
-let isUndone: () => Promise<boolean | undefined>;
+let isNotExecuted: () => Promise<boolean | undefined>;
 let looks: number;
 let xid: number;
 let copies: number;
 
 beforeEach(() => {
   clock = createFakeClock();
-  pending = createPending();
+  pending = createPendingCalls();
   sent = [];
   failed = [];
   xid = copies = looks = 0;
   verifiers = createVerifiers();
-  isUndone = () => Promise.resolve(true);
+  isNotExecuted = () => Promise.resolve(true);
   isBacklogged = false;
   answer = silent;
   alive = () => Promise.resolve();
@@ -57,17 +57,17 @@ beforeEach(() => {
     clock,
     pending,
     verifiers,
-    runsOnMs,
+    lateCallMs,
     isBacklogged: () => isBacklogged,
     closing: new AbortController().signal,
     send,
-    fail: (call, { decide }) => {
+    fail: (call, { outcomeCheck }) => {
       pending.delete(call);
-      failed.push({ name: call.procedure.name, decide });
+      failed.push({ name: call.procedure.name, outcomeCheck });
     },
-    look: async (call) => {
+    isNotExecuted: async (call) => {
       looks++;
-      return await call.isUndone?.({});
+      return await call.isNotExecuted?.({});
     },
     ask: async ({ procedure, args }) => {
       if (procedure.number === 0) return await alive();
@@ -83,13 +83,13 @@ const silent = (): Promise<never> => Promise.reject(new RpcError('no reply', { f
 function made(
   procedure: Procedure<unknown, unknown>,
   args: unknown = undefined,
-  question: Call['isUndone'] = undefined,
+  question: Call['isNotExecuted'] = undefined,
 ): Call {
   const since = clock.elapsed();
   const ends = { resolve: () => undefined, reject: () => undefined, signal: undefined, credential: undefined };
-  const asked = { isUndone: question, isQuestion: false };
-  const state = { sent: false, sentOn: undefined, resent: false, lends: false, next: undefined };
-  return { xid: ++xid, procedure, args, ...ends, ...asked, since, expires: since + deadlineMs, ...state };
+  const asked = { isNotExecuted: question, isInternal: false };
+  const state = { sent: false, sentOn: undefined, resent: false, lendsBuffer: false, next: undefined };
+  return { xid: ++xid, procedure, args, ...ends, ...asked, startedAt: since, expiresAt: since + deadlineMs, ...state };
 }
 
 function send(call: Call, isCopied = false): void {
@@ -100,14 +100,14 @@ function send(call: Call, isCopied = false): void {
   call.sentOn = resending.sentOn;
 }
 
-function start(procedure: Procedure<unknown, unknown>, question?: Call['isUndone']): Call {
+function start(procedure: Procedure<unknown, unknown>, question?: Call['isNotExecuted']): Call {
   const call = made(procedure, undefined, question);
   pending.add(call);
   send(call);
   return call;
 }
 
-/** The connection is lost, and another one made. What it takes to decide has happened. */
+/** The connection is lost, and another one made. What it takes to outcomeCheck has happened. */
 async function reconnect(endpoints: string, { afterMs = 1_000, wasDown = false } = {}): Promise<void> {
   resending.lost();
   clock.advance(afterMs);
@@ -135,7 +135,9 @@ describe('calls without a reply when the connection is lost', () => {
       start(mutating);
       await reconnect(other);
       expect(sent).toEqual(['READING']);
-      expect(failed).toEqual([{ name: 'MUTATING', decide: { after: clock.elapsed() + runsOnMs, before: deadlineMs } }]);
+      expect(failed).toEqual([
+        { name: 'MUTATING', outcomeCheck: { after: clock.elapsed() + lateCallMs, before: deadlineMs } },
+      ]);
     },
   );
 
@@ -152,20 +154,20 @@ describe('calls without a reply when the connection is lost', () => {
     expect([sent, failed.length]).toEqual([[], 1]);
   });
 
-  test('that mutate are not resent to a server that was down and is another run, and can be decided at once', async () => {
+  test('that mutate are not resent to a server that restarted, and can be decided at once if it was seen down', async () => {
     told(1n);
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there', { wasDown: true });
-    expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', decide: { after: 0, before: deadlineMs } }]]);
+    expect([sent, failed]).toEqual([[], [{ name: 'MUTATING', outcomeCheck: { after: 0, before: deadlineMs } }]]);
   });
 
-  test('that mutate are decided later if the verifier changed and nobody saw the server down: Linux changes it after errors too', async () => {
+  test('that mutate are decided later if the verifier changed without a refused connection, since Linux changes it after errors, too', async () => {
     told(1n);
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there');
-    expect([sent, failed.map(({ decide }) => decide?.after)]).toEqual([[], [clock.elapsed() + runsOnMs]]);
+    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.after)]).toEqual([[], [clock.elapsed() + lateCallMs]]);
   });
 
   test('that mutate wait until the server has answered something', async () => {
@@ -176,10 +178,10 @@ describe('calls without a reply when the connection is lost', () => {
     alive = () => Promise.resolve();
     clock.advance(30_000);
     await new Promise(setImmediate);
-    expect(failed.map(({ decide }) => decide?.after)).toEqual([clock.elapsed() + runsOnMs]);
+    expect(failed.map(({ outcomeCheck }) => outcomeCheck?.after)).toEqual([clock.elapsed() + lateCallMs]);
   });
 
-  test('that mutate are not resent after a connection that did not tell which run of the server it had', async () => {
+  test('that mutate are not resent after a connection that reported no verifier', async () => {
     told(1n);
     start(mutating);
     await reconnect('here:1 there');
@@ -203,14 +205,14 @@ describe('calls without a reply when the connection is lost', () => {
     const { promise: never } = Promise.withResolvers<bigint>();
     answer = () => never;
     await reconnect('here:1 there');
-    // Another call has told the new incarnation, and the connection is lost before the question is answered.
+    // Another call has told the new serverVerifier, and the connection is lost before the question is answered.
     told(2n);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there');
     expect([sent, failed.length]).toEqual([[], 1]);
   });
 
-  test('are not resent twice when the connection is lost while the server is asked', async () => {
+  test('are not resent twice when the connection is lost during a verifier query', async () => {
     told(1n);
     start(mutating);
     const first = Promise.withResolvers<bigint>();
@@ -224,12 +226,12 @@ describe('calls without a reply when the connection is lost', () => {
   });
 });
 
-describe('a call that takes a name away, if it is not known whether the server restarted', () => {
+describe('a call that removes a name, if it is not known whether the server restarted', () => {
   beforeEach(() => {
     resending.connected(from('here:1 there'), false);
-    start(mutating, () => isUndone());
+    start(mutating, () => isNotExecuted());
   });
-  const later = () => [{ name: 'MUTATING', decide: { after: clock.elapsed() + runsOnMs, before: deadlineMs } }];
+  const later = () => [{ name: 'MUTATING', outcomeCheck: { after: clock.elapsed() + lateCallMs, before: deadlineMs } }];
 
   test.each([false, true])(
     'is resent if the name refers to the same file (refused in between: %s)',
@@ -240,57 +242,57 @@ describe('a call that takes a name away, if it is not known whether the server r
   );
 
   test('is decided later if the name refers to something else: the first copy may be late', async () => {
-    isUndone = () => Promise.resolve(false);
+    isNotExecuted = () => Promise.resolve(false);
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is decided later if the server refuses to tell what the name refers to', async () => {
-    isUndone = () => Promise.reject(new Error('ACCES'));
+  test('is decided later if the server refuses the lookup', async () => {
+    isNotExecuted = () => Promise.reject(new Error('ACCES'));
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is resent if nobody said which file is meant', async () => {
-    isUndone = () => Promise.resolve(undefined);
+  test('is resent if the caller did not say which file it expects', async () => {
+    isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('is decided later if nobody said which file is meant and the server refused connections', async () => {
-    isUndone = () => Promise.resolve(undefined);
+  test('is decided later if the caller did not say which file it expects and the server refused connections', async () => {
+    isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there', { wasDown: true });
     expect([sent, failed]).toEqual([[], later()]);
   });
 
   test('is decided later if the server refused connections before a second loss, too', async () => {
-    isUndone = () => new Promise(() => undefined);
+    isNotExecuted = () => new Promise(() => undefined);
     await reconnect('here:1 there', { wasDown: true });
-    isUndone = () => Promise.resolve(undefined);
+    isNotExecuted = () => Promise.resolve(undefined);
     await reconnect('here:1 there');
     expect([sent, failed]).toEqual([[], later()]);
   });
 
-  test('is looked for again if the connection is lost meanwhile', async () => {
+  test('is looked up again if the connection is lost meanwhile', async () => {
     const first = Promise.withResolvers<boolean>();
-    isUndone = () => first.promise;
+    isNotExecuted = () => first.promise;
     await reconnect('here:1 there');
-    isUndone = () => Promise.resolve(true);
+    isNotExecuted = () => Promise.resolve(true);
     await reconnect('here:1 there');
     first.resolve(true);
     await new Promise(setImmediate);
     expect([sent, looks]).toEqual([['MUTATING'], 2]);
   });
 
-  test('is looked for if the verifier was known, and the server does not tell it again', async () => {
+  test('is looked up if the verifier was known and the server does not report it again', async () => {
     told(1n);
     await reconnect('here:1 there');
     expect([sent, looks]).toEqual([['MUTATING'], 1]);
   });
 
-  test('is repeated like other calls, also if it took long to look', async () => {
+  test('is repeated like other calls, also after a slow lookup', async () => {
     const answered = Promise.withResolvers<boolean>();
-    isUndone = () => answered.promise;
+    isNotExecuted = () => answered.promise;
     await reconnect('here:1 there');
     clock.advance(6_000);
     resending.repeat(clock.elapsed());
@@ -304,12 +306,12 @@ describe('a call that takes a name away, if it is not known whether the server r
 
 describe('what another connection of the client knows', () => {
   const note = (value: bigint): void =>
-    verifiers.note(verifiers.at(address), value, incarnation, made(asking, 'a file'));
+    verifiers.record(verifiers.at(address), value, serverVerifier, made(asking, 'a file'));
   beforeEach(() => resending.connected(from('here:1 there'), false));
 
-  test('about the verifier and a file to ask for it with lets a call be resent without looking', async () => {
+  test('about the verifier and a file for the query allows a resend without a lookup', async () => {
     note(1n);
-    start(mutating, () => isUndone());
+    start(mutating, () => isNotExecuted());
     answer = () => Promise.resolve(1n);
     await reconnect('here:1 there');
     expect([sent, looks]).toEqual([['MUTATING'], 0]);
@@ -320,11 +322,11 @@ describe('what another connection of the client knows', () => {
     start(mutating);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there', { wasDown: true });
-    expect([sent, failed.map(({ decide }) => decide?.after)]).toEqual([[], [clock.elapsed() + runsOnMs]]);
+    expect([sent, failed.map(({ outcomeCheck }) => outcomeCheck?.after)]).toEqual([[], [clock.elapsed() + lateCallMs]]);
   });
 
-  test('since the call was sent does not count: the server may have restarted in between', async () => {
-    start(mutating, () => isUndone());
+  test('from after the call was sent does not count, since the server may have restarted in between', async () => {
+    start(mutating, () => isNotExecuted());
     note(2n);
     answer = () => Promise.resolve(2n);
     await reconnect('here:1 there');
@@ -332,17 +334,17 @@ describe('what another connection of the client knows', () => {
   });
 
   test('about another address does not count', async () => {
-    verifiers.note(verifiers.at({ host: 'elsewhere', port: 2049 }), 1n, incarnation, made(asking, 'a file'));
-    start(mutating, () => isUndone());
+    verifiers.record(verifiers.at({ host: 'elsewhere', port: 2049 }), 1n, serverVerifier, made(asking, 'a file'));
+    start(mutating, () => isNotExecuted());
     answer = () => Promise.resolve(1n);
     await reconnect('here:1 there');
     expect(looks).toBe(1);
   });
 
-  test('about files that are gone: the next of them is asked for', async () => {
+  test('about a deleted file makes the client query with the next file', async () => {
     const asked: unknown[] = [];
     for (const file of ['a', 'b', 'c', 'd', 'e']) told(1n, file);
-    start(mutating, () => isUndone());
+    start(mutating, () => isNotExecuted());
     answer = (file) => {
       asked.push(file);
       return file === 'c' ? Promise.resolve(1n) : Promise.reject(new Error('STALE'));
@@ -368,12 +370,12 @@ describe('resent calls that mutate', () => {
     return sent.splice(0);
   };
 
-  test('are repeated ever more rarely, for as long as the server recognises them', () => {
+  test('are repeated with increasing intervals while the server recognises them', () => {
     expect([after(4_000), after(1_000), after(9_000), after(1_000)]).toEqual([[], ['MUTATING'], [], ['MUTATING']]);
     expect([after(80_000), failed]).toEqual([['MUTATING'], []]);
   });
 
-  test('are decided when the server may have forgotten them: it may have answered on the lost connection', () => {
+  test('are decided once the server may have dropped them from its cache, since it may have replied on the lost connection', () => {
     expect([after(90_000), after(30_000), failed.length]).toEqual([['MUTATING'], [], 1]);
   });
 
@@ -382,7 +384,7 @@ describe('resent calls that mutate', () => {
     expect(copies).toBe(1);
   });
 
-  test('are not repeated on the next connection before the server was asked: it may have restarted', async () => {
+  test('are not repeated on the next connection before a verifier query, since the server may have restarted', async () => {
     const { promise: never } = Promise.withResolvers<never>();
     alive = () => never;
     await reconnect('here:1 there', { afterMs: 10 });
@@ -395,7 +397,7 @@ describe('resent calls that mutate', () => {
     expect(after(50_000)).toEqual([]);
   });
 
-  test('are not repeated while the server takes nothing', () => {
+  test('are not repeated while the send queue is backed up', () => {
     isBacklogged = true;
     expect(after(50_000)).toEqual([]);
     isBacklogged = false;

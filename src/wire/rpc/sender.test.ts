@@ -42,17 +42,17 @@ function expected(number: number, data: Uint8Array): Buffer {
   return Buffer.concat([head, data, padding]);
 }
 
-describe.each([true, false])('straight to the kernel where it can be: %s', (isBare) => {
-  test('records arrive whole and in order, though the other side takes nothing for a long time', async () => {
+describe.each([true, false])('a sender that writes straight to the descriptor: %s', (isPlainTcp) => {
+  test('records arrive complete and in order although the peer does not read for a long time', async () => {
     const { near, far } = await connected();
     const errors: unknown[] = [];
     const sent: Uint8Array[] = [];
     const onSent = (data: Uint8Array): void => void sent.push(data);
-    const sender = createSender(near, { onError: (cause) => errors.push(cause), onSent, isBare });
+    const sender = createSender(near, { onError: (cause) => errors.push(cause), onSent, isPlainTcp });
     // Far more than the kernel holds; sizes that are copied and that are not, padded and not.
     const all = Array.from({ length: 200 }, (_, i) => Buffer.alloc((i * 997) % 130_003, i));
     const send = (data: Buffer, i: number): void => {
-      sender.record((writer) => {
+      sender.addRecord((writer) => {
         writer.u32(i).u32(data.length);
         return data;
       }, undefined);
@@ -77,11 +77,11 @@ describe.each([true, false])('straight to the kernel where it can be: %s', (isBa
     expect(errors).toEqual([]);
   });
 
-  test('what is laid out goes with the flush, and not before', async () => {
+  test('records are sent by the flush, not before', async () => {
     const { near, far } = await connected();
-    const sender = createSender(near, { onError: () => undefined, isBare });
+    const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     const lay = (number: number): void =>
-      sender.record((writer) => {
+      sender.addRecord((writer) => {
         writer.u32(number).u32(0);
         return undefined;
       }, undefined);
@@ -94,11 +94,11 @@ describe.each([true, false])('straight to the kernel where it can be: %s', (isBa
     expect(await read(far, wanted.length)).toEqual(wanted);
   });
 
-  test('a connection that is gone takes nothing, and nothing is kept for it', async () => {
+  test('a closed connection drops all records', async () => {
     const { near } = await connected();
-    const sender = createSender(near, { onError: () => undefined, isBare });
+    const sender = createSender(near, { onError: () => undefined, isPlainTcp });
     near.destroy();
-    sender.record((writer) => {
+    sender.addRecord((writer) => {
       writer.u32(1);
       return Buffer.alloc(100_000);
     }, undefined);

@@ -3,12 +3,12 @@ import type { Socket } from 'node:net';
 import { descriptorOf } from '#base/socket-descriptor.ts';
 import { XdrWriter } from '../xdr/writer.ts';
 
-/** Large enough for the small calls of one turn; what is larger goes beside it, uncopied. */
+/** Large enough for the small calls of one turn; larger data are sent beside it, uncopied. */
 const slabSize = 256 * 1024;
-/** Data up to this are copied behind their call: one piece of memory is sent faster than two. */
+/** Data up to this length are copied after their call: the kernel takes one buffer faster than two. */
 const copiedData = 4096;
 
-/** Takes what it writes about, so that no function is made for each call. */
+/** `about` is a parameter so that no closure is needed for each call. */
 export type Encode<A> = (writer: XdrWriter, about: A) => Uint8Array | undefined;
 
 interface Part {
@@ -17,41 +17,41 @@ interface Part {
 }
 
 /**
- * What is sent in one turn of the event loop goes out in one system call: that call is most of what a small RPC costs.
- * Records are laid out one behind the other in a slab, which is used again once the kernel has taken all of it.
+ * Sends all records of one turn of the event loop with one system call, which is most of what a small RPC costs. Records are
+ * encoded one after the other in a slab. The slab is reused once the kernel has taken all of it.
  */
 export interface Sender {
   /**
-   * Lays out one record, which goes with the next flush. What `encode` gives is the data of its last opaque, whose length
-   * it wrote: they go uncopied.
+   * Encodes one record; the next flush sends it. The bytes that `encode` returns are the data of the record's last opaque, whose
+   * length `encode` has written; they are sent without a copy.
    */
-  record<A>(encode: Encode<A>, about: A): void;
-  /** For whoever knows that nothing more comes in this turn. */
+  addRecord<A>(encode: Encode<A>, about: A): void;
+  /** Sends at once, for callers that add no more records in this turn. */
   flush(): void;
-  /** When all else of this turn is done, so that whatever that lays out goes along. */
+  /** Sends at the end of this turn, together with all records that are added until then. */
   flushSoon(): void;
-  /** Bytes that the kernel has not taken yet, those of this turn too. */
+  /** Bytes that the kernel has not taken yet, including those of this turn. */
   readonly queued: number;
 }
 
 export interface SenderOptions {
   readonly onError: (cause: unknown) => void;
-  /** Data that went uncopied are not needed any more; their memory may be used again. */
+  /** Called when uncopied data have been sent and their memory may be reused. */
   readonly onSent?: ((data: Uint8Array) => void) | undefined;
-  /** Nothing stands between the socket and the system's connection: no encryption, now or later. */
-  readonly isBare: boolean;
+  /** The socket is plain TCP, and no TLS will be started on it. */
+  readonly isPlainTcp: boolean;
 }
 
-export function createSender(socket: Socket, { onError, onSent, isBare }: SenderOptions): Sender {
-  const fd = isBare ? descriptorOf(socket) : undefined;
+export function createSender(socket: Socket, { onError, onSent, isPlainTcp }: SenderOptions): Sender {
+  const fd = isPlainTcp ? descriptorOf(socket) : undefined;
   let slab = new XdrWriter(slabSize);
   let sentTo = 0;
   let parts: Part[] = [];
   let scheduled = false;
-  /** Of `parts`. */
-  let waiting = 0;
+  /** The number of bytes in `parts`. */
+  let partBytes = 0;
 
-  function cut(): void {
+  function endPart(): void {
     if (slab.at > sentTo) parts.push({ bytes: slab.buffer.subarray(sentTo, slab.at), sent: undefined });
     sentTo = slab.at;
   }
@@ -60,30 +60,30 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
     scheduled = false;
     if (socket.destroyed) {
       parts = [];
-      waiting = 0;
+      partBytes = 0;
       sentTo = slab.at;
       return;
     }
-    // What is queued already goes first.
+    // Data that are queued in the socket must go first.
     if (fd !== undefined && socket.writableLength === 0) writeDirectly(fd);
     if (parts.length > 0 || slab.at > sentTo) {
-      cut();
+      endPart();
       queue(parts);
       parts = [];
-      waiting = 0;
+      partBytes = 0;
     }
     reuse();
   }
 
-  /** Nearly all there ever is lies in one piece, and is taken at once. */
+  /** Usually everything is one buffer, and the kernel takes it at once. */
   function writeDirectly(to: number): void {
     if (parts.length === 0) {
-      if (slab.at > sentTo) sentTo += writtenOf(to, slab.buffer, sentTo, slab.at);
+      if (slab.at > sentTo) sentTo += writeNow(to, slab.buffer, sentTo, slab.at);
       return;
     }
-    cut();
-    parts = unwritten(to, parts);
-    if (parts.length === 0) waiting = 0;
+    endPart();
+    parts = writeParts(to, parts);
+    if (parts.length === 0) partBytes = 0;
   }
 
   function queue(rest: readonly Part[]): void {
@@ -92,7 +92,7 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
     if (rest.length > 1) socket.uncork();
   }
 
-  /** The kernel usually takes everything at once, and the memory is free again; otherwise it belongs to the socket. */
+  /** The kernel usually takes everything at once, and the slab is free again; otherwise it belongs to the socket. */
   function reuse(): void {
     if (socket.writableLength === 0) slab.at = sentTo = 0;
     else if (slab.at > slabSize / 2) {
@@ -106,16 +106,16 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
     slab.u32(0);
     const data = encode(slab, about);
     const padded = data === undefined ? 0 : (data.length + 3) & ~3;
-    // Before anything is cut off: the slab may move when it grows.
+    // Do this before `endPart`: the slab may move when it grows.
     slab.view.setUint32(markAt, (0x8000_0000 | (slab.at - markAt - 4 + padded)) >>> 0);
     if (data === undefined) return;
     if (data.length <= copiedData) {
       slab.fixed(data);
       return;
     }
-    cut();
+    endPart();
     parts.push({ bytes: data, sent: onSent && (() => onSent(data)) });
-    waiting += data.length;
+    partBytes += data.length;
     slab.reserve(4);
     slab.pad(data.length);
   }
@@ -129,7 +129,7 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
   };
 
   return {
-    record: (encode, about) => {
+    addRecord: (encode, about) => {
       const before = slab.at;
       try {
         record(encode, about);
@@ -145,18 +145,18 @@ export function createSender(socket: Socket, { onError, onSent, isBare }: Sender
       process.nextTick(flushSafely);
     },
     get queued() {
-      return socket.writableLength + waiting + slab.at - sentTo;
+      return socket.writableLength + partBytes + slab.at - sentTo;
     },
   };
 }
 
-/*
- * Straight to the kernel: the way through a Node socket costs as much again as the system call. When it fails, nothing was
- * written: the socket then finds out, and tells it in its own way.
+/**
+ * Writes straight to the descriptor: a write through a Node socket costs as much again as the system call. If the write fails,
+ * nothing was written; the socket then finds the error itself and reports it.
  */
 
-/** Gives how many bytes the kernel took. */
-function writtenOf(fd: number, buffer: Buffer, from: number, end: number): number {
+/** Returns the number of bytes that the kernel took. */
+function writeNow(fd: number, buffer: Buffer, from: number, end: number): number {
   try {
     return writeSync(fd, buffer, from, end - from);
   } catch {
@@ -164,8 +164,8 @@ function writtenOf(fd: number, buffer: Buffer, from: number, end: number): numbe
   }
 }
 
-/** Gives what the kernel did not take. */
-function unwritten(fd: number, parts: Part[]): Part[] {
+/** Returns the parts that the kernel did not take. */
+function writeParts(fd: number, parts: Part[]): Part[] {
   let taken = 0;
   try {
     taken = writevSync(

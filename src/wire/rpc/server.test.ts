@@ -48,7 +48,7 @@ function served(): { readonly procedures: ReadonlyMap<number, ServedProcedure>; 
       2,
       {
         name: 'COUNT',
-        once: true,
+        nonIdempotent: true,
         handle: () => {
           const n = ++calls;
           return (writer) => void writer.u32(n) as undefined;
@@ -129,35 +129,35 @@ async function expectEndAfter(socket: Socket, finish: () => void, port: number):
 }
 
 describe('an RPC server', () => {
-  test('answers many calls at once, of several connections', async () => {
+  test('answers many concurrent calls on several connections', async () => {
     const { port } = await listening();
     const rpc = client(port, { connections: 3 });
     const all = await Promise.all(Array.from({ length: 1000 }, (_, i) => rpc.call(double, i)));
     expect(all).toEqual(Array.from({ length: 1000 }, (_, i) => i * 2));
   });
 
-  test('ends with a client that says no more, and not before all it asked for is done', async () => {
+  test('closes the connection after a client has closed its side and all its calls are done', async () => {
     const { port, finish } = await serveSlowly({});
     const socket = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
     onTestFinished(() => void socket.destroy());
     await expectEndAfter(socket, finish, port);
   });
 
-  test('says what is not there, what cannot be read and what failed, and goes on', async () => {
+  test('reports missing programs, malformed arguments and failures, and continues', async () => {
     const { port, errors } = await listening();
     const rpc = client(port);
     const refusals: [Procedure<number, number>, object][] = [
       [
         { ...double, program: 5 },
-        { failure: 'unsupported', message: 'DOUBLE: the program is not there' },
+        { failure: 'unsupported', message: 'DOUBLE: the server does not have this program' },
       ],
       [
         { ...double, version: 2 },
-        { failure: 'unsupported', message: 'DOUBLE: this version of the program is not there' },
+        { failure: 'unsupported', message: 'DOUBLE: the server does not have this version of the program' },
       ],
       [
         { ...double, number: 99 },
-        { failure: 'no-procedure', message: 'DOUBLE: the procedure is not there' },
+        { failure: 'no-procedure', message: 'DOUBLE: the server does not have this procedure' },
       ],
       [
         { ...double, encode: () => undefined },
@@ -166,13 +166,13 @@ describe('an RPC server', () => {
     ];
     for (const [procedure, error] of refusals) await expect(rpc.call(procedure, 1)).rejects.toMatchObject(error);
     await expect(rpc.call(fail, undefined)).rejects.toMatchObject({
-      message: 'FAIL: the server had an error of its own',
+      message: 'FAIL: the server had an internal error',
     });
     expect(errors).toEqual(['FAIL failed']);
     expect(await rpc.call(double, 4)).toBe(8);
   });
 
-  test('knows who calls, as far as they say', async () => {
+  test('passes the address and the AUTH_SYS user to the procedure', async () => {
     const { port } = await listening();
     expect(JSON.parse(await client(port).call(who, undefined))).toMatchObject({
       address: '127.0.0.1',
@@ -185,7 +185,7 @@ describe('an RPC server', () => {
     });
   });
 
-  test('does once what must not be done twice, also when it is asked again on a new connection', async () => {
+  test('executes a non-idempotent call once, also if it is resent on a new connection', async () => {
     const { port, calls } = await listening();
     const raw = async (xid: number): Promise<Buffer> => {
       const socket = connect(port, '127.0.0.1');
@@ -204,19 +204,19 @@ describe('an RPC server', () => {
     expect(await client(port).call(count, undefined)).toBe(3);
   });
 
-  test('does not listen to whom it shall not', async () => {
+  test('rejects connections from addresses that are not allowed', async () => {
     const { port } = await listening({ mayConnect: (address) => address === '10.1.2.3' });
     await expect(client(port, { dialRounds: 1 }).call(double, 1, { deadlineMs: 500 })).rejects.toMatchObject({
       name: 'RpcError',
     });
   });
 
-  test('answers NULL to everybody, and the rest only to whom it shall', async () => {
+  test('answers NULL for everybody, and other procedures only for allowed callers', async () => {
     const { procedures } = served();
     const withNull = new Map([...procedures, [0, { name: 'NULL', handle: () => () => undefined }]]);
     const { port } = await listening({
       programs: [{ number: program, version: 3, procedures: withNull }],
-      admits: ({ identity }) => identity?.uid === 7,
+      isAllowed: ({ identity }) => identity?.uid === 7,
     });
     const nothing: Procedure<undefined, undefined> = {
       ...about(0, 'NULL'),
@@ -232,7 +232,7 @@ describe('an RPC server', () => {
     expect(await named.call(double, 1)).toBe(2);
   });
 
-  test('a client that asks for more than it takes waits, and others do not', async () => {
+  test('pauses a client that does not read its replies, without delaying others', async () => {
     const size = 256 * 1024;
     let made = 0;
     let sent = 0;
@@ -272,7 +272,7 @@ describe('an RPC server', () => {
     expect(sent).toBe(calls);
   });
 
-  test('whatever is sent, it neither falls nor stops to serve others', async () => {
+  test('survives any bytes and keeps serving others', async () => {
     const { port } = await listening();
     const good = client(port);
     await fc.assert(
@@ -293,7 +293,7 @@ describe('an RPC server', () => {
 });
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
-  test('is asked for, and everything after that is private, large replies too', async () => {
+  test('encrypts everything after the probe, also large replies', async () => {
     const own = certificate('server');
     const { port } = await listening({ tls: { key: own.key, cert: own.cert } });
     const tls = { options: { ca: own.cert }, program, version: 3 };
@@ -304,7 +304,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(JSON.parse(await client(port).call(who, undefined))).toMatchObject({ isEncrypted: false });
   });
 
-  test('a server that nobody vouches for, or that has none, is not spoken to', async () => {
+  test('rejects a server with an untrusted certificate, or without TLS', async () => {
     const [own, other] = [certificate('server'), certificate('other')];
     const { port } = await listening({ tls: { key: own.key, cert: own.cert } });
     const wrong = client(port, { tls: { options: { ca: other.cert }, program, version: 3 } });
@@ -317,7 +317,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
-  test('what somebody put before it in the clear is forgotten', async () => {
+  test('discards plain text that was injected before the handshake', async () => {
     const own = certificate('server');
     const { port, calls } = await listening({ tls: { key: own.key, cert: own.cert } });
     const plain = connect(port, '127.0.0.1');
@@ -333,7 +333,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(calls()).toBe(1);
   });
 
-  test('is begun once, however often it is asked for, and nothing more is said in the clear', async () => {
+  test('starts once for several probes, and nothing more is sent in plain text', async () => {
     const own = certificate('server');
     const warnings: string[] = [];
     const onWarning = (warning: Error): void => void warnings.push(warning.message);
@@ -367,7 +367,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(warnings).toEqual([]);
   });
 
-  test('is begun by a client that was not listened to at the moment', async () => {
+  test('starts for a client whose connection was paused', async () => {
     const own = certificate('server');
     const { port } = await listening({ tls: own });
     const plain = connect(port, '127.0.0.1');
@@ -383,7 +383,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expect(((await once(secured, 'data')) as [Buffer])[0].readUInt32BE(4)).toBe(3);
   });
 
-  test('ends with a client that says no more, and not before all it asked for is done', async () => {
+  test('closes the connection after a client has closed its side and all its calls are done', async () => {
     const own = certificate('server');
     const { port, finish } = await serveSlowly({ tls: own });
     const plain = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
@@ -395,7 +395,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     await expectEndAfter(secure, finish, port);
   });
 
-  test('a client shows its own certificate where that is required', async () => {
+  test("presents the client's certificate if the server requires it", async () => {
     const [own, mine] = [certificate('server'), certificate('client')];
     const { port } = await listening({
       tls: { key: own.key, cert: own.cert, ca: mine.cert, requestCert: true, rejectUnauthorized: true },

@@ -3,36 +3,42 @@ import type { TlsOptions } from 'node:tls';
 import { type Clock, systemClock } from '#base/clock.ts';
 import { XdrReader } from '../xdr/reader.ts';
 import type { XdrWriter } from '../xdr/writer.ts';
-import { createCallReader, startTls, tooWeak } from './call.ts';
-import { type Crowd, createCrowd, type Member } from './crowd.ts';
-import { createHalfCalls, type HalfCallLimits, type HalfCalls } from './half-calls.ts';
-import { readByEvents, readDirectly } from './input.ts';
+import { authTooWeak, createCallReader, startTlsReply } from './call-reader.ts';
+import { type AdmittedConnection, type ConnectionLimit, createConnectionLimit } from './connection-limit.ts';
+import { type DispatchContext, dispatch, programsByNumber } from './dispatch.ts';
 import { type Identity, messageReply } from './message.ts';
-import { byNumber, type Performing, perform } from './perform.ts';
+import { createPartialCalls, type PartialCallLimits, type PartialCalls } from './partial-calls.ts';
 import { createReceiver, type Input } from './receiver.ts';
-import { createReplayCache, type Layout } from './replay-cache.ts';
-import { commonNameOf, createSecure, type Secure } from './secure.ts';
+import { createReplayCache, type ReplyWriter } from './replay-cache.ts';
 import { createSender, type Sender } from './sender.ts';
+import { readFromDataEvents, readIntoReceiver } from './socket-reading.ts';
+import { commonNameOf, createTlsUpgrade, type TlsUpgrade } from './tls-upgrade.ts';
 
-/** Who calls, as far as that is known: an address, and who they say they are. */
+/** The caller as far as it is known: its address, and the user that it claims to be. */
 export interface Caller {
   readonly address: string;
   readonly port: number;
-  /** Undefined: they did not say. */
+  /** Undefined: AUTH_NONE. */
   readonly identity: Identity | undefined;
   readonly isEncrypted: boolean;
-  /** The common name of the certificate that it showed, and that was found good; undefined: it showed none, or one with no common name or several. */
+  /**
+   * The common name of the caller's verified certificate. Undefined: it has no certificate, or one with no common name or
+   * several.
+   */
   readonly certificate?: string | undefined;
 }
 
-/** Lays out a result. What it gives is sent behind it, uncopied. */
+/** Encodes a result. The returned bytes are sent after it without a copy. */
 export type Reply = (writer: XdrWriter) => Uint8Array | undefined;
 
 export interface ServedProcedure {
   readonly name: string;
-  /** Doing it twice is not the same as once: a call that comes again gets the first answer. 'frequent': kept apart from others' answers. */
-  readonly once?: boolean | 'frequent';
-  /** Arguments must be read before it returns; the work may take longer. XdrError: they cannot be read. */
+  /**
+   * A second execution would differ from the first, so a resent call gets the cached reply. 'frequent': uses a cache of its own,
+   * so that other replies stay.
+   */
+  readonly nonIdempotent?: boolean | 'frequent';
+  /** Must decode the arguments before it returns; the work may take longer. XdrError: the arguments cannot be decoded. */
   handle(reader: XdrReader, caller: Caller): Reply | Promise<Reply>;
 }
 
@@ -46,18 +52,18 @@ export interface RpcServerOptions {
   /** Recognise a resent call only from the port it first came from, as Linux does. Default: from any port of its address. */
   readonly replaysByPort?: boolean | undefined;
   readonly programs: readonly ServedProgram[];
-  /** Undefined: nobody is refused by address. */
+  /** Decides by address whether a client may connect. Default: everybody may. */
   readonly mayConnect?: (address: string, socket: Socket) => boolean;
-  /** Refused is told that its way of calling is too weak. NULL, by which a client tries what is there, is always answered. */
-  readonly admits?: (caller: Caller) => boolean;
-  /** RFC 9289: whoever asks for it is spoken to in private. */
+  /** Callers for which it returns false get AUTH_TOOWEAK. NULL, with which clients probe the server, is always answered. */
+  readonly isAllowed?: (caller: Caller) => boolean;
+  /** Settings for RFC 9289. TLS is started if the client requests it. */
   readonly tls?: TlsOptions | undefined;
-  /** The longest call that is taken. */
+  /** The longest call that the server accepts. */
   readonly maxRecord?: number;
-  /** Whoever connects when there are so many takes the place of one that has been quiet. */
+  /** When this many connections are open, a new one evicts an idle one. */
   readonly maxConnections?: number;
-  /** For calls of which only a part has come, of all connections together. */
-  readonly halfCalls?: Partial<HalfCallLimits>;
+  /** Limits for incomplete calls, for all connections together. */
+  readonly partialCalls?: Partial<PartialCallLimits>;
   readonly clock?: Clock;
   /** Data that a reply gave are sent, and their memory may be used again. Not told of those that nobody took. */
   readonly onSent?: (data: Uint8Array) => void;
@@ -79,29 +85,29 @@ const wholeWithinMs = 60_000;
 /** What all connections may hold of calls that are not: as many as a hundred clients that write 1 MiB at once. */
 const maxHalfBytes = 128 * 1024 * 1024;
 
-/** What the connections of one server share. */
-interface Shared extends Performing {
+/** State shared by all connections of one server. */
+interface ServerState extends DispatchContext {
   readonly options: RpcServerOptions;
-  readonly secure: Secure | undefined;
-  readonly crowd: Crowd;
-  readonly halfCalls: HalfCalls;
-  held: number;
+  readonly tlsUpgrade: TlsUpgrade | undefined;
+  readonly connectionLimit: ConnectionLimit;
+  readonly partialCalls: PartialCalls;
+  heldBytes: number;
 }
 
 export function createRpcServer(options: RpcServerOptions): Server {
   const { mayConnect = () => true, maxConnections = 1024, onError = () => undefined, clock = systemClock() } = options;
-  const shared: Shared = {
+  const shared: ServerState = {
     options,
     onError,
-    programs: byNumber(options.programs),
+    programs: programsByNumber(options.programs),
     replays: createReplayCache(clock),
-    held: 0,
+    heldBytes: 0,
     frequentReplays: createReplayCache(clock),
     replaysByPort: options.replaysByPort ?? false,
-    admits: options.admits ?? (() => true),
-    secure: options.tls && createSecure(options.tls),
-    crowd: createCrowd(maxConnections),
-    halfCalls: createHalfCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.halfCalls }),
+    isAllowed: options.isAllowed ?? (() => true),
+    tlsUpgrade: options.tls && createTlsUpgrade(options.tls),
+    connectionLimit: createConnectionLimit(maxConnections),
+    partialCalls: createPartialCalls(clock, { bytes: maxHalfBytes, ms: wholeWithinMs, ...options.partialCalls }),
   };
   const how = {
     noDelay: true,
@@ -111,49 +117,49 @@ export function createRpcServer(options: RpcServerOptions): Server {
     allowHalfOpen: true,
   };
   return createServer(how, (socket) => {
-    if (!mayConnect(plain(socket.remoteAddress), socket)) socket.destroy();
+    if (!mayConnect(normalizeAddress(socket.remoteAddress), socket)) socket.destroy();
     else serve(socket, shared);
   });
 }
 
-/** IPv4 in IPv6, as a socket for both gives it, is IPv4. */
-const plain = (address: string | undefined): string => (address ?? '').replace(/^::ffff:/, '');
+/** Turns an IPv4-mapped IPv6 address, as a dual-stack socket reports it, into IPv4. */
+const normalizeAddress = (address: string | undefined): string => (address ?? '').replace(/^::ffff:/, '');
 
-function serve(socket: Socket, shared: Shared): void {
-  const from = { address: plain(socket.remoteAddress), port: socket.remotePort ?? 0 };
-  const { secure, crowd } = shared;
-  const member = crowd.admit(socket, from.address);
-  if (secure === undefined) {
-    carry((input) => readDirectly(socket, input), { ...from, member, isEncrypted: false }, shared, undefined);
+function serve(socket: Socket, shared: ServerState): void {
+  const from = { address: normalizeAddress(socket.remoteAddress), port: socket.remotePort ?? 0 };
+  const { tlsUpgrade, connectionLimit } = shared;
+  const member = connectionLimit.admit(socket, from.address);
+  if (tlsUpgrade === undefined) {
+    serveCalls((input) => readIntoReceiver(socket, input), { ...from, member, isEncrypted: false }, shared, undefined);
     return;
   }
-  const open = (input: Input): Socket => readByEvents(socket, input);
-  carry(open, { ...from, member, isEncrypted: false }, shared, () => {
+  const open = (input: Input): Socket => readFromDataEvents(socket, input);
+  serveCalls(open, { ...from, member, isEncrypted: false }, shared, () => {
     socket.on('error', () => socket.destroy());
-    secure(socket, (secured) => {
-      const openSecured = (input: Input): Socket => readByEvents(secured, input);
+    tlsUpgrade(socket, (secured) => {
+      const openSecured = (input: Input): Socket => readFromDataEvents(secured, input);
       const certificate = commonNameOf(secured);
-      carry(openSecured, { ...from, member, isEncrypted: true, certificate }, shared, undefined);
+      serveCalls(openSecured, { ...from, member, isEncrypted: true, certificate }, shared, undefined);
     });
   });
 }
 
-/** Answers the calls of one connection. `onTls`: it shall be made private, and is not heard here any more. */
-function carry(
+/** Serves the calls of one connection. `onTls`: starts TLS; this function then stops reading from the socket. */
+function serveCalls(
   open: (input: Input) => Socket,
-  { member, ...from }: Omit<Caller, 'identity'> & { readonly member: Member },
-  shared: Shared,
+  { member, ...from }: Omit<Caller, 'identity'> & { readonly member: AdmittedConnection },
+  shared: ServerState,
   onTls: (() => void) | undefined,
 ): void {
   const readCall = createCallReader(from);
   const reader = new XdrReader();
-  /** Calls that came when enough was under way already, of what was received at once. */
+  /** Calls of the last read that wait because too many are in flight. */
   const waiting: Buffer[] = [];
   let inFlight = 0;
   let inFlightBytes = 0;
   let held = 0;
   let isWorking = false;
-  let hasLeft = false;
+  let isUpgrading = false;
   let hasEnded = false;
 
   const drop = (what: string, cause: unknown): void => {
@@ -162,35 +168,35 @@ function carry(
   };
   const receiver = createReceiver({
     maxRecord: shared.options.maxRecord ?? 2 * 1024 * 1024,
-    isTight: () => shared.halfCalls.isTight,
+    isMemoryLow: () => shared.partialCalls.isMemoryLow,
     onRecord: (buffer, view, at, end) => {
-      if (hasLeft) return;
+      if (isUpgrading) return;
       if (waiting.length > 0 || isBusy()) waiting.push(Buffer.from(buffer.subarray(at, end)));
-      else take(buffer, view, at, end);
+      else handleCall(buffer, view, at, end);
     },
   });
-  /** A client that breaks the protocol loses its connection; nothing it sends may reach the top of the stack. */
-  const attempt = (step: () => void): void => {
-    shared.crowd.used(member);
+  /** Drops the connection if the client violates the protocol. Nothing that a client sends may become an uncaught exception. */
+  const guard = (step: () => void): void => {
+    shared.connectionLimit.touch(member);
     try {
       step();
     } catch (cause) {
-      drop('a client broke the protocol', cause);
+      drop('a client violated the protocol', cause);
     }
-    // All that was answered at once goes out together.
+    // Send all replies of this turn together.
     sender.flush();
-    watched.update();
-    if (waiting.length > 0 || held > 0) work();
+    tracked.update();
+    if (waiting.length > 0 || held > 0) processWaiting();
   };
   const socket = open({
     buffer: receiver.buffer,
-    received: (bytes) => attempt(() => receiver.received(bytes)),
-    push: (chunk) => attempt(() => receiver.push(chunk)),
+    received: (bytes) => guard(() => receiver.received(bytes)),
+    push: (chunk) => guard(() => receiver.push(chunk)),
   });
-  const onError = (cause: unknown): void => drop('a reply could not be sent', cause);
-  const isBare = shared.secure === undefined;
-  const sender = createSender(socket, { onError, onSent: shared.options.onSent, isBare });
-  const watched = shared.halfCalls.admit({
+  const onError = (cause: unknown): void => drop('sending a reply failed', cause);
+  const isPlainTcp = shared.tlsUpgrade === undefined;
+  const sender = createSender(socket, { onError, onSent: shared.options.onSent, isPlainTcp });
+  const tracked = shared.partialCalls.admit({
     receiver,
     member,
     address: from.address,
@@ -199,22 +205,22 @@ function carry(
   });
 
   function isBusy(): boolean {
-    const own = socket.destroyed ? 0 : inFlightBytes + (hasLeft ? 0 : sender.queued);
-    shared.held += own - held;
+    const own = socket.destroyed ? 0 : inFlightBytes + (isUpgrading ? 0 : sender.queued);
+    shared.heldBytes += own - held;
     held = own;
     const isTooMuch = inFlight >= maxInFlight || inFlightBytes > maxInFlightBytes || sender.queued > maxQueued;
-    return isTooMuch || (own > 0 && shared.held > maxHeld);
+    return isTooMuch || (own > 0 && shared.heldBytes > maxHeld);
   }
 
-  function take(buffer: Buffer, view: DataView, at: number, end: number): void {
+  function handleCall(buffer: Buffer, view: DataView, at: number, end: number): void {
     const call = readCall(reader.reset(buffer, view, at, end));
     const { xid } = call;
-    if (call.asksForTls) {
-      send(sender, xid, onTls === undefined ? tooWeak : startTls);
-      if (onTls !== undefined) leaveTo(onTls);
+    if (call.isTlsProbe) {
+      send(sender, xid, onTls === undefined ? authTooWeak : startTlsReply);
+      if (onTls !== undefined) upgradeToTls(onTls);
       return;
     }
-    const done = perform(call, reader, shared);
+    const done = dispatch(call, reader, shared);
     if (!(done instanceof Promise)) {
       if (done !== undefined) send(sender, xid, done);
       return;
@@ -224,51 +230,52 @@ function carry(
     inFlightBytes += length;
     done
       .then((reply) => {
-        if (reply === undefined || socket.destroyed || hasLeft) return;
+        if (reply === undefined || socket.destroyed || isUpgrading) return;
         send(sender, xid, reply);
         sender.flushSoon();
       })
       .finally(() => {
         inFlight--;
         inFlightBytes -= length;
-        work();
+        processWaiting();
       })
-      .catch((cause: unknown) => drop('a call could not be answered', cause));
+      .catch((cause: unknown) => drop('executing a call failed', cause));
   }
 
   /**
-   * The last answer goes out in the clear; everything after it is private. Whatever else came in the clear is forgotten,
-   * as it may be another's, and with it the memory it is in: nothing that lives as long as the socket may point here.
+   * The reply to the TLS probe is the last one in plain text. Discard everything else that was received in plain text, since an
+   * attacker may have injected it, and free its memory: nothing that lives as long as the socket may refer to it.
    */
-  function leaveTo(next: () => void): void {
-    hasLeft = true;
+  function upgradeToTls(next: () => void): void {
+    isUpgrading = true;
     waiting.length = 0;
-    watched[Symbol.dispose]();
+    tracked[Symbol.dispose]();
     isBusy();
     setImmediate(() => {
       socket.removeAllListeners('data').removeAllListeners('timeout').setTimeout(0);
-      socket.off('drain', work).off('end', onEnd).off('close', onClose).off('error', destroy);
+      socket.off('drain', processWaiting).off('end', onEnd).off('close', onClose).off('error', destroy);
       next();
     });
   }
 
-  /** Does what waits, as long as there is room, and reads on when nothing waits any more. */
-  function work(): void {
+  /** Executes waiting calls while there is room, and resumes reading when none are left. */
+  function processWaiting(): void {
     if (isWorking) return;
     isWorking = true;
     try {
       while (waiting.length > 0 && !socket.destroyed && !isBusy()) {
         const next = waiting.shift() as Buffer;
-        take(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
-        // Here, not behind the loop: what the kernel takes at once calls nobody back, and the rest would wait for ever.
+        handleCall(next, new DataView(next.buffer, next.byteOffset, next.length), 0, next.length);
+        // Flush here, not after the loop: if the kernel takes everything at once there is no 'drain' event, and the rest would
+        // wait for ever.
         if (waiting.length === 0 || isBusy()) sender.flush();
       }
     } catch (cause) {
-      drop('a client broke the protocol', cause);
+      drop('a client violated the protocol', cause);
     }
     isWorking = false;
     const isFull = waiting.length > 0 || isBusy();
-    if (hasLeft) return;
+    if (isUpgrading) return;
     if (hasEnded && waiting.length === 0 && inFlight === 0) {
       sender.flush();
       socket.end();
@@ -276,39 +283,42 @@ function carry(
     if (isFull !== socket.isPaused()) isFull ? socket.pause() : socket.resume();
   }
 
-  /** A client that says no more sees the connection end when all it asked for is done: so it knows that nothing comes late. */
+  /**
+   * When a client has closed its side, the server ends the connection once all its calls are done. So the client knows that
+   * nothing runs late.
+   */
   const onEnd = (): void => {
     hasEnded = true;
-    work();
+    processWaiting();
   };
   const onClose = (): void => {
-    watched[Symbol.dispose]();
+    tracked[Symbol.dispose]();
     waiting.length = 0;
-    shared.held -= held;
+    shared.heldBytes -= held;
     held = 0;
   };
   const destroy = (): void => void socket.destroy();
-  socket.on('drain', work).on('end', onEnd).on('close', onClose).on('error', destroy);
+  socket.on('drain', processWaiting).on('end', onEnd).on('close', onClose).on('error', destroy);
   socket.setTimeout(stuckMs, () => {
-    if (sender.queued > 0) drop('a client took nothing for too long', undefined);
+    if (sender.queued > 0) drop('a client read no replies for too long', undefined);
   });
 }
 
-interface Answer {
+interface PendingReply {
   xid: number;
-  layout: Layout;
+  layout: ReplyWriter;
 }
 
-/** Used for every answer in turn: it is laid out before the next. */
-const answer: Answer = { xid: 0, layout: () => undefined };
+/** Reused for every reply, since each is encoded before the next. */
+const pendingReply: PendingReply = { xid: 0, layout: () => undefined };
 
-const encodeAnswer = (writer: XdrWriter, { xid, layout }: Answer): Uint8Array | undefined => {
+const encodeReply = (writer: XdrWriter, { xid, layout }: PendingReply): Uint8Array | undefined => {
   writer.u32(xid).u32(messageReply);
   return layout(writer);
 };
 
-function send(sender: Sender, xid: number, layout: Layout): void {
-  answer.xid = xid;
-  answer.layout = layout;
-  sender.record(encodeAnswer, answer);
+function send(sender: Sender, xid: number, layout: ReplyWriter): void {
+  pendingReply.xid = xid;
+  pendingReply.layout = layout;
+  sender.addRecord(encodeReply, pendingReply);
 }

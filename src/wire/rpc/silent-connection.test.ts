@@ -21,7 +21,7 @@ const hard: CallOptions = { deadlineMs: Number.POSITIVE_INFINITY };
 describe.skipIf(needs('root', 'ganesha'))('a connection that died without a word, to a server with one address', () => {
   const it = exportedByGanesha();
 
-  test.each([1, 3])('what is under way is asked for on a new one, with %d connections', async (connections) => {
+  test.each([1, 3])('pending calls are resent on a new connection, with %d connections', async (connections) => {
     const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
     const about = { clock: systemClock(), identity: user(0), stallMs, connections };
     using rpc = createRpcClient({ ...about, addresses: [proxy] });
@@ -33,7 +33,7 @@ describe.skipIf(needs('root', 'ganesha'))('a connection that died without a word
     expect(fs.readdirSync(it.folder).toSorted()).toEqual(names.toSorted());
   });
 
-  test('all is silent for a while: it goes on by itself', async () => {
+  test('calls continue by themselves after the whole network was silent for a while', async () => {
     const proxy = await startProxy({ host: it.server.host, port: it.server.nfsPort });
     using rpc = createRpcClient({ clock: systemClock(), identity: user(0), stallMs, addresses: [proxy] });
     const nfs = createNfsClient(rpc, systemClock());
@@ -106,16 +106,16 @@ describe('a server that is slow', () => {
     expect(asked.work).toBe(1);
   }
 
-  test('and says that it lives: its work is waited for', async () => {
+  test('keeps its connection if it answers NULL', async () => {
     await waitForWork(await slowServer());
   });
 
-  test.skipIf(needs('openssl'))('and says that it lives, encrypted: its work is waited for', async () => {
+  test.skipIf(needs('openssl'))('keeps its TLS connection if it answers NULL', async () => {
     const { key, cert } = certificate('server');
     await waitForWork(await slowServer({ key, cert }), { tls: { options: { ca: cert }, ...about } });
   });
 
-  test('and stands still, on every connection: its work is waited for', async () => {
+  test('keeps its connection if it is frozen on every connection', async () => {
     const { port, asked, finish } = await slowServer(undefined, false);
     const done = client(port).call(work, undefined, hard);
     await expect.poll(() => asked.null, { timeout: 30_000 }).toBeGreaterThanOrEqual(4);
@@ -124,7 +124,7 @@ describe('a server that is slow', () => {
     expect(asked.work).toBe(1);
   });
 
-  test('and answers no question after the connection was lost: the new connection is kept', async () => {
+  test('keeps the new connection if it answers no query after the connection was lost', async () => {
     const questions: number[] = [];
     const server = createServer((socket) => {
       const connection = questions.push(0) - 1;

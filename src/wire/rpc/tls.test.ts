@@ -70,7 +70,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
 
   const within = { deadlineMs: Number.POSITIVE_INFINITY };
 
-  test.each(moods)('and what is there meanwhile %s: what was sent is asked for again', async (fault) => {
+  test.each(moods)('and is replaced by one that %s: sent calls are resent', async (fault) => {
     const { door, asked, answer, rpc } = await serve({ tls: own });
     const called = rpc().call(slow, 7, within);
     await expect.poll(() => asked, { timeout: 10_000 }).toEqual([7]);
@@ -82,7 +82,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     expect(await called).toBe(7);
   });
 
-  test.each(moods)('and what is there meanwhile %s: what was not sent may be tried again', async (fault) => {
+  test.each(moods)('and is replaced by one that %s: calls that were not sent may be retried', async (fault) => {
     const { door, answer, rpc } = await serve({ tls: own });
     door.fault = fault;
     const client = rpc({ dialRounds: 2 });
@@ -93,7 +93,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     expect(await client.call(slow, 7, within)).toBe(7);
   });
 
-  test('and does not even take connections: the same', async () => {
+  test('and refuses connections: calls are retried as well', async () => {
     const connect: RpcClientOptions['connect'] = ({ signal }) =>
       new Promise((_, reject) => {
         signal.addEventListener('abort', () => reject(signal.reason as Error), { once: true });
@@ -103,7 +103,7 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     await expect(client.call(slow, 7, within)).rejects.toMatchObject({ failure: 'unreachable', maybeDone: false });
   });
 
-  test('and knows only older versions of TLS: told at once', async () => {
+  test('and supports only older versions of TLS: calls fail at once', async () => {
     const { door, rpc } = await serve({ tls: { ...own, maxVersion: 'TLSv1.2' } });
     await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls' });
     expect(door.connections).toBe(1);
@@ -127,24 +127,24 @@ describe.skipIf(needs('openssl'))('a server with TLS that is away for a while', 
     expect(other.door.connections).toBe(2);
   });
 
-  describe('and wants to know who calls', () => {
+  describe('and requires a client certificate', () => {
     const clock = systemClock();
     const hurried: Clock = { ...clock, sleep: (ms, signal) => clock.sleep(ms / 100, signal) };
     const demanding = { requestCert: true, rejectUnauthorized: true, ca: own.cert };
     const strange = { ca: own.cert, ...certificate('stranger') };
 
-    test('and is not told: told at once, also to who would wait for ever', async () => {
+    test('and rejects a client without one: calls fail at once, also without a deadline', async () => {
       const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
       await expect(rpc().call(slow, 7, within)).rejects.toMatchObject({ failure: 'tls', maybeDone: false });
       expect(door.connections).toBe(1);
     });
 
-    test('and ends connections without a word: told after a while', async () => {
+    test('and closes connections without an alert: calls fail after a while', async () => {
       const { door, rpc } = await serve({ tls: { ...own, ...demanding } });
       const client = rpc({ clock: hurried, tls: { options: strange, program, version: 3 } });
       const thrown = await client.call(slow, 7, within).catch((cause: unknown) => cause);
       expect(thrown).toMatchObject({ failure: 'tls', maybeDone: true });
-      expect(causes(thrown)).toContain('may refuse the certificate of this client');
+      expect(causes(thrown)).toContain('may reject the certificate of this client');
       expect(door.connections).toBe(14);
       // Nobody else waits as long.
       await expect(client.call(slow, 8, within)).rejects.toMatchObject({ failure: 'tls' });

@@ -6,19 +6,19 @@ import { messageCall, rpcVersion, tlsProbeCredential } from './message.ts';
 import { createReceiver } from './receiver.ts';
 import { createSender } from './sender.ts';
 
-/** RFC 9289. The program whose NULL procedure the question goes to. */
-export interface TlsWish {
+/** Settings for RFC 9289. The TLS probe is a NULL call to this program. */
+export interface TlsClientOptions {
   readonly options: ConnectionOptions;
   readonly program: number;
   readonly version: number;
 }
 
-/** RFC 9289, section 8.2: how RPC is called where a TLS port could speak several protocols. */
+/** RFC 9289, section 8.2: the name of RPC in ALPN. */
 export const rpcOverTls = 'sunrpc';
 
 /**
- * The RFC also wants a server refused that says nothing about it. That is what Linux does, though (tlshd of ktls-utils
- * names protocols only for QUIC); and that the server speaks RPC it has shown before, by its answer to the question for TLS.
+ * The RFC also requires the client to reject a server that sends no ALPN. But Linux's server does not send it (tlshd of
+ * ktls-utils names protocols only for QUIC), and this server has already shown that it speaks RPC by its answer to the TLS probe.
  */
 export const isOtherProtocol = ({ alpnProtocol }: TLSSocket): boolean =>
   ![rpcOverTls, false, null].includes(alpnProtocol);
@@ -26,14 +26,14 @@ export const isOtherProtocol = ({ alpnProtocol }: TLSSocket): boolean =>
 const probeXid = 0x5354_4f57;
 const startTls = Buffer.from('STARTTLS');
 
-/** RFC 9289, section 4.1: a NULL call with AUTH_TLS; a server that can answers with STARTTLS as its verifier. */
-export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): Promise<void> {
+/** RFC 9289, section 4.1: a NULL call with AUTH_TLS. A server that supports TLS answers with the verifier STARTTLS. */
+export async function probeTls(socket: Socket, tls: TlsClientOptions, signal: AbortSignal): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   const refused = (cause?: unknown): void =>
     reject(new RpcError('the server does not offer TLS', { failure: 'tls', cause }));
-  // It has not said no: a server that is being started, or what stands in front of it, ends connections without a word.
+  // This is not a rejection: a server that is starting, or a proxy in front of it, closes connections without an answer.
   const broken = (cause?: unknown): void =>
-    reject(new RpcError('the connection ended at the question for TLS', { failure: 'unreachable', cause }));
+    reject(new RpcError('the connection ended during the TLS probe', { failure: 'unreachable', cause }));
   const closed = (): void => broken();
   const receiver = createReceiver({
     maxRecord: 1024,
@@ -54,10 +54,10 @@ export async function probe(socket: Socket, tls: TlsWish, signal: AbortSignal): 
   };
   socket.on('data', read).once('error', broken).once('close', closed);
   using _ = onAbort(signal, () =>
-    reject(new RpcError('no answer to the question for TLS', { failure: 'canceled', cause: signal.reason })),
+    reject(new RpcError('no answer to the TLS probe', { failure: 'canceled', cause: signal.reason })),
   );
-  const sender = createSender(socket, { onError: broken, isBare: false });
-  sender.record((writer, { program, version }) => {
+  const sender = createSender(socket, { onError: broken, isPlainTcp: false });
+  sender.addRecord((writer, { program, version }) => {
     writer.u32(probeXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(tlsProbeCredential());
     return undefined;
   }, tls);

@@ -1,38 +1,39 @@
 import type { Address } from './connection.ts';
-import type { Call } from './lane.ts';
-import type { Incarnation, Procedure } from './procedure.ts';
+import type { Procedure, ServerVerifier } from './procedure.ts';
+import type { Call } from './transport.ts';
 
 /** The last write verifier that the server at one address has reported. */
-export interface Known {
+export interface KnownVerifier {
   verifier: bigint | undefined;
 }
 
 /** A call that changes nothing, and whose reply has the server's verifier. */
-export interface Question {
+export interface VerifierQuery {
   readonly procedure: Procedure<unknown, unknown>;
   readonly args: unknown;
-  /** Undefined: that of the lane. */
+  /** Undefined: the transport's own. */
   readonly credential: Buffer | undefined;
 }
 
 /**
- * What the replies on all connections of a client say about the server's verifier. A connection on which nothing was written knows
- * the verifier from the others.
+ * The verifiers that the server has reported on all connections of a client. A connection without a WRITE learns the verifier
+ * from the others.
  */
 export interface Verifiers {
-  at(address: Address): Known;
-  /** For each reply that has a verifier. */
-  note(known: Known, verifier: bigint, by: Incarnation, call: Call): void;
-  /** How to ask for the verifier, the best question first. */
-  questions(): readonly Question[];
+  at(address: Address): KnownVerifier;
+  /** Call it for each reply that has a verifier. */
+  record(known: KnownVerifier, verifier: bigint, by: ServerVerifier, call: Call): void;
+  /** Calls that return the verifier, the best one first. */
+  queries(): readonly VerifierQuery[];
 }
 
 /** A pending REMOVE may be about the file that was written last, so keep several files. */
-const keptFiles = 4;
+const maxFiles = 4;
 
 export function createVerifiers(): Verifiers {
-  const byAddress = new Map<Address, Known>();
-  const files: { readonly by: Incarnation; readonly witness: unknown; readonly credential: Buffer | undefined }[] = [];
+  const byAddress = new Map<Address, KnownVerifier>();
+  const files: { readonly by: ServerVerifier; readonly witness: unknown; readonly credential: Buffer | undefined }[] =
+    [];
   let last = 0;
 
   return {
@@ -41,16 +42,16 @@ export function createVerifiers(): Verifiers {
       byAddress.set(address, known);
       return known;
     },
-    note: (known, verifier, by, call) => {
+    record: (known, verifier, by, call) => {
       if (known.verifier !== verifier) known.verifier = verifier;
-      const witness = by.witness(call.args);
+      const witness = by.queryTarget(call.args);
       if (files[last]?.witness === witness) return;
-      last = files.length < keptFiles ? files.length : (last + 1) % keptFiles;
+      last = files.length < maxFiles ? files.length : (last + 1) % maxFiles;
       files[last] = { by, witness, credential: call.credential };
     },
-    questions: () => {
+    queries: () => {
       const latestFirst = [...files.slice(0, last + 1).toReversed(), ...files.slice(last + 1).toReversed()];
-      return latestFirst.map(({ by, witness, credential }) => ({ ...by.ask(witness), credential }));
+      return latestFirst.map(({ by, witness, credential }) => ({ ...by.query(witness), credential }));
     },
   };
 }

@@ -1,4 +1,4 @@
-/** What was received does not follow the protocol: too short, too long, or a value that cannot be. */
+/** Received data violate the protocol: too short, too long, or an invalid value. */
 export class XdrError extends Error {
   override readonly name = 'XdrError';
 }
@@ -6,9 +6,9 @@ export class XdrError extends Error {
 const replacement = '\ufffd';
 
 /**
- * Reads XDR (RFC 4506) from bytes that somebody else sent: nothing is read beyond the end, no length is believed beyond
- * its bound. A class, against the habit of this code base, and one that is used again and again: decoding a reply costs
- * a few hundred nanoseconds, and an object with methods made for each of them would double that.
+ * Reads XDR (RFC 4506) from untrusted bytes: it never reads beyond the end, and bounds every length. It is a class, unlike most
+ * of this code base, and its instances are reused: decoding a reply costs a few hundred nanoseconds, and an object with its own
+ * methods for each reply would double that.
  */
 export class XdrReader {
   buffer: Buffer = Buffer.alloc(0);
@@ -16,7 +16,7 @@ export class XdrReader {
   at = 0;
   end = 0;
 
-  /** `view` covers the same memory as `buffer`: made once by the owner of the buffer, not for each message. */
+  /** `view` covers the same memory as `buffer`. The owner of the buffer creates it once, not for each message. */
   reset(buffer: Buffer, view: DataView, at: number, end: number): this {
     this.buffer = buffer;
     this.view = view;
@@ -29,7 +29,7 @@ export class XdrReader {
     return this.end - this.at;
   }
 
-  /** Throws unless that many bytes are there. Gives where they begin, and steps over them. */
+  /** Skips that many bytes and returns their offset. Throws if there are fewer. */
   take(length: number): number {
     const from = this.at;
     if (length > this.end - from) throw new XdrError(`message ends ${length - (this.end - from)} bytes too early`);
@@ -49,7 +49,7 @@ export class XdrReader {
     return this.view.getBigUint64(this.take(8));
   }
 
-  /** A size or offset: 64 bits on the wire, at most 2^53 in any file we can read. */
+  /** A size or offset: 64 bits on the wire, at most 2^53 here. */
   size(): number {
     const from = this.take(8);
     const high = this.view.getUint32(from);
@@ -63,8 +63,8 @@ export class XdrReader {
     return value === 1;
   }
 
-  /** Gives where it begins; its length is `at` minus that, without the padding. */
-  private run(length: number): number {
+  /** Skips bytes and their padding; returns their offset. */
+  private takePadded(length: number): number {
     const from = this.take((length + 3) & ~3);
     return from;
   }
@@ -75,41 +75,41 @@ export class XdrReader {
     return length;
   }
 
-  /** A copy, which may be kept. */
+  /** A copy that the caller may keep. */
   opaque(max: number): Buffer {
     return Buffer.from(this.window(max));
   }
 
-  /** A copy of a short one, byte by byte: faster than what Node and the engine do to copy a few. */
+  /** A copy of a short opaque, byte by byte: faster than a copy by Node or V8 for a few bytes. */
   short(max: number): Uint8Array {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     const { buffer } = this;
     const copy = new Uint8Array(length);
     for (let i = 0; i < length; i++) copy[i] = buffer[from + i] as number;
     return copy;
   }
 
-  /** The received bytes themselves: to be used before the next message is read. */
+  /** A view of the received bytes, valid until the next message is read. */
   window(max: number): Buffer {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return this.buffer.subarray(from, from + length);
   }
 
-  /** Steps over an opaque. A window that nobody looks at would be an object made for nothing. */
+  /** Skips an opaque without creating a view for it. */
   skip(max: number): void {
-    this.run(this.length(max));
+    this.takePadded(this.length(max));
   }
 
   fixed(length: number): Buffer {
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return Buffer.from(this.buffer.subarray(from, from + length));
   }
 
   string(max: number): string {
     const length = this.length(max);
-    const from = this.run(length);
+    const from = this.takePadded(length);
     return this.buffer.toString('utf8', from, from + length);
   }
 
@@ -119,11 +119,11 @@ export class XdrReader {
     return true;
   }
 
-  /** A name as text, and as bytes where it is not valid UTF-8 and the text is only for showing. */
+  /** A name as text; also as bytes if it is not valid UTF-8, and the text is then only for display. */
   name(max: number): { readonly text: string; readonly bytes: Buffer | undefined } {
     const length = this.length(max);
-    const from = this.run(length);
-    // Nearly all names are ASCII, which is read in half the time when that is known.
+    const from = this.takePadded(length);
+    // Nearly all names are ASCII, which is decoded in half the time as latin1.
     if (this.isAscii(from, from + length))
       return { text: this.buffer.toString('latin1', from, from + length), bytes: undefined };
     const text = this.buffer.toString('utf8', from, from + length);

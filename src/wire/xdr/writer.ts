@@ -1,17 +1,14 @@
 import { XdrError } from './reader.ts';
 
-/** Strings up to this are copied character by character, which is faster than a call into Node for short ASCII. */
+/** Strings up to this length are copied character by character, which is faster than a call into Node for short ASCII. */
 const shortString = 64;
-/** Copied byte by byte up to this. */
+/** Bytes up to this length are copied one by one. */
 const shortBytes = 64;
 
-/** Names and paths: text, or the bytes of one that is not UTF-8. */
+/** A name or path: text, or bytes if it is not UTF-8. */
 export type Text = string | Uint8Array;
 
-/**
- * Lays out XDR (RFC 4506) in one block of memory that grows as needed. A class for the same reason as XdrReader: it is
- * the inside of every call.
- */
+/** Writes XDR (RFC 4506) into one buffer that grows as needed. A class for the same reason as XdrReader: every call uses it. */
 export class XdrWriter {
   buffer: Buffer;
   view: DataView;
@@ -26,7 +23,7 @@ export class XdrWriter {
     return this.buffer.subarray(0, this.at);
   }
 
-  /** Room for that many more bytes. */
+  /** Ensures room for that many more bytes. */
   reserve(bytes: number): void {
     if (this.at + bytes <= this.buffer.length) return;
     const larger = Buffer.allocUnsafeSlow(Math.max(this.buffer.length * 2, this.at + bytes));
@@ -66,7 +63,7 @@ export class XdrWriter {
     return this.u32(value ? 1 : 0);
   }
 
-  /** Without a length before it. */
+  /** Fixed-length opaque, without a length. */
   fixed(bytes: Uint8Array): this {
     const { length } = bytes;
     this.reserve(length + 3);
@@ -91,12 +88,12 @@ export class XdrWriter {
     return this.pad(length);
   }
 
-  /** An opaque that is held as a string, with one character for each byte. */
+  /** An opaque that is kept as a string with one character per byte. */
   latin1(bytes: string): this {
     return this.u32(bytes.length).raw(bytes).pad(bytes.length);
   }
 
-  /** The same without its length, and without zeros after it. */
+  /** The same without length and padding. */
   raw(bytes: string): this {
     const { length } = bytes;
     this.reserve(length + 3);
@@ -118,7 +115,7 @@ export class XdrWriter {
     return true;
   }
 
-  /** Zeros up to the next four bytes; room for them is there. */
+  /** Pads with zeros to a multiple of four bytes; the room is already reserved. */
   pad(length: number): this {
     for (let rest = length & 3; rest > 0 && rest < 4; rest++) this.buffer[this.at++] = 0;
     return this;

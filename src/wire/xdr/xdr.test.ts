@@ -15,7 +15,7 @@ const written = (write: (writer: XdrWriter) => unknown): Buffer => {
   return Buffer.from(writer.written);
 };
 
-describe('what is written is read', () => {
+describe('written values are read back', () => {
   test('numbers', () => {
     fc.assert(
       fc.property(
@@ -49,7 +49,7 @@ describe('what is written is read', () => {
     );
   });
 
-  test('a known layout', () => {
+  test('bytes match a known encoding', () => {
     expect(written((w) => w.u32(1).string('abcde').bool(true)).toString('hex')).toBe(
       '00000001' + '00000005' + '6162636465000000' + '00000001',
     );
@@ -62,21 +62,21 @@ describe('what is written is read', () => {
   });
 });
 
-describe('what was received is not believed', () => {
-  test('a length beyond its bound, or beyond the end', () => {
+describe('received bytes are not trusted', () => {
+  test('a length beyond its bound or beyond the end is an error', () => {
     const long = written((w) => w.opaque(Buffer.alloc(100)));
     expect(() => reading(long).opaque(99)).toThrow(XdrError);
     expect(() => reading(long.subarray(0, 50)).opaque(100)).toThrow(XdrError);
     expect(() => reading(written((w) => w.u32(0xffff_ffff))).string(2 ** 31)).toThrow(XdrError);
   });
 
-  test('neither true nor false, and a size that no file has', () => {
+  test('an invalid boolean or size is an error', () => {
     expect(() => reading(written((w) => w.u32(2))).bool()).toThrow(XdrError);
     expect(() => reading(written((w) => w.u64(2n ** 53n))).size()).toThrow(XdrError);
     expect(reading(written((w) => w.u64(2n ** 53n - 1n))).size()).toBe(Number.MAX_SAFE_INTEGER);
   });
 
-  test('any bytes at all give a value or an XdrError, and nothing beyond the end', () => {
+  test('any bytes give a value or an XdrError, and nothing beyond the end is read', () => {
     const verbs = ['u32', 'i32', 'u64', 'size', 'bool', 'opaque', 'window', 'string', 'name', 'fixed'] as const;
     fc.assert(
       fc.property(fc.uint8Array({ maxLength: 64 }), fc.array(fc.constantFrom(...verbs)), (bytes, calls) => {

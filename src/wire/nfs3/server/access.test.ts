@@ -1,11 +1,20 @@
 import type { BigIntStats } from 'node:fs';
 import { describe, expect, test } from 'vitest';
 import { accessRight } from '../procedures.ts';
-import { allows, checkData, checkSet, checkTake, givenMode, granted, may, modeAfterWrite } from './access.ts';
-import type { Who } from './identities.ts';
+import {
+  allowedMode,
+  grantedAccess,
+  hasPermission,
+  modeAfterWrite,
+  permission,
+  requireDataPermission,
+  requireRemoval,
+  requireSetattr,
+} from './access.ts';
+import type { Credentials } from './identities.ts';
 
-const user = (uid: number, ...groups: number[]): Who => ({ uid, gid: uid, groups, isRoot: false });
-const root: Who = { uid: 0, gid: 0, groups: [], isRoot: true };
+const user = (uid: number, ...groups: number[]): Credentials => ({ uid, gid: uid, groups, isRoot: false });
+const root: Credentials = { uid: 0, gid: 0, groups: [], isRoot: true };
 const file = (mode: number, uid: number, gid: number, isDirectory = false): BigIntStats =>
   ({
     mode: BigInt(mode),
@@ -25,45 +34,45 @@ const refusal = (run: () => void): number | undefined => {
 
 describe('the mode of a file', () => {
   test.each([
-    ['the owner', 0o400, user(1), may.read, true],
-    ['the owner, whose bits are the only that count', 0o077, user(1), may.read, false],
-    ['the group', 0o040, user(2), may.read, true],
-    ['a further group', 0o040, user(9, 7, 2), may.read, true],
-    ['the group, whose bits are the only that count', 0o604, user(2), may.read, false],
-    ['others', 0o004, user(3), may.read, true],
-    ['others, to write', 0o004, user(3), may.write, false],
-    ['two at once', 0o006, user(3), may.read | may.write, true],
-    ['root', 0o000, root, may.read | may.write, true],
-    ['root, to run what nobody may', 0o666, root, may.execute, false],
-    ['root, to run what somebody may', 0o001, root, may.execute, true],
+    ['the owner', 0o400, user(1), permission.read, true],
+    ['the owner, whose bits are the only that count', 0o077, user(1), permission.read, false],
+    ['the group', 0o040, user(2), permission.read, true],
+    ['a further group', 0o040, user(9, 7, 2), permission.read, true],
+    ['the group, whose bits are the only that count', 0o604, user(2), permission.read, false],
+    ['others', 0o004, user(3), permission.read, true],
+    ['others, to write', 0o004, user(3), permission.write, false],
+    ['two at once', 0o006, user(3), permission.read | permission.write, true],
+    ['root', 0o000, root, permission.read | permission.write, true],
+    ['root, to run what nobody may', 0o666, root, permission.execute, false],
+    ['root, to run what somebody may', 0o001, root, permission.execute, true],
   ])('%s', (_, mode, who, want, expected) => {
-    expect(allows(file(mode, 1, 2), who, want)).toBe(expected);
+    expect(hasPermission(file(mode, 1, 2), who, want)).toBe(expected);
   });
 
   test('data: the owner always, and who may run it may read it', () => {
-    expect(refusal(() => checkData(file(0, 1, 2), user(1), may.write))).toBeUndefined();
-    expect(refusal(() => checkData(file(0o001, 1, 2), user(3), may.read))).toBeUndefined();
-    expect(refusal(() => checkData(file(0o001, 1, 2), user(3), may.write))).toBe(13);
-    expect(refusal(() => checkData(file(0o440, 1, 2), user(3), may.read))).toBe(13);
+    expect(refusal(() => requireDataPermission(file(0, 1, 2), user(1), permission.write))).toBeUndefined();
+    expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.read))).toBeUndefined();
+    expect(refusal(() => requireDataPermission(file(0o001, 1, 2), user(3), permission.write))).toBe(13);
+    expect(refusal(() => requireDataPermission(file(0o440, 1, 2), user(3), permission.read))).toBe(13);
   });
 
   test('a sticky directory: only who owns it, or what is taken away', () => {
     const directory = file(0o1777, 1, 1, true);
-    expect(refusal(() => checkTake(directory, file(0o666, 5, 5), user(5)))).toBeUndefined();
-    expect(refusal(() => checkTake(directory, file(0o666, 5, 5), user(1)))).toBeUndefined();
-    expect(refusal(() => checkTake(directory, file(0o666, 5, 5), user(6)))).toBe(13);
-    expect(refusal(() => checkTake(file(0o777, 1, 1, true), file(0o666, 5, 5), user(6)))).toBeUndefined();
+    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(5)))).toBeUndefined();
+    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(1)))).toBeUndefined();
+    expect(refusal(() => requireRemoval(directory, file(0o666, 5, 5), user(6)))).toBe(13);
+    expect(refusal(() => requireRemoval(file(0o777, 1, 1, true), file(0o666, 5, 5), user(6)))).toBeUndefined();
   });
 
   test('ACCESS says what the checks will say', () => {
     const { read, lookup, modify, extend, delete: remove, execute } = accessRight;
     const all = 63;
-    expect(granted(file(0o751, 1, 2), user(1), all, false)).toBe(read | modify | extend | execute);
-    expect(granted(file(0o751, 1, 2), user(2), all, false)).toBe(read | execute);
-    expect(granted(file(0o751, 1, 2), user(3), all, false)).toBe(execute);
-    expect(granted(file(0o751, 1, 2, true), user(1), all, false)).toBe(read | lookup | modify | extend | remove);
-    expect(granted(file(0o777, 1, 2, true), user(3), all, true)).toBe(read | lookup);
-    expect(granted(file(0o777, 1, 2), user(3), read, false)).toBe(read);
+    expect(grantedAccess(file(0o751, 1, 2), user(1), all, false)).toBe(read | modify | extend | execute);
+    expect(grantedAccess(file(0o751, 1, 2), user(2), all, false)).toBe(read | execute);
+    expect(grantedAccess(file(0o751, 1, 2), user(3), all, false)).toBe(execute);
+    expect(grantedAccess(file(0o751, 1, 2, true), user(1), all, false)).toBe(read | lookup | modify | extend | remove);
+    expect(grantedAccess(file(0o777, 1, 2, true), user(3), all, true)).toBe(read | lookup);
+    expect(grantedAccess(file(0o777, 1, 2), user(3), read, false)).toBe(read);
   });
 });
 
@@ -83,11 +92,11 @@ describe('who may set what', () => {
     ['another "now", without permission to write', { mtime: 'now' as const }, user(3), 13],
     ['another the size', { size: 0 }, user(3), 13],
   ])('%s', (_, set, who, expected) => {
-    expect(refusal(() => checkSet(own, set, who))).toBe(expected);
+    expect(refusal(() => requireSetattr(own, set, who))).toBe(expected);
   });
 
   test('who may write may say "now"', () => {
-    expect(refusal(() => checkSet(file(0o666, 1, 2), { mtime: 'now', atime: 'now' }, user(3)))).toBeUndefined();
+    expect(refusal(() => requireSetattr(file(0o666, 1, 2), { mtime: 'now', atime: 'now' }, user(3)))).toBeUndefined();
   });
 
   test('a program that runs as its owner does not when others write to it', () => {
@@ -100,8 +109,8 @@ describe('who may set what', () => {
   });
 
   test('nobody lends a group that he is not in', () => {
-    expect(givenMode(0o2755, 9, false, user(1))).toBe(0o755);
-    expect(givenMode(0o2755, 9, false, user(1, 9))).toBe(0o2755);
-    expect(givenMode(0o102755, 9, false, root)).toBe(0o2755);
+    expect(allowedMode(0o2755, 9, false, user(1))).toBe(0o755);
+    expect(allowedMode(0o2755, 9, false, user(1, 9))).toBe(0o2755);
+    expect(allowedMode(0o102755, 9, false, root)).toBe(0o2755);
   });
 });

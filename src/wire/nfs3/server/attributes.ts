@@ -2,7 +2,7 @@ import { type BigIntStats, constants } from 'node:fs';
 import type { XdrWriter } from '../../xdr/writer.ts';
 import { type Attributes, fileType, writePostAttributes } from '../structures.ts';
 import type { Identities } from './identities.ts';
-import { nanosecondsShown } from './times.ts';
+import { roundNanoseconds } from './time-rounding.ts';
 
 const { S_IFMT, S_IFREG, S_IFDIR, S_IFLNK, S_IFBLK, S_IFCHR, S_IFSOCK, S_IFIFO } = constants;
 const types: ReadonlyMap<number, number> = new Map([
@@ -16,16 +16,19 @@ const types: ReadonlyMap<number, number> = new Map([
 ]);
 
 const perSecond = 1_000_000_000n;
-/** Times are 32 bits of seconds on the wire; before 1970 there are none. */
+/** nfstime3 has 32 bits of seconds, and no times before 1970. */
 const seconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns / perSecond) >>> 0);
 const nanoseconds = (ns: bigint): number => (ns < 0n ? 0 : Number(ns % perSecond));
-/** Of a time that clients can set. */
-const asSet = (ns: bigint): number => nanosecondsShown(seconds(ns), nanoseconds(ns));
+/** For atime and mtime, which clients can set. */
+const roundedNanoseconds = (ns: bigint): number => roundNanoseconds(seconds(ns), nanoseconds(ns));
 
-export type Describe = (stats: BigIntStats) => Attributes;
+export type ToAttributes = (stats: BigIntStats) => Attributes;
 
-/** fattr3 of what the system says. The device number can be another one after a restart, so it is not the file system's. */
-export function createDescribe(fsid: bigint, identities: Pick<Identities, 'shownUid' | 'shownGid'>): Describe {
+/** Converts stats to fattr3. The fsid is not the device number, which can change after a restart. */
+export function createToAttributes(
+  fsid: bigint,
+  identities: Pick<Identities, 'toClientUid' | 'toClientGid'>,
+): ToAttributes {
   return (stats) => {
     const mode = Number(stats.mode);
     const rdev = Number(stats.rdev);
@@ -33,32 +36,32 @@ export function createDescribe(fsid: bigint, identities: Pick<Identities, 'shown
       type: types.get(mode & S_IFMT) ?? fileType.regular,
       mode: mode & 0o7777,
       links: Number(stats.nlink),
-      uid: identities.shownUid(Number(stats.uid)),
-      gid: identities.shownGid(Number(stats.gid)),
+      uid: identities.toClientUid(Number(stats.uid)),
+      gid: identities.toClientGid(Number(stats.gid)),
       size: Number(stats.size),
       used: Number(stats.blocks) * 512,
-      // As glibc's major() and minor() for numbers that fit.
+      // Like glibc's major() and minor() for numbers of 32 bits.
       major: (rdev >>> 8) & 0xfff,
       minor: (rdev & 0xff) | ((rdev >>> 12) & 0xfff00),
       fsid,
       fileId: stats.ino,
       atime: seconds(stats.atimeNs),
-      atimeNs: asSet(stats.atimeNs),
+      atimeNs: roundedNanoseconds(stats.atimeNs),
       mtime: seconds(stats.mtimeNs),
-      mtimeNs: asSet(stats.mtimeNs),
+      mtimeNs: roundedNanoseconds(stats.mtimeNs),
       ctime: seconds(stats.ctimeNs),
       ctimeNs: nanoseconds(stats.ctimeNs),
     };
   };
 }
 
-/** Size and times, by which a client sees whether only its own call changed something. */
-export interface Change {
+/** wcc_data: shows a client whether only its own call changed the object. */
+export interface WccData {
   readonly before: Attributes;
   readonly after: Attributes | undefined;
 }
 
-export function writeChange(writer: XdrWriter, { before, after }: Change): void {
+export function writeWccData(writer: XdrWriter, { before, after }: WccData): void {
   writer.bool(true).size(before.size).u32(before.mtime).u32(before.mtimeNs).u32(before.ctime).u32(before.ctimeNs);
   writePostAttributes(writer, after);
 }

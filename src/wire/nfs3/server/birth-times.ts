@@ -1,9 +1,10 @@
-import { statNewFile } from './new-file.ts';
+import { statNewFile } from './stat-new-file.ts';
 
 /**
- * A handle names a file by its inode number and birth time. Without birth times the handle of a deleted file opens any file that gets
- * its number, also one in another volume, so callers could not be confined. Looks at a new file, since the root of a file system can lack
- * a birth time where files have one. Throws. Passes where the server can create no file there, as on a read-only file system.
+ * A handle identifies a file by inode number and birth time. Without birth times, the handle of a deleted file would open any
+ * file that reuses its inode number, also in another volume, so callers could not be confined. Checks a new file, since the root
+ * of a file system can lack a birth time although its files have one. Throws if there are none. Passes if the server cannot
+ * create a file there, as on a read-only file system.
  */
 export function requireBirthTimes(directory: string): void {
   const made = statNewFile(directory);

@@ -28,9 +28,9 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
   test('are closed when there are too many, those first that were not used lately', () => {
     const { descriptors, closed, keep } = keeping(3);
     const [a, b, c] = [keep(), keep(), keep()];
-    descriptors.turn();
+    descriptors.startTurn();
     descriptors.touch(a);
-    descriptors.turn();
+    descriptors.startTurn();
     const d = keep();
     expect(closed).toEqual([b.fd]);
     expect([a, c, d].map(({ fd }) => isOpen(fd))).toEqual([true, true, true]);
@@ -43,7 +43,7 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
     const all = [keep(), keep(), keep()];
     expect(closed).toEqual([]);
     expect(all.every(({ fd }) => isOpen(fd))).toBe(true);
-    descriptors.turn();
+    descriptors.startTurn();
     keep();
     expect(closed).toHaveLength(3);
     descriptors.closeAll();
@@ -53,7 +53,7 @@ describe.skipIf(needs('linux'))('descriptors that are kept', () => {
     const { descriptors, closed, keep } = keeping(1);
     const used = keep();
     used.users++;
-    descriptors.turn();
+    descriptors.startTurn();
     descriptors.closeAll();
     expect(isOpen(used.fd)).toBe(true);
     descriptors.drop(used);

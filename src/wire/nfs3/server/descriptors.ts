@@ -1,33 +1,36 @@
 import { closeSync } from 'node:fs';
 
-/** An open descriptor that somebody keeps for later. */
+/** An open descriptor that is kept for later calls. */
 export interface Descriptor {
   readonly fd: number;
-  /** What lies in it, if it is a directory: `/proc/self/fd/<fd>/`. The kernel follows that to the directory itself. */
+  /**
+   * The path prefix of its entries, if it is a directory: `/proc/self/fd/<fd>/`. The kernel resolves it to the open directory
+   * itself.
+   */
   readonly prefix: string;
-  /** Calls that wait for something done with it: it is not closed under them. */
+  /** The number of calls that use it asynchronously. It is not closed before they are done. */
   users: number;
 }
 
 /**
- * Descriptors that are kept open, at most `limit`. Whoever keeps one is told when it is closed. None is closed that was
- * used in the turn that is running: a call may hold two at a time, and a number that is closed is given out again.
+ * Keeps at most `limit` descriptors open. The owner of a descriptor is notified when it is closed. Descriptors that were used in
+ * the current turn are not closed: a call may use two at the same time, and the kernel reuses closed descriptor numbers.
  */
 export interface Descriptors {
   keep(fd: number, onClosed: () => void): Descriptor;
-  /** It is being used. */
+  /** Marks it as used. */
   touch(descriptor: Descriptor): void;
-  /** Closes it now, or when the last of its users is done. */
+  /** Closes it now, or when its last user is done. */
   drop(descriptor: Descriptor): void;
   release(descriptor: Descriptor): void;
-  /** Another turn begins. */
-  turn(): void;
-  /** Closes all that nobody waits for. */
+  /** Starts a new turn. */
+  startTurn(): void;
+  /** Closes all descriptors without users. */
   closeAll(): void;
   readonly size: number;
 }
 
-interface Kept extends Descriptor {
+interface KeptDescriptor extends Descriptor {
   turn: number;
   isRecent: boolean;
   isDropped: boolean;
@@ -35,10 +38,10 @@ interface Kept extends Descriptor {
 }
 
 export function createDescriptors(limit: number): Descriptors {
-  const all = new Set<Kept>();
+  const all = new Set<KeptDescriptor>();
   let turn = 0;
 
-  function drop(kept: Kept): void {
+  function drop(kept: KeptDescriptor): void {
     if (kept.isDropped) return;
     kept.isDropped = true;
     all.delete(kept);
@@ -46,8 +49,8 @@ export function createDescriptors(limit: number): Descriptors {
     if (kept.users === 0) close(kept.fd);
   }
 
-  /** Second chance: those used since they were last looked at go to the end. */
-  function makeRoom(): void {
+  /** Second-chance eviction: descriptors that were used since the last check move to the end. */
+  function evict(): void {
     for (let looks = all.size * 2; all.size >= limit && looks > 0; looks--) {
       const [oldest] = all;
       if (oldest === undefined) return;
@@ -61,24 +64,24 @@ export function createDescriptors(limit: number): Descriptors {
 
   return {
     keep: (fd, onClosed) => {
-      makeRoom();
+      evict();
       const prefix = `/proc/self/fd/${fd}/`;
-      const kept: Kept = { fd, prefix, users: 0, turn, isRecent: false, isDropped: false, onClosed };
+      const kept: KeptDescriptor = { fd, prefix, users: 0, turn, isRecent: false, isDropped: false, onClosed };
       all.add(kept);
       return kept;
     },
     touch: (descriptor) => {
-      const kept = descriptor as Kept;
+      const kept = descriptor as KeptDescriptor;
       kept.turn = turn;
       kept.isRecent = true;
     },
-    drop: (descriptor) => drop(descriptor as Kept),
+    drop: (descriptor) => drop(descriptor as KeptDescriptor),
     release: (descriptor) => {
-      const kept = descriptor as Kept;
+      const kept = descriptor as KeptDescriptor;
       kept.users--;
       if (kept.users === 0 && kept.isDropped) close(kept.fd);
     },
-    turn: () => {
+    startTurn: () => {
       turn++;
     },
     closeAll: () => {
@@ -90,11 +93,11 @@ export function createDescriptors(limit: number): Descriptors {
   };
 }
 
-/** What could not be written is told to who asks for it to be saved; nobody waits for a close. */
+/** Write errors are reported by sync calls; nobody waits for a close. */
 function close(fd: number): void {
   try {
     closeSync(fd);
   } catch {
-    // It is closed all the same.
+    // The descriptor is closed even if close(2) fails.
   }
 }

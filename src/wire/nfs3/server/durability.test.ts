@@ -5,23 +5,23 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { XdrWriter } from '../../xdr/writer.ts';
 import { stability } from '../structures.ts';
-import { createDescribe } from './attributes.ts';
-import { createData } from './data.ts';
-import { createSharing } from './durability.ts';
+import { createToAttributes } from './attributes.ts';
+import { createDataProcedures } from './data-procedures.ts';
+import { createSyncCoalescer } from './durability.ts';
 import type { Export } from './export.ts';
+import { createExportedTree } from './exported-tree.ts';
 import { createHandles } from './handles.ts';
 import { createIdentities } from './identities.ts';
 import { createNode, createNodes } from './nodes.ts';
 import { readerOf, servedProcedure } from './procedure.ts';
 import { createReadMemory } from './read-memory.ts';
-import { createTree } from './tree.ts';
 
 describe('those who wait for the same file', () => {
   const node = createNode(1n, 1n, undefined, '');
   const other = createNode(2n, 1n, undefined, '');
 
   test('share a run that begins after all of them asked', async () => {
-    const share = createSharing();
+    const share = createSyncCoalescer();
     const runs: PromiseWithResolvers<void>[] = [];
     const run = (): Promise<void> => {
       runs.push(Promise.withResolvers());
@@ -50,7 +50,7 @@ describe('those who wait for the same file', () => {
   });
 
   test('are told when it fails; those after them are not', async () => {
-    const share = createSharing();
+    const share = createSyncCoalescer();
     let runs = 0;
     const run = async (): Promise<void> => {
       if (++runs === 1) throw new Error('no');
@@ -69,14 +69,14 @@ describe.skipIf(needs('linux'))('a disk that fails', () => {
     fs.writeFileSync(join(directory, 'f'), '');
     const handles = createHandles(Buffer.alloc(32, 1));
     const nodes = createNodes(handles, 10);
-    const tree = createTree({ path: directory, maxDescriptors: 10, ownsProcess: false }, nodes);
+    const tree = createExportedTree({ path: directory, maxDescriptors: 10, ownsProcess: false }, nodes);
     onTestFinished(() => tree.close());
     const identities = createIdentities({
       squash: 'none',
       anonymous: { uid: 1, gid: 1 },
       users: [],
       groups: [],
-      only: { uid: 0, gid: 0, groups: [], isRoot: true },
+      serverUser: { uid: 0, gid: 0, groups: [], isRoot: true },
     });
     const renewed: number[] = [];
     const errors: string[] = [];
@@ -88,14 +88,14 @@ describe.skipIf(needs('linux'))('a disk that fails', () => {
       identities,
       isReadOnly: false,
       isDurable: true,
-      describe: createDescribe(1n, identities),
+      toAttributes: createToAttributes(1n, identities),
       durability: { data: () => Promise.reject(broken), changes: () => Promise.resolve() },
       verifier: { bytes: Buffer.alloc(8), renew: () => renewed.push(1) },
       onError: (what: string) => errors.push(what),
     } as unknown as Export;
-    const [, write, commit] = createData(createReadMemory(), 1).map((one) => servedProcedure(exported, one));
+    const [, write, commit] = createDataProcedures(createReadMemory(), 1).map((one) => servedProcedure(exported, one));
     const stats = fs.lstatSync(join(directory, 'f'), { bigint: true });
-    const handle = nodes.handleOf(tree.child(tree.root, 'f', stats));
+    const handle = nodes.handleOf(tree.nodeFor(tree.root, 'f', stats));
     const caller = { address: '::1', port: 1, isEncrypted: false, identity: undefined };
     const status = async (procedure: typeof write, args: XdrWriter): Promise<number> => {
       const reply = await procedure?.handle(readerOf(Buffer.from(args.written)), caller);

@@ -1,59 +1,59 @@
 import { closeSync, constants, fdatasync, fsync, openSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
 import type { Descriptor } from './descriptors.ts';
+import { type ExportedTree, FileMoved } from './exported-tree.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
-import { Lost, type Tree } from './tree.ts';
 
 /**
- * Brings changes to the disk before they are answered. Whoever waits for the same file or directory shares one run of it:
- * of sixty-four calls at once, one pays. Through Node's threads, since a disk takes milliseconds.
+ * Syncs changes to the disk before the server replies. Concurrent calls for the same file or directory share one sync: of
+ * sixty-four calls at once, one pays. Syncs run in Node's threads, since a disk takes milliseconds.
  */
 export interface Durability {
-  /** What was written to a file. It is not closed before that. */
+  /** Syncs the data of a file. Its descriptor stays open until then. */
   data(node: Node, descriptor: Descriptor): Promise<void>;
-  /** What was changed in a directory, or about a file or directory itself. */
+  /** Syncs the entries of directories, and the attributes of files and directories. */
   changes(nodes: readonly Node[]): Promise<void>;
 }
 
 type Sync = (fd: number, done: (cause: Error | null) => void) => void;
 
-export function createDurability(tree: Tree): Durability {
+export function createDurability(tree: ExportedTree): Durability {
   const { descriptors } = tree;
-  const [ofData, ofChanges] = [createSharing(), createSharing()];
+  const [ofData, ofChanges] = [createSyncCoalescer(), createSyncCoalescer()];
 
-  async function held(descriptor: Descriptor, how: Sync): Promise<void> {
+  async function syncHeld(descriptor: Descriptor, how: Sync): Promise<void> {
     descriptor.users++;
     try {
-      await synced(how, descriptor.fd);
+      await sync(how, descriptor.fd);
     } finally {
       descriptors.release(descriptor);
     }
   }
 
   async function change(node: Node): Promise<void> {
-    // Its data are open: that will do. Else a descriptor of its own, which is closed after.
-    if (node.file !== undefined) return await held(node.file, fsync);
-    const fd = reopened(tree, node);
+    // Use the open descriptor of the data. Otherwise open one for the sync and close it after.
+    if (node.file !== undefined) return await syncHeld(node.file, fsync);
+    const fd = reopen(tree, node);
     if (fd === undefined) return;
     try {
-      await synced(fsync, fd);
+      await sync(fsync, fd);
     } finally {
       closeSync(fd);
     }
   }
 
   return {
-    data: (node, descriptor) => ofData(node, () => held(descriptor, fdatasync)),
+    data: (node, descriptor) => ofData(node, () => syncHeld(descriptor, fdatasync)),
     changes: async (nodes) => {
       await Promise.all(nodes.map((node) => ofChanges(node, () => change(node))));
     },
   };
 }
 
-export type Share = (node: Node, run: () => Promise<void>) => Promise<void>;
+export type CoalescedSync = (node: Node, run: () => Promise<void>) => Promise<void>;
 
-export function createSharing(): Share {
+export function createSyncCoalescer(): CoalescedSync {
   const running = new Map<Node, Promise<void>>();
   const following = new Map<Node, Promise<void>>();
 
@@ -65,7 +65,10 @@ export function createSharing(): Share {
     return current;
   }
 
-  /** One that runs may have begun before the change: then the next one counts, for all who come until it begins. */
+  /**
+   * A sync that is running may have started before the change. So the call waits for the next one, which it shares with all calls
+   * that come before that starts.
+   */
   return (node, run) => {
     const current = running.get(node);
     if (current === undefined) return begin(node, run);
@@ -82,27 +85,27 @@ export function createSharing(): Share {
   };
 }
 
-/** Only files and directories can be opened to be synced; of what else there is, the directory's own sync takes care. */
-function reopened(tree: Tree, node: Node): number | undefined {
+/** Only files and directories can be opened for a sync; for other types the sync of the parent directory suffices. */
+function reopen(tree: ExportedTree, node: Node): number | undefined {
   try {
     if (node.directory !== undefined) return openSync(node.directory.prefix, constants.O_RDONLY);
-    return tree.holding(node, (path, stats) =>
+    return tree.withOpenPath(node, (path, stats) =>
       stats.isFile() || stats.isDirectory() ? openSync(path, constants.O_RDONLY) : undefined,
     );
   } catch (cause) {
-    // Removed or moved meanwhile by others; or a mode that keeps even the owner out: the system writes it in its own time.
-    if (cause instanceof Lost || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
+    // Another process removed or moved it, or the mode denies access even to the owner: the kernel will write it in its own time.
+    if (cause instanceof FileMoved || cause instanceof Refusal || isErrno(cause, 'EACCES')) return undefined;
     throw cause;
   }
 }
 
-async function synced(how: Sync, fd: number): Promise<void> {
+async function sync(how: Sync, fd: number): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   how(fd, (cause) => (cause === null ? resolve() : reject(cause)));
   try {
     await promise;
   } catch (cause) {
-    // Some file systems cannot; they have no disk either.
+    // Some file systems do not support sync; they have no disk either.
     if (!isErrno(cause, 'EINVAL')) throw cause;
   }
 }

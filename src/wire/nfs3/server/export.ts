@@ -1,49 +1,49 @@
 import { XdrError, type XdrReader } from '../../xdr/reader.ts';
 import { maxHandle } from '../structures.ts';
-import type { Describe } from './attributes.ts';
-import { checkReach } from './confined.ts';
+import type { ToAttributes } from './attributes.ts';
+import { checkReach } from './confinement.ts';
 import type { Durability } from './durability.ts';
+import type { ExportedTree } from './exported-tree.ts';
+import type { FileSearch } from './file-search.ts';
 import type { Handles } from './handles.ts';
 import type { Identities } from './identities.ts';
 import type { Listings } from './listing.ts';
 import { createNode, type Node, type Nodes } from './nodes.ts';
-import type { Pages } from './pages.ts';
+import type { ReaddirCache } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
-import type { Search } from './search.ts';
-import type { Tree } from './tree.ts';
 
-/** What all procedures work on. */
+/** The state that all procedures share. */
 export interface Export {
-  readonly tree: Tree;
+  readonly tree: ExportedTree;
   readonly nodes: Nodes;
   readonly handles: Handles;
-  readonly search: Search;
+  readonly search: FileSearch;
   readonly identities: Identities;
-  readonly describe: Describe;
+  readonly toAttributes: ToAttributes;
   readonly listings: Listings;
-  readonly pages: Pages;
+  readonly readdirCache: ReaddirCache;
   readonly durability: Durability;
-  /** Changes of names and attributes are on the disk before they are answered. */
+  /** Whether changes of names and attributes are synced to the disk before the reply. */
   readonly isDurable: boolean;
   readonly isReadOnly: boolean;
-  /** Whether this is the export as confined callers see it: see confined.ts. */
+  /** Whether this is the view of confined callers: see confinement.ts. */
   readonly isConfined: boolean;
-  /** RFC 1813, section 3.3.7: another one tells clients that what they did not commit may be lost. */
+  /** RFC 1813, section 3.3.7: a new write verifier tells clients that uncommitted data may be lost. */
   readonly verifier: { readonly bytes: Buffer; renew(): void };
-  /** Tells the cookies of this server from those of another that has its place. */
+  /** The cookie verifier distinguishes this server's cookies from those of a server that replaced it. */
   readonly cookieVerifier: bigint;
   readonly onError: (what: string, cause: unknown) => void;
 }
 
-/** The file that a call is about, if the caller may reach it. */
-export function nodeOf(exported: Export, reader: XdrReader): Node {
-  const node = nodeBy(exported, reader);
+/** Reads the handle of a call and returns its file, if the caller may access it. */
+export function readNode(exported: Export, reader: XdrReader): Node {
+  const node = readNodeByHandle(exported, reader);
   if (exported.isConfined) checkReach(node, exported.tree.root);
   return node;
 }
 
-/** One that was seen before costs no more than to compare its handle. */
-function nodeBy({ nodes, handles, tree }: Export, reader: XdrReader): Node {
+/** For a known file, only the handle bytes are compared. */
+function readNodeByHandle({ nodes, handles, tree }: Export, reader: XdrReader): Node {
   const length = reader.u32();
   if (length > maxHandle) throw new XdrError(`a handle of ${length} bytes`);
   const from = reader.take((length + 3) & ~3);
@@ -57,15 +57,15 @@ function nodeBy({ nodes, handles, tree }: Export, reader: XdrReader): Node {
     return root;
   }
   const present = nodes.find(origin.ino);
-  // The same file by another handle, from before it was moved.
+  // The same file under an older handle, from before it was moved.
   if (present !== undefined && present.birth === origin.birth) return present;
-  // Another file has its number now: then it is gone, unless that one is gone, too.
+  // Another file has this inode number now, so the handle is stale, unless that file is deleted, too.
   if (present !== undefined && !present.isGone && tree.stat(present).nlink > 0n) refuse('STALE');
-  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.trail };
+  const node = { ...createNode(origin.ino, origin.birth, undefined, ''), trail: origin.parentHashes };
   nodes.add(node);
   return node;
 }
 
-export function checkWritable({ isReadOnly }: Export): void {
+export function requireWritable({ isReadOnly }: Export): void {
   if (isReadOnly) refuse('ROFS');
 }

@@ -1,14 +1,21 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import fc from 'fast-check';
 import { describe, expect, test } from 'vitest';
-import { createCode, createHandles, type Handles, maxTrail, type Origin, trailByte } from './handles.ts';
+import {
+  createHandles,
+  createHmacSha256,
+  type HandleContents,
+  type Handles,
+  maxParentHashes,
+  parentHash,
+} from './handles.ts';
 
 const key = randomBytes(32);
-const make = (handles: Handles, made: Origin): Buffer => Buffer.from(handles.make(made), 'latin1');
+const make = (handles: Handles, made: HandleContents): Buffer => Buffer.from(handles.make(made), 'latin1');
 const origin = fc.record({
   ino: fc.bigInt({ min: 0n, max: 2n ** 64n - 1n }),
   birth: fc.bigInt({ min: 0n, max: 2n ** 63n }),
-  trail: fc.uint8Array({ maxLength: maxTrail }),
+  parentHashes: fc.uint8Array({ maxLength: maxParentHashes }),
 });
 
 describe('a file handle', () => {
@@ -19,7 +26,10 @@ describe('a file handle', () => {
         const handle = make(handles, made);
         expect(handle.length).toBeLessThanOrEqual(64);
         const opened = handles.open(handle);
-        expect({ ...opened, trail: [...(opened?.trail ?? [])] }).toEqual({ ...made, trail: [...made.trail] });
+        expect({ ...opened, parentHashes: [...(opened?.parentHashes ?? [])] }).toEqual({
+          ...made,
+          parentHashes: [...made.parentHashes],
+        });
       }),
     );
   });
@@ -40,7 +50,7 @@ describe('a file handle', () => {
   });
 
   test('of another key is none of ours', () => {
-    const made = { ino: 5n, birth: 6n, trail: new Uint8Array([1, 2]) };
+    const made = { ino: 5n, birth: 6n, parentHashes: new Uint8Array([1, 2]) };
     expect(createHandles(randomBytes(32)).open(make(createHandles(key), made))).toBeUndefined();
   });
 
@@ -55,7 +65,7 @@ describe('a file handle', () => {
 });
 
 test('the code is HMAC-SHA-256', () => {
-  const code = createCode(key);
+  const code = createHmacSha256(key);
   fc.assert(
     fc.property(fc.uint8Array({ maxLength: 200 }), (message) => {
       expect(code(message)).toEqual(createHmac('sha256', key).update(message).digest());
@@ -64,6 +74,6 @@ test('the code is HMAC-SHA-256', () => {
 });
 
 test('neighbouring directories rarely have the same byte', () => {
-  const bytes = new Set(Array.from({ length: 64 }, (_, i) => trailByte(1_000_000n + BigInt(i))));
+  const bytes = new Set(Array.from({ length: 64 }, (_, i) => parentHash(1_000_000n + BigInt(i))));
   expect(bytes.size).toBeGreaterThan(48);
 });

@@ -1,78 +1,83 @@
 import { hash } from 'node:crypto';
 import type { ByteString } from './names.ts';
 
-/** What a handle says: which inode, which of those that had its number, and by which directories it was reached. */
-export interface Origin {
+/** The contents of a handle: the inode number, the birth time, and a hint for finding the file. */
+export interface HandleContents {
   readonly ino: bigint;
-  /** When the inode was made, in nanoseconds: numbers are used again, these are not. 0 where the file system has none. */
+  /**
+   * The birth time of the inode in nanoseconds. Inode numbers are reused, these are not. 0 if the file system has no birth times.
+   */
   readonly birth: bigint;
-  /** One byte for each directory between the root and it, from their inode numbers: so it is found after a restart. */
-  readonly trail: Uint8Array;
+  /**
+   * One byte for each directory between the root and the file, hashed from its inode number: with these the server finds the file
+   * after a restart.
+   */
+  readonly parentHashes: Uint8Array;
 }
 
 export interface Handles {
-  make(origin: Origin): ByteString;
-  /** Undefined: not one of ours. */
-  open(handle: Uint8Array): Origin | undefined;
+  make(origin: HandleContents): ByteString;
+  /** Undefined: this server did not create the handle. */
+  open(handle: Uint8Array): HandleContents | undefined;
 }
 
 /*
- * version (1), reserved (1), length of the trail (1), reserved (1), inode (8), birth (8), trail, code (16)
+ * version (1), reserved (1), length of the parent hashes (1), reserved (1), inode (8), birth (8), parent hashes, MAC (16)
  */
 const version = 1;
 const headLength = 20;
-const codeLength = 16;
-/** A handle has at most 64 bytes. */
-export const maxTrail = 64 - headLength - codeLength;
+const macLength = 16;
+/** RFC 1813 limits a handle to 64 bytes. */
+export const maxParentHashes = 64 - headLength - macLength;
 
 const blockLength = 64;
 const digestLength = 32;
 
-/** Handles that only the holder of the key can make. */
+/** Creates and verifies handles. Only the holder of the key can create a valid one. */
 export function createHandles(key: Uint8Array): Handles {
-  const code = createShortCode(key);
-  const scratch = Buffer.alloc(headLength + maxTrail + codeLength);
+  const mac = createTruncatedHmac(key);
+  const scratch = Buffer.alloc(headLength + maxParentHashes + macLength);
   return {
-    make: ({ ino, birth, trail }) => {
-      const length = headLength + trail.length;
+    make: ({ ino, birth, parentHashes }) => {
+      const length = headLength + parentHashes.length;
       scratch[0] = version;
-      scratch[2] = trail.length;
+      scratch[2] = parentHashes.length;
       scratch.writeBigUInt64BE(ino, 4);
       scratch.writeBigUInt64BE(BigInt.asUintN(64, birth), 12);
-      scratch.set(trail, headLength);
-      scratch.write(code(scratch.subarray(0, length)), length, 'latin1');
-      // In one piece: a sum of strings keeps its parts.
-      return scratch.toString('latin1', 0, length + codeLength);
+      scratch.set(parentHashes, headLength);
+      scratch.write(mac(scratch.subarray(0, length)), length, 'latin1');
+      // One conversion: a concatenated string would keep its parts in memory.
+      return scratch.toString('latin1', 0, length + macLength);
     },
     open: (bytes) => {
       const handle = Buffer.from(bytes);
-      const length = handle.length - headLength - codeLength;
-      if (length < 0 || length > maxTrail || handle[0] !== version || handle[2] !== length) return undefined;
+      const length = handle.length - headLength - macLength;
+      if (length < 0 || length > maxParentHashes || handle[0] !== version || handle[2] !== length) return undefined;
       const body = handle.subarray(0, headLength + length);
-      if (!isSame(code(body), handle, body.length, handle.length)) return undefined;
+      if (!equalsInConstantTime(mac(body), handle, body.length, handle.length)) return undefined;
       return {
         ino: handle.readBigUInt64BE(4),
         birth: handle.readBigUInt64BE(12),
-        trail: handle.subarray(headLength, headLength + length),
+        parentHashes: handle.subarray(headLength, headLength + length),
       };
     },
   };
 }
 
 /** HMAC-SHA-256 (RFC 2104). */
-export function createCode(key: Uint8Array): (message: Uint8Array) => Buffer {
+export function createHmacSha256(key: Uint8Array): (message: Uint8Array) => Buffer {
   const digest = createDigest(key);
   return (message) => Buffer.from(digest(message), 'latin1');
 }
 
-function createShortCode(key: Uint8Array): (message: Uint8Array) => ByteString {
+function createTruncatedHmac(key: Uint8Array): (message: Uint8Array) => ByteString {
   const digest = createDigest(key);
-  return (message) => digest(message).slice(0, codeLength);
+  return (message) => digest(message).slice(0, macLength);
 }
 
 /**
- * By hand: Node's own HMAC looks its algorithm up each time, which makes it ten times slower. As a string: a new Buffer
- * for the result costs twice as much as the hash.
+ * Hand-written: Node's HMAC looks up its algorithm each time, which makes it ten times slower. Returns a string: a new Buffer for
+ * the result costs twice as much as the hash.
  */
 function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
   const padded = (byte: number, room: number): Buffer => {
@@ -81,7 +86,7 @@ function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
     for (let i = 0; i < blockLength; i++) block[i] = (block[i] as number) ^ byte;
     return block;
   };
-  const [inner, outer] = [padded(0x36, headLength + maxTrail), padded(0x5c, digestLength)];
+  const [inner, outer] = [padded(0x36, headLength + maxParentHashes), padded(0x5c, digestLength)];
   const innerWith = (message: Uint8Array): Buffer => {
     if (blockLength + message.length > inner.length) return Buffer.concat([inner.subarray(0, blockLength), message]);
     inner.set(message, blockLength);
@@ -93,17 +98,17 @@ function createDigest(key: Uint8Array): (message: Uint8Array) => ByteString {
   };
 }
 
-/** In the same time wherever they differ: else a code could be guessed byte by byte. */
-export function isSame(expected: ByteString, bytes: Uint8Array, from: number, end: number): boolean {
+/** Compares in constant time, so that a MAC cannot be guessed byte by byte. */
+export function equalsInConstantTime(expected: ByteString, bytes: Uint8Array, from: number, end: number): boolean {
   if (expected.length !== end - from) return false;
   let difference = 0;
   for (let i = 0; i < expected.length; i++) difference |= expected.charCodeAt(i) ^ (bytes[from + i] as number);
   return difference === 0;
 }
 
-/** The byte that stands for a directory in a trail. */
-export const trailByte = (ino: bigint): number => {
+/** The hash of a directory in `parentHashes`. */
+export const parentHash = (ino: bigint): number => {
   const low = Number(BigInt.asUintN(32, ino));
-  // Neighbours in one directory often have numbers one apart; all bits shall count.
+  // Entries of one directory often have consecutive inode numbers, so mix all bits.
   return (Math.imul(low, 0x9e37_79b1) >>> 24) ^ Number(BigInt.asUintN(8, ino >> 32n));
 };

@@ -142,10 +142,10 @@ describe('a server that is an ordinary user', () => {
     anonymous: { uid: 1, gid: 1 },
     users: [],
     groups: [],
-    only,
+    serverUser: only,
   });
   test.each([0, 1000, 4242])('does everything as that one, also for %d', (uid) => {
     const caller = { address: '::1', port: 1, isEncrypted: false, ...as(uid) };
-    expect(identities.who(caller)).toEqual(only);
+    expect(identities.credentialsOf(caller)).toEqual(only);
   });
 });

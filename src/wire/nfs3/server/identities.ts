@@ -1,79 +1,80 @@
 import type { Caller } from '../../rpc/server.ts';
 
-/** Whom a call is done for, after squashing and mapping. */
-export interface Who {
+/** The user and groups that a call runs as, after squashing and mapping. */
+export interface Credentials {
   readonly uid: number;
   readonly gid: number;
   readonly groups: readonly number[];
-  /** Nothing is forbidden to it, save by the system. */
+  /** The server skips its permission checks; the kernel's still apply. */
   readonly isRoot: boolean;
 }
 
-/** One user or group, as clients and as this machine number them. */
-export interface Mapped {
+/** The number of a user or group on clients and on this machine. */
+export interface IdMapping {
   readonly client: number;
   readonly here: number;
 }
 
 export interface IdentityOptions {
-  /** Who is made anonymous: root (as clients can claim to be anybody, at least not that), everybody, or nobody. */
+  /**
+   * Which users are mapped to the anonymous user: root (since clients can claim any user, this denies them at least root), all,
+   * or none.
+   */
   readonly squash: 'root' | 'all' | 'none';
   readonly anonymous: { readonly uid: number; readonly gid: number };
-  readonly users: readonly Mapped[];
-  readonly groups: readonly Mapped[];
+  readonly users: readonly IdMapping[];
+  readonly groups: readonly IdMapping[];
   /**
-   * Set where the server itself is an ordinary user: everything is done as that one, since it can be done as no other,
-   * and everything it makes belongs to it.
+   * Set if the server runs as an ordinary user: it then executes all calls as that user, which owns everything that it creates.
    */
-  readonly only?: Who | undefined;
+  readonly serverUser?: Credentials | undefined;
 }
 
 export interface Identities {
-  who(caller: Caller): Who;
-  /** Of an owner on disk, for clients. */
-  shownUid(uid: number): number;
-  shownGid(gid: number): number;
-  /** Of an owner that a client wants to give. */
-  givenUid(uid: number): number;
-  givenGid(gid: number): number;
+  credentialsOf(caller: Caller): Credentials;
+  /** Maps an owner on disk to the number on clients. */
+  toClientUid(uid: number): number;
+  toClientGid(gid: number): number;
+  /** Maps an owner that a client sets to the number on this machine. */
+  toLocalUid(uid: number): number;
+  toLocalGid(gid: number): number;
 }
 
-/** (uid_t)-1 means "leave it" to the system: nobody can be that. */
-const nobodyCanBe = 0xffff_ffff;
+/** (uid_t)-1 means "do not change" to chown(2), so no user has it. */
+const noId = 0xffff_ffff;
 
 export function createIdentities(options: IdentityOptions): Identities {
-  const { squash, anonymous, only } = options;
-  const [users, groups] = [translation(options.users), translation(options.groups)];
-  const nobody: Who = { ...anonymous, groups: [], isRoot: false };
-  // A caller is one object for as long as a connection sends the same credential.
-  const known = new WeakMap<Caller, Who>();
+  const { squash, anonymous, serverUser } = options;
+  const [users, groups] = [createTranslation(options.users), createTranslation(options.groups)];
+  const nobody: Credentials = { ...anonymous, groups: [], isRoot: false };
+  // The caller object stays the same while a connection sends the same credential.
+  const known = new WeakMap<Caller, Credentials>();
 
-  function identify({ identity }: Caller): Who {
-    if (only !== undefined) return only;
+  function identify({ identity }: Caller): Credentials {
+    if (serverUser !== undefined) return serverUser;
     if (identity === undefined || squash === 'all') return nobody;
-    const squashed = (id: number, to: number): number =>
-      id === nobodyCanBe || (id === 0 && squash === 'root') ? to : id;
+    const squashed = (id: number, to: number): number => (id === noId || (id === 0 && squash === 'root') ? to : id);
     const uid = squashed(users.here(identity.uid), anonymous.uid);
     const group = (gid: number): number => squashed(groups.here(gid), anonymous.gid);
     return { uid, gid: group(identity.gid), groups: identity.groups.map(group), isRoot: uid === 0 };
   }
 
   return {
-    who: (caller) => {
+    credentialsOf: (caller) => {
       const found = known.get(caller);
       if (found !== undefined) return found;
       const who = identify(caller);
       known.set(caller, who);
       return who;
     },
-    shownUid: users.there,
-    shownGid: groups.there,
-    givenUid: users.here,
-    givenGid: groups.here,
+    toClientUid: users.there,
+    toClientGid: groups.there,
+    toLocalUid: users.here,
+    toLocalGid: groups.here,
   };
 }
 
-function translation(mapped: readonly Mapped[]): {
+function createTranslation(mapped: readonly IdMapping[]): {
   readonly here: (id: number) => number;
   readonly there: (id: number) => number;
 } {

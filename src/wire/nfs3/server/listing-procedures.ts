@@ -3,92 +3,102 @@ import type { Reply } from '../../rpc/server.ts';
 import type { XdrReader } from '../../xdr/reader.ts';
 import { XdrWriter } from '../../xdr/writer.ts';
 import { attributesLength, writeAttributes, writePostAttributes } from '../structures.ts';
-import { allows, check, may } from './access.ts';
-import { type Export, nodeOf } from './export.ts';
+import { hasPermission, permission, requirePermission } from './access.ts';
+import { type Export, readNode } from './export.ts';
 import { firstCookie, type Listing } from './listing.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
-import type { Page } from './pages.ts';
-import type { Definition, Run } from './procedure.ts';
+import type { ProcedureDefinition, ProcedureHandler } from './procedure.ts';
+import type { Page } from './readdir-cache.ts';
 import { refuse } from './refusal.ts';
 
-/** A larger answer would keep others waiting while it is made. */
+/** Building a larger reply would delay other clients. */
 const maxReply = 128 * 1024;
-/** Status, the directory's attributes, the verifier, and the two words at the end. */
-const frame = 4 + 4 + attributesLength + 8 + 8;
+/** The status, the directory's attributes, the verifier, and the two words at the end. */
+const fixedLength = 4 + 4 + attributesLength + 8 + 8;
 
 const padded = (length: number): number => (length + 3) & ~3;
-/** "Another follows", file id, name, cookie. */
+/** Entry follows, file id, name, cookie. */
 const plainLength = (name: ByteString): number => 4 + 8 + 4 + padded(name.length) + 8;
 
-/** How much one answer may hold. */
-interface Room {
+/** The size limits of one reply. */
+interface ReplyLimits {
   readonly total: number;
-  /** Of names alone, as READDIRPLUS counts them. */
+  /** dircount of READDIRPLUS: the limit on file ids, names and cookies. */
   readonly names: number;
 }
 
-interface Question {
+interface ReaddirArgs {
   readonly directory: Node;
   readonly cookie: number;
-  readonly room: Room;
+  readonly limits: ReplyLimits;
   readonly withAttributes: boolean;
 }
 
-function readQuestion(exported: Export, reader: XdrReader, withAttributes: boolean): Question {
-  const directory = nodeOf(exported, reader);
+function readReaddirArgs(exported: Export, reader: XdrReader, withAttributes: boolean): ReaddirArgs {
+  const directory = readNode(exported, reader);
   const cookie = reader.u64();
   const verifier = reader.u64();
   const first = reader.u32();
-  const total = Math.min(withAttributes ? reader.u32() : first, maxReply) - frame;
+  const total = Math.min(withAttributes ? reader.u32() : first, maxReply) - fixedLength;
   if (cookie > BigInt(Number.MAX_SAFE_INTEGER)) refuse('BAD_COOKIE');
-  // 0 is what clients send that do not keep it.
+  // Clients that do not keep the verifier send 0.
   if (cookie !== 0n && verifier !== 0n && verifier !== exported.cookieVerifier) refuse('BAD_COOKIE');
-  return { directory, cookie: Number(cookie), room: { total, names: withAttributes ? first : total }, withAttributes };
+  return {
+    directory,
+    cookie: Number(cookie),
+    limits: { total, names: withAttributes ? first : total },
+    withAttributes,
+  };
 }
 
-/** What an answer depends on: the question, the directory as it is, and whether the caller may enter it. */
-interface Asked extends Question {
+/** Everything that a reply depends on: the arguments, the directory's state, and whether the caller may search it. */
+interface ReaddirCall extends ReaddirArgs {
   readonly stats: BigIntStats;
-  /** Attributes of what lies in a directory are for those who may enter it. */
-  readonly isOpen: boolean;
-  /** The directory above is told by its number alone. */
+  /** The caller may search the directory, so it may see its entries' attributes. */
+  readonly showsAttributes: boolean;
+  /** Reports only the file id of the parent directory. */
   readonly isConfined: boolean;
 }
 
-/** Everything in it but the directory. */
-const keyOf = ({ cookie, room, withAttributes, isOpen, isConfined }: Asked): string =>
-  `${cookie} ${room.total} ${room.names} ${withAttributes} ${isOpen} ${isConfined}`;
+/** A cache key of all fields except the directory. */
+const keyOf = ({ cookie, limits, withAttributes, showsAttributes, isConfined }: ReaddirCall): string =>
+  `${cookie} ${limits.total} ${limits.names} ${withAttributes} ${showsAttributes} ${isConfined}`;
 
 const listing =
-  (withAttributes: boolean): Run =>
+  (withAttributes: boolean): ProcedureHandler =>
   (exported, reader, who) => {
-    const question = readQuestion(exported, reader, withAttributes);
+    const question = readReaddirArgs(exported, reader, withAttributes);
     const { directory, cookie } = question;
     const stats = exported.tree.statDirectory(directory);
-    check(stats, who, may.read);
+    requirePermission(stats, who, permission.read);
     const { isConfined } = exported;
-    const asked = { ...question, stats, isConfined, isOpen: withAttributes && allows(stats, who, may.execute) };
-    const known = exported.pages.find(directory, keyOf(asked), stats);
+    const asked = {
+      ...question,
+      stats,
+      isConfined,
+      showsAttributes: withAttributes && hasPermission(stats, who, permission.execute),
+    };
+    const known = exported.readdirCache.find(directory, keyOf(asked), stats);
     if (known !== undefined) return reply(exported, asked, known);
     const found = exported.listings.after(directory, cookie, stats);
     const first = found instanceof Promise ? undefined : pageOf(exported, asked, found);
-    return first === undefined ? laterAnswer(exported, asked, found) : reply(exported, asked, first);
+    return first === undefined ? replyLater(exported, asked, found) : reply(exported, asked, first);
   };
 
-async function laterAnswer(exported: Export, asked: Asked, first: Listing | Promise<Listing>): Promise<Reply> {
+async function replyLater(exported: Export, asked: ReaddirCall, first: Listing | Promise<Listing>): Promise<Reply> {
   let found = await first;
   const { directory, stats } = asked;
   for (let { cookie } = asked; ; found = await exported.listings.after(directory, cookie, stats)) {
-    exported.tree.descriptors.turn();
+    exported.tree.descriptors.startTurn();
     const page = pageOf(exported, asked, found);
     if (page !== undefined) return reply(exported, asked, page);
     cookie = found.cookies.at(-1) as number;
   }
 }
 
-function reply({ describe, cookieVerifier }: Export, { stats }: Asked, { bytes }: Page): Reply {
-  const around = describe(stats);
+function reply({ toAttributes, cookieVerifier }: Export, { stats }: ReaddirCall, { bytes }: Page): Reply {
+  const around = toAttributes(stats);
   return (writer) => {
     writer.u32(0);
     writePostAttributes(writer, around);
@@ -97,23 +107,23 @@ function reply({ describe, cookieVerifier }: Export, { stats }: Asked, { bytes }
   };
 }
 
-/** Undefined: of this part nothing is left, and another part follows. No answer may be empty before the end. */
-function pageOf(exported: Export, asked: Asked, found: Listing): Page | undefined {
-  const { directory, cookie, isOpen, isConfined, stats } = asked;
+/** Undefined: this part of the listing has no more entries, and another part follows. Only the last reply may be empty. */
+function pageOf(exported: Export, asked: ReaddirCall, found: Listing): Page | undefined {
+  const { directory, cookie, showsAttributes, isConfined, stats } = asked;
   const entries = createEntries(exported, asked);
   let isFull = false;
   if (cookie < 1) isFull = !entries.add('.', 1, exported.tree.stat(directory), directory);
   const above = directory.parent ?? directory;
   if (cookie < 2 && !isFull) isFull = !entries.add('..', 2, exported.tree.stat(above), isConfined ? undefined : above);
   const { names, cookies } = found;
-  const from = cookie < firstCookie ? 0 : exported.listings.placeAfter(found, cookie);
-  exported.tree.looking(directory, (look) => {
+  const from = cookie < firstCookie ? 0 : exported.listings.indexAfter(found, cookie);
+  exported.tree.withLookup(directory, (look) => {
     for (let i = from; i < names.length && !isFull; i++) {
       const name = names[i] as ByteString;
       const own = look(name);
-      // Undefined: removed since it was read, or on another file system.
+      // Skip an entry that was removed since the directory was read, or that is on another file system.
       if (own === undefined) continue;
-      const node = isOpen ? exported.tree.child(directory, name, own) : undefined;
+      const node = showsAttributes ? exported.tree.nodeFor(directory, name, own) : undefined;
       isFull = !entries.add(name, cookies[i] as number, own, node);
     }
   });
@@ -121,23 +131,26 @@ function pageOf(exported: Export, asked: Asked, found: Listing): Page | undefine
   const isEnd = found.isEnd && !isFull;
   if (entries.count === 0 && !isEnd) return undefined;
   const page = entries.end(isEnd);
-  if (exported.listings.isCurrent(found, stats)) exported.pages.keep(directory, keyOf(asked), stats, page);
+  if (exported.listings.isCurrent(found, stats)) exported.readdirCache.keep(directory, keyOf(asked), stats, page);
   return page;
 }
 
-interface Entries {
+interface PageEntries {
   readonly count: number;
-  /** False: it does not fit any more. */
+  /** Returns false if the entry does not fit. */
   add(name: ByteString, cookie: number, stats: BigIntStats, node: Node | undefined): boolean;
   end(isEnd: boolean): Page;
 }
 
-/** Entries are laid out here, one page at a time. */
+/** The buffer in which pages are encoded, one at a time. */
 const scratch = new XdrWriter(maxReply);
 
-function createEntries({ describe, nodes }: Export, { room, withAttributes, isOpen }: Asked): Entries {
+function createEntries(
+  { toAttributes, nodes }: Export,
+  { limits, withAttributes, showsAttributes }: ReaddirCall,
+): PageEntries {
   const described: Node[] = [];
-  let { total, names } = room;
+  let { total, names } = limits;
   let count = 0;
   scratch.at = 0;
   return {
@@ -145,7 +158,7 @@ function createEntries({ describe, nodes }: Export, { room, withAttributes, isOp
       return count;
     },
     add: (name, cookie, stats, node) => {
-      const handle = isOpen && node !== undefined ? nodes.handleOf(node) : undefined;
+      const handle = showsAttributes && node !== undefined ? nodes.handleOf(node) : undefined;
       const plain = plainLength(name);
       const extra = handle === undefined ? 8 : 8 + attributesLength + 4 + padded(handle.length);
       total -= withAttributes ? plain + extra : plain;
@@ -155,7 +168,7 @@ function createEntries({ describe, nodes }: Export, { room, withAttributes, isOp
       scratch.bool(true).u64(stats.ino).latin1(name).size(cookie);
       if (handle !== undefined) {
         scratch.bool(true);
-        writeAttributes(scratch, describe(stats));
+        writeAttributes(scratch, toAttributes(stats));
         scratch.bool(true).latin1(handle);
         described.push(node as Node);
       } else if (withAttributes) scratch.bool(false).bool(false);
@@ -170,7 +183,7 @@ function createEntries({ describe, nodes }: Export, { room, withAttributes, isOp
   };
 }
 
-export const listingProcedures: readonly Definition[] = [
-  { number: 16, name: 'READDIR', blanks: 1, run: listing(false) },
-  { number: 17, name: 'READDIRPLUS', blanks: 1, run: listing(true) },
+export const listingProcedures: readonly ProcedureDefinition[] = [
+  { number: 16, name: 'READDIR', failureWords: 1, handle: listing(false) },
+  { number: 17, name: 'READDIRPLUS', failureWords: 1, handle: listing(true) },
 ];

@@ -1,54 +1,59 @@
 import { type BigIntStats, type Dir, opendirSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { ExportedTree } from './exported-tree.ts';
 import type { ByteString } from './names.ts';
 import type { Node } from './nodes.ts';
-import type { Tree } from './tree.ts';
 
-/** 1 and 2 are `.` and `..`; those of names begin here. */
+/** Cookies 1 and 2 are `.` and `..`; those of other names start here. */
 export const firstCookie = 3;
 
-/** A part of a directory's names in the order of their cookies. */
+/** A part of a directory's names, sorted by cookie. */
 export interface Listing {
-  /** The directory's own times when it was read. */
+  /** The directory's times when it was read. */
   readonly mtime: bigint;
   readonly ctime: bigint;
-  /** Taken long enough after the last change that any later one shows in the times. */
+  /** The directory was read long enough after its last change that any later change alters the times. */
   readonly isSettled: boolean;
-  /** Every name after this cookie, up to the last one here, is here. */
+  /** The listing has every name after this cookie, up to its last name. */
   readonly after: number;
   readonly cookies: Float64Array;
   readonly names: readonly ByteString[];
-  /** Nothing comes after. */
+  /** No names follow. */
   readonly isEnd: boolean;
 }
 
 /**
- * Directories as they were read. A name's cookie is made from the name itself, by a secret; names are listed in its order.
- * So a listing goes on where it was, whatever was added or removed in between, in a copy that is newer or older, and also
- * after a restart. Only so many names are held in memory, of however large a directory.
+ * Listings of directories. The cookie of a name is a keyed hash of the name, and names are listed in the order of their cookies.
+ * So a listing can continue after any changes of the directory, in an older or newer copy of it, and after a restart. Memory is
+ * bounded, however large a directory is.
  */
 export interface Listings {
-  /** What comes after the cookie. From the beginning: as the directory is now. */
+  /** Returns the names after the cookie. A listing from the beginning shows the current directory. */
   after(directory: Node, cookie: number, stats: BigIntStats): Listing | Promise<Listing>;
-  /** Whether it shows the directory as it is now; false where that cannot be told. */
+  /** Whether the listing is current; false if that is unknown. */
   isCurrent(listing: Listing, stats: BigIntStats): boolean;
-  /** The first place after the cookie. */
-  placeAfter(listing: Listing, cookie: number): number;
+  /** The index of the first name after the cookie. */
+  indexAfter(listing: Listing, cookie: number): number;
 }
 
 export interface ListingLimits {
-  /** Of one directory, at once. */
+  /** Names of one directory that are held at once. */
   readonly maxNames: number;
-  /** Of all that are kept. */
+  /** Names of all cached listings. */
   readonly maxKept: number;
 }
 
-/** Others are served in between. */
+/** Names to read before other calls get a turn. */
 const namesPerTurn = 4096;
-/** File systems note times in steps of a tick. */
+/** File systems record times in kernel ticks. */
 const tickMs = 50;
 
-export function createListings(tree: Tree, secret: CookieSecret, now: () => number, limits: ListingLimits): Listings {
+export function createListings(
+  tree: ExportedTree,
+  secret: CookieSecret,
+  now: () => number,
+  limits: ListingLimits,
+): Listings {
   const kept = new Map<Node, Listing>();
   let total = 0;
   let reading: Promise<unknown> = Promise.resolve();
@@ -81,18 +86,23 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
     return listing;
   }
 
-  function start(directory: Node, cookie: number): Reading {
+  function start(directory: Node, cookie: number): DirectoryRead {
     const { prefix } = tree.directory(directory);
-    // Of large directories the names are read in parts, each time from the beginning: the system has no order of ours.
-    return createReading(opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }), cookie, secret, limits.maxNames);
+    // A large directory is read in parts, each from the beginning, since the kernel does not sort by cookie.
+    return createDirectoryRead(
+      opendirSync(prefix, { encoding: 'latin1', bufferSize: 512 }),
+      cookie,
+      secret,
+      limits.maxNames,
+    );
   }
 
-  async function readOn(begun: Reading): Promise<Reading> {
+  async function readOn(begun: DirectoryRead): Promise<DirectoryRead> {
     while (!begun.more()) await nextTurn();
     return begun;
   }
 
-  function queued(work: () => Promise<Listing>): Promise<Listing> {
+  function enqueue(work: () => Promise<Listing>): Promise<Listing> {
     waiting++;
     const done = reading.then(work).finally(() => {
       waiting--;
@@ -106,20 +116,20 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
       const found = usable(directory, cookie, stats);
       if (found !== undefined) return found;
       const from = cookie < firstCookie ? 0 : cookie;
-      const finish = (done: Reading): Listing => {
+      const finish = (done: DirectoryRead): Listing => {
         const isSettled = now() - Number(stats.ctimeNs / 1_000_000n) > tickMs;
         return keep(directory, { ...done.listing(), mtime: stats.mtimeNs, ctime: stats.ctimeNs, isSettled });
       };
       if (waiting === 0) {
         const first = start(directory, from);
         if (first.more()) return finish(first);
-        return queued(async () => finish(await readOn(first)));
+        return enqueue(async () => finish(await readOn(first)));
       }
-      // One at a time: a reading holds many names.
-      return queued(async () => finish(await readOn(start(directory, from))));
+      // Only one read at a time, since it holds many names.
+      return enqueue(async () => finish(await readOn(start(directory, from))));
     },
     isCurrent,
-    placeAfter: ({ cookies }, cookie) => {
+    indexAfter: ({ cookies }, cookie) => {
       let [low, high] = [0, cookies.length];
       while (low < high) {
         const middle = (low + high) >>> 1;
@@ -134,15 +144,15 @@ export function createListings(tree: Tree, secret: CookieSecret, now: () => numb
 const isCurrent = ({ mtime, ctime, isSettled }: Listing, stats: BigIntStats): boolean =>
   isSettled && mtime === stats.mtimeNs && ctime === stats.ctimeNs;
 
-interface Reading {
-  /** Reads some more. True: all is read. */
+interface DirectoryRead {
+  /** Reads more names. Returns true when all are read. */
   more(): boolean;
   listing(): Pick<Listing, 'after' | 'cookies' | 'names' | 'isEnd'>;
 }
 
-function createReading(names: Dir, after: number, secret: CookieSecret, max: number): Reading {
+function createDirectoryRead(names: Dir, after: number, secret: CookieSecret, max: number): DirectoryRead {
   let found = new Map<number, ByteString>();
-  let isCut = false;
+  let isPartial = false;
 
   function add(name: ByteString): void {
     let cookie = cookieOf(name, secret);
@@ -151,11 +161,11 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
     found.set(cookie, name);
   }
 
-  /** Only the first `max` are held. */
-  function cut(): void {
+  /** Keeps only the first `max` names. */
+  function keepFirst(): void {
     const cookies = sorted(found).subarray(0, max);
     found = new Map(Array.from(cookies, (cookie) => [cookie, found.get(cookie) as ByteString]));
-    isCut = true;
+    isPartial = true;
   }
 
   function readSome(): boolean {
@@ -164,7 +174,7 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
       if (entry === null) return true;
       add(entry.name);
     }
-    if (found.size >= 2 * max) cut();
+    if (found.size >= 2 * max) keepFirst();
     return false;
   }
 
@@ -175,26 +185,26 @@ function createReading(names: Dir, after: number, secret: CookieSecret, max: num
         isDone = readSome();
         return isDone;
       } finally {
-        // Also when it throws: then it is not asked again.
+        // Close it also after an error, since the caller does not try again.
         if (isDone) names.closeSync();
       }
     },
     listing: () => {
-      if (found.size > max) cut();
+      if (found.size > max) keepFirst();
       const cookies = sorted(found);
-      return { after, cookies, names: Array.from(cookies, (cookie) => found.get(cookie) ?? ''), isEnd: !isCut };
+      return { after, cookies, names: Array.from(cookies, (cookie) => found.get(cookie) ?? ''), isEnd: !isPartial };
     },
   };
 }
 
 const sorted = (found: ReadonlyMap<number, ByteString>): Float64Array => Float64Array.from(found.keys()).sort();
 
-/** Odd numbers that nobody else knows: so nobody can make many names that meet. */
+/** Two secret odd numbers, so that nobody can create many names whose cookies collide. */
 export type CookieSecret = readonly [number, number];
 
 export const cookieSecret = (bytes: Buffer): CookieSecret => [bytes.readUInt32BE(0) | 1, bytes.readUInt32BE(4) | 1];
 
-/** 53 bits: two sums over the bytes, mixed at the end as in MurmurHash3. */
+/** A hash of 53 bits: two sums over the bytes, mixed at the end like in MurmurHash3. */
 export function cookieOf(name: ByteString, [one, other]: CookieSecret): number {
   let a = one ^ name.length;
   let b = other;

@@ -3,27 +3,29 @@ import type { Caller, Reply, ServedProcedure, ServedProgram } from '../../rpc/se
 import { mountProgram, mountStatus, mountVersion } from '../mount.ts';
 import { maxPath } from '../structures.ts';
 import type { Export } from './export.ts';
+import { FileMoved } from './exported-tree.ts';
 import { type ByteString, readBytes, toPath } from './names.ts';
 import type { Node } from './nodes.ts';
 import { Refusal } from './refusal.ts';
-import { Lost } from './tree.ts';
 
-/** For people to look at; clients that vanish never say so. */
+/** The list is for administrators; clients that crash never unmount. */
 const maxRemembered = 1024;
 const maxNameLength = 255;
 
 export interface MountOptions {
-  /** What clients call the exported directory. */
+  /** The path of the export for clients. */
   readonly path: string;
-  /** Who may mount it, for people to look at. */
+  /** The networks that may mount it, as shown to administrators. */
   readonly networks: readonly string[];
-  /** A confined caller gets no directory by its path. */
+  /** A confined caller cannot get a handle by path. */
   readonly isConfined: (caller: Caller) => boolean;
 }
 
 const nothing: Reply = () => undefined;
 
-/** MOUNT version 3 (RFC 1813, section 5). A path below the export gives that directory, if it can be walked to. */
+/**
+ * MOUNT version 3 (RFC 1813, section 5). A path below the export mounts that directory, if the path contains no symbolic links.
+ */
 export function createMountProgram(exported: Export, options: MountOptions): ServedProgram {
   const path = Buffer.from(options.path).toString('latin1');
   const mounted = new Map<string, { readonly host: string; readonly directory: ByteString }>();
@@ -85,24 +87,24 @@ export function createMountProgram(exported: Export, options: MountOptions): Ser
   };
 }
 
-/** Steps down name by name, and over no link. */
+/** Walks down name by name, without following links. */
 function walk(exported: Export, path: ByteString, wanted: ByteString): Node | number {
   const { tree } = exported;
   const [from, names] = [partsOf(path), partsOf(wanted)];
   if (from.some((name, i) => names[i] !== name)) return mountStatus.NOENT;
-  tree.descriptors.turn();
+  tree.descriptors.startTurn();
   try {
     let node = tree.root;
     for (const name of names.slice(from.length)) {
       if (name === '..' || name.length > maxNameLength || name.includes('\0')) return mountStatus.INVAL;
-      const stats = tree.look(node, name);
+      const stats = tree.lookup(node, name);
       if (stats === undefined) return mountStatus.NOENT;
       if (!stats.isDirectory()) return mountStatus.NOTDIR;
-      node = tree.child(node, name, stats);
+      node = tree.nodeFor(node, name, stats);
     }
     return node;
   } catch (cause) {
-    if (cause instanceof Lost) return mountStatus.NOENT;
+    if (cause instanceof FileMoved) return mountStatus.NOENT;
     if (cause instanceof Refusal) return cause.status;
     exported.onError('MNT failed', cause);
     return mountStatus.IO;

@@ -1,11 +1,11 @@
 import type { XdrReader } from '../../xdr/reader.ts';
-import { isPossibleName } from '../names.ts';
+import { isValidName } from '../names.ts';
 import { maxName, maxPath } from '../structures.ts';
 import { refuse } from './refusal.ts';
 
 /**
- * Names are bytes. Here they are strings with one character for each byte (latin1): compact, comparable, and right for
- * names that are not UTF-8.
+ * Names are bytes. They are kept as strings with one character per byte (latin1), which are compact, easy to compare, and correct
+ * for names that are not UTF-8.
  */
 export type ByteString = string;
 
@@ -13,17 +13,17 @@ export function readBytes(reader: XdrReader, max: number): ByteString {
   return reader.window(max).toString('latin1');
 }
 
-/** As it came; longer ones than a directory can hold are told from garbage, since clients may ask for them. */
+/** Reads a name. Too long names are not decoding errors, since clients may ask for them: NAMETOOLONG. */
 export const readName = (reader: XdrReader): ByteString => readBytes(reader, maxPath);
 
-/** Steps over a name, and over what it may hold. */
+/** Returns the name if a directory can contain it. */
 export function checkedName(name: ByteString): ByteString {
   if (name.length > maxName) refuse('NAMETOOLONG');
-  if (!isPossibleName(isAscii(name) ? name : Buffer.from(name, 'latin1'))) refuse('INVAL');
+  if (!isValidName(isAscii(name) ? name : Buffer.from(name, 'latin1'))) refuse('INVAL');
   return name;
 }
 
-/** Something is to be made under it: `.` and `..` are always there. */
+/** For a new object: `.` and `..` always exist. */
 export function checkedNewName(name: ByteString): ByteString {
   if (name === '.' || name === '..') refuse('EXIST');
   return checkedName(name);
@@ -34,5 +34,5 @@ function isAscii(text: ByteString): boolean {
   return true;
 }
 
-/** For the system: text where that is the same, else bytes. */
+/** The path for system calls: a string if it is ASCII, otherwise bytes. */
 export const toPath = (bytes: ByteString): string | Buffer => (isAscii(bytes) ? bytes : Buffer.from(bytes, 'latin1'));

@@ -1,6 +1,9 @@
 import { BlockList, isIP } from 'node:net';
 
-/** Whether an address is in one of the networks: `10.0.0.0/8`, `fd00::/8`, or single addresses. None given: all are. */
+/**
+ * Returns a check whether an address is in one of the networks: `10.0.0.0/8`, `fd00::/8`, or single addresses. Without networks,
+ * all addresses are allowed.
+ */
 export function createMayConnect(networks: readonly string[]): (address: string) => boolean {
   if (networks.length === 0) return () => true;
   const list = new BlockList();
@@ -9,7 +12,7 @@ export function createMayConnect(networks: readonly string[]): (address: string)
     list.addSubnet(address, prefix, family);
   }
   return (address) => {
-    // A link-local address carries its interface.
+    // Remove the interface of a link-local address.
     const plain = address.replace(/%.*$/, '');
     const version = isIP(plain);
     return version !== 0 && list.check(plain, version === 6 ? 'ipv6' : 'ipv4');

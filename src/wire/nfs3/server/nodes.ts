@@ -1,49 +1,49 @@
 import type { Descriptor } from './descriptors.ts';
-import { type Handles, isSame, maxTrail, type Origin, trailByte } from './handles.ts';
+import { equalsInConstantTime, type HandleContents, type Handles, maxParentHashes, parentHash } from './handles.ts';
 import type { ByteString } from './names.ts';
 
-/** A file or directory that a client knows, or came by. */
-export interface Node extends Origin {
-  /** Where it was last seen; undefined: it is the root. */
+/** A file or directory that a client has a handle of, or that was looked up. */
+export interface Node extends HandleContents {
+  /** The directory in which it was last seen; undefined for the root. */
   parent: Node | undefined;
   name: ByteString;
-  /** Its last name was removed. */
+  /** Its last link was removed. */
   isGone: boolean;
-  /** Its bytes as a string: a tenth of the memory of a Buffer, of which there would be one for each file. */
+  /** The handle as a string: it takes a tenth of the memory of a Buffer, and there is one for each file. */
   handle: ByteString | undefined;
-  /** A descriptor that names the directory (O_PATH). */
+  /** An O_PATH descriptor of the directory. */
   directory: Descriptor | undefined;
   /** A descriptor for its data. */
   file: Descriptor | undefined;
   isWritable: boolean;
-  /** The trail of what lies in it. */
-  below: Uint8Array | undefined;
-  /** Which change of the tree was the last that was made to it through this server. */
-  changed: number;
+  /** The `parentHashes` of its entries. */
+  childParentHashes: Uint8Array | undefined;
+  /** The number of the last change to it through this server. */
+  lastChange: number;
 }
 
-/** Those that were asked for lately, by inode number: about `limit` to twice as many. */
+/** Recently used nodes by inode number: between `limit` and twice as many. */
 export interface Nodes {
   add(node: Node): void;
   find(ino: bigint): Node | undefined;
   handleOf(node: Node): ByteString;
-  /** By a handle that a client gave: where it lies in what was received. */
+  /** Finds a node by the bytes of a handle in a received call. */
   byHandle(buffer: Buffer, from: number, end: number): Node | undefined;
 }
 
-const noTrail = new Uint8Array(0);
+const noParentHashes = new Uint8Array(0);
 
-function trailBelow(parent: Node | undefined): Uint8Array {
-  if (parent?.parent === undefined) return noTrail;
-  parent.below ??= longer(parent);
-  return parent.below;
+function parentHashesBelow(parent: Node | undefined): Uint8Array {
+  if (parent?.parent === undefined) return noParentHashes;
+  parent.childParentHashes ??= withOwnHash(parent);
+  return parent.childParentHashes;
 }
 
-function longer({ trail, ino }: Node): Uint8Array {
-  if (trail.length >= maxTrail) return trail;
-  const made = new Uint8Array(trail.length + 1);
-  made.set(trail);
-  made[trail.length] = trailByte(ino);
+function withOwnHash({ parentHashes, ino }: Node): Uint8Array {
+  if (parentHashes.length >= maxParentHashes) return parentHashes;
+  const made = new Uint8Array(parentHashes.length + 1);
+  made.set(parentHashes);
+  made[parentHashes.length] = parentHash(ino);
   return made;
 }
 
@@ -53,22 +53,22 @@ export function createNode(ino: bigint, birth: bigint, parent: Node | undefined,
     birth,
     parent,
     name,
-    trail: trailBelow(parent),
+    parentHashes: parentHashesBelow(parent),
     isGone: false,
     handle: undefined,
     directory: undefined,
     file: undefined,
     isWritable: false,
-    below: undefined,
-    changed: 0,
+    childParentHashes: undefined,
+    lastChange: 0,
   };
 }
 
-/** Two inode numbers may share a key, beyond 2^53: then one pushes the other out, and is found again by its trail. */
+/** Two inode numbers beyond 2^53 may share a key. One then evicts the other, which is found again by its parent hashes. */
 const keyOf = (ino: bigint): number => Number(ino);
 
 export function createNodes(handles: Handles, limit: number): Nodes {
-  // Two generations instead of a list in order of use, which would have to be changed with every call.
+  // Two generations, not an LRU list, which each call would have to change.
   let young = new Map<number, Node>();
   let old = new Map<number, Node>();
 
@@ -102,8 +102,8 @@ export function createNodes(handles: Handles, limit: number): Nodes {
     byHandle: (buffer, from, end) => {
       if (end - from < 12) return undefined;
       const node = byKey(buffer.readUInt32BE(from + 4) * 0x1_0000_0000 + buffer.readUInt32BE(from + 8));
-      // The whole of it is compared with one that we made ourselves: then it needs no check of its own.
-      return node !== undefined && isSame(handleOf(node), buffer, from, end) ? node : undefined;
+      // The handle equals one that this server created, so its MAC needs no check.
+      return node !== undefined && equalsInConstantTime(handleOf(node), buffer, from, end) ? node : undefined;
     },
   };
 }

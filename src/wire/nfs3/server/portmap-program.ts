@@ -4,7 +4,7 @@ import type { XdrReader } from '../../xdr/reader.ts';
 
 const maxText = 256;
 
-/** A program that listens somewhere. */
+/** A registered program and its port. */
 export interface Registered {
   readonly program: number;
   readonly version: number;
@@ -14,8 +14,8 @@ export interface Registered {
 const nothing: Reply = () => undefined;
 
 /**
- * Tells where programs listen (RFC 1833): version 2, and as much of 3 and 4 as clients ask. What it knows is given once:
- * nobody can register anything.
+ * A portmapper (RFC 1833): version 2, and the parts of versions 3 and 4 that clients use. Its list is fixed: nobody can register
+ * a program.
  */
 export function createPortmapPrograms(registered: () => readonly Registered[]): readonly ServedProgram[] {
   const portOf = (program: number, version: number): number => {
@@ -37,7 +37,7 @@ export function createPortmapPrograms(registered: () => readonly Registered[]): 
     return undefined;
   };
 
-  /** A universal address; clients take the port from it, and keep the address they asked at. */
+  /** A universal address. Clients take only the port from it, and keep the host that they asked. */
   const universal = (network: string, port: number): string => {
     const any = network === 'tcp' ? '0.0.0.0' : network === 'tcp6' ? '::' : undefined;
     return any === undefined || port === 0 ? '' : `${any}.${port >> 8}.${port & 0xff}`;

@@ -3,21 +3,21 @@ import { XdrError, XdrReader } from '../../xdr/reader.ts';
 import type { XdrWriter } from '../../xdr/writer.ts';
 import { nfsStatus } from '../status.ts';
 import type { Export } from './export.ts';
-import type { Who } from './identities.ts';
+import { FileMoved } from './exported-tree.ts';
+import type { Credentials } from './identities.ts';
 import type { Node } from './nodes.ts';
 import { refuse, statusOf } from './refusal.ts';
-import { Lost } from './tree.ts';
 
-export type Run = (exported: Export, reader: XdrReader, who: Who) => Reply | Promise<Reply>;
+export type ProcedureHandler = (exported: Export, reader: XdrReader, who: Credentials) => Reply | Promise<Reply>;
 
-export interface Definition {
+export interface ProcedureDefinition {
   readonly number: number;
   readonly name: string;
-  /** Words behind the status when it is not 0: attributes that are left out, each a "false". */
-  readonly blanks: number;
-  /** Doing it twice is not the same as once. */
-  readonly once?: ServedProcedure['once'];
-  readonly run: Run;
+  /** The number of words after a status other than 0: optional attributes that are left out, each a FALSE. */
+  readonly failureWords: number;
+  /** A second execution would differ from the first. */
+  readonly nonIdempotent?: ServedProcedure['nonIdempotent'];
+  readonly handle: ProcedureHandler;
 }
 
 export const ok =
@@ -28,37 +28,40 @@ export const ok =
     return undefined;
   };
 
-/** The reply, when what it says is on the disk. */
-export function durable(exported: Export, reply: Reply, ...nodes: readonly Node[]): Reply | Promise<Reply> {
+/** Returns the reply once the changes of these nodes are on the disk. */
+export function replyWhenDurable(exported: Export, reply: Reply, ...nodes: readonly Node[]): Reply | Promise<Reply> {
   if (!exported.isDurable) return reply;
   return exported.durability.changes(nodes).then(() => reply);
 }
 
-/** A file that is asked for by a good handle, and not where it was, is looked for at most so often in one call. */
+/** How often one call searches for a file that has a valid handle and is not at its known path. */
 const maxSearches = 4;
 
-export function servedProcedure(exported: Export, { name, blanks, once, run }: Definition): ServedProcedure {
-  const no = createNo(blanks);
+export function servedProcedure(
+  exported: Export,
+  { name, failureWords, nonIdempotent, handle }: ProcedureDefinition,
+): ServedProcedure {
+  const failureReply = createFailureReply(failureWords);
 
   function failed(cause: unknown): Reply {
-    // Found when it is asked for again: by then the call itself will be waiting for it.
-    if (cause instanceof Lost) return no(nfsStatus.JUKEBOX);
+    // The client asks again, and that call then waits for the search.
+    if (cause instanceof FileMoved) return failureReply(nfsStatus.JUKEBOX);
     if (cause instanceof XdrError) throw cause;
     const status = statusOf(cause);
     if (status === undefined || status === nfsStatus.IO) exported.onError(`${name} failed`, cause);
-    return no(status ?? nfsStatus.SERVERFAULT);
+    return failureReply(status ?? nfsStatus.SERVERFAULT);
   }
 
-  async function afterSearch(first: Lost, args: Buffer, who: Who): Promise<Reply> {
+  async function afterSearch(first: FileMoved, args: Buffer, who: Credentials): Promise<Reply> {
     let lost = first;
     for (let search = 0; search < maxSearches; search++) {
       const found = await exported.search.find(lost.node);
       if (found === undefined) lost.node.isGone = true;
-      exported.tree.descriptors.turn();
+      exported.tree.descriptors.startTurn();
       try {
-        return await run(exported, readerOf(args), who);
+        return await handle(exported, readerOf(args), who);
       } catch (cause) {
-        if (!(cause instanceof Lost)) throw cause;
+        if (!(cause instanceof FileMoved)) throw cause;
         lost = cause;
       }
     }
@@ -67,30 +70,30 @@ export function servedProcedure(exported: Export, { name, blanks, once, run }: D
 
   return {
     name,
-    ...(once === undefined ? {} : { once }),
+    ...(nonIdempotent === undefined ? {} : { nonIdempotent }),
     handle: (reader, caller) => {
-      const who = exported.identities.who(caller);
+      const who = exported.identities.credentialsOf(caller);
       const { at } = reader;
-      exported.tree.descriptors.turn();
+      exported.tree.descriptors.startTurn();
       try {
-        const reply = run(exported, reader, who);
+        const reply = handle(exported, reader, who);
         return reply instanceof Promise ? reply.catch(failed) : reply;
       } catch (cause) {
-        if (!(cause instanceof Lost)) return failed(cause);
+        if (!(cause instanceof FileMoved)) return failed(cause);
         return afterSearch(cause, Buffer.from(reader.buffer.subarray(at, reader.end)), who).catch(failed);
       }
     },
   };
 }
 
-function createNo(blanks: number): (status: number) => Reply {
+function createFailureReply(failureWords: number): (status: number) => Reply {
   const made = new Map<number, Reply>();
   return (status) => {
     const known = made.get(status);
     if (known !== undefined) return known;
     const reply: Reply = (writer) => {
       writer.u32(status);
-      for (let i = 0; i < blanks; i++) writer.u32(0);
+      for (let i = 0; i < failureWords; i++) writer.u32(0);
       return undefined;
     };
     made.set(status, reply);

@@ -8,12 +8,12 @@ test('memory is used again, and let go when nobody needed it for a while', () =>
   const [one, two] = [memory.take(mib), memory.take(mib)];
   memory.giveBack(one);
   memory.giveBack(two);
-  memory.tidy();
+  memory.freeUnused();
   const again = memory.take(mib);
   expect(again.buffer).toBe(two.buffer);
   memory.giveBack(again);
   // One of the two was never taken since.
-  memory.tidy();
+  memory.freeUnused();
   const [third, fourth] = [memory.take(mib), memory.take(mib)];
   expect(third.buffer).toBe(two.buffer);
   expect(fourth.buffer).not.toBe(one.buffer);

@@ -1,23 +1,23 @@
 import { maxTransfer } from '../structures.ts';
 
-/** More than these at once are rare, and go back to the system. */
+/** The number of free buffers to keep; more at the same time are rare. */
 const kept = 32;
-/** Smaller ones come from memory that the process has already. */
+/** Smaller buffers come from the process's heap. */
 const large = 64 * 1024;
 
-/** Memory for large reads, used again: fresh memory costs as much as the read, since the system clears each page of it. */
+/** Reuses the buffers of large reads: fresh memory costs as much as the read, since the kernel zeroes each page of it. */
 export interface ReadMemory {
   take(length: number): Buffer;
-  /** Of what `take` gave, or a part of it; anything else is ignored. */
+  /** Takes back a buffer from `take`, or a part of one; ignores anything else. */
   giveBack(data: Uint8Array): void;
-  /** Lets go what was not needed since the last time. */
-  tidy(): void;
+  /** Frees the buffers that were not needed since the last call. */
+  freeUnused(): void;
 }
 
 export function createReadMemory(): ReadMemory {
   const free: Buffer[] = [];
   const ours = new WeakSet<ArrayBufferLike>();
-  /** So many were never taken since the last time it was tidied. */
+  /** The number of buffers that stayed free since the last `freeUnused`. */
   let unused = 0;
   return {
     take: (length) => {
@@ -30,7 +30,7 @@ export function createReadMemory(): ReadMemory {
     giveBack: ({ buffer }) => {
       if (free.length < kept && ours.delete(buffer)) free.push(Buffer.from(buffer));
     },
-    tidy: () => {
+    freeUnused: () => {
       free.splice(0, unused);
       unused = free.length;
     },

@@ -1,7 +1,7 @@
 import { errnoOf } from '#base/errno.ts';
 import { nfsStatus } from '../status.ts';
 
-/** An answer that is no. One object for each status, made once: an error with a stack costs more than most calls. */
+/** An NFS error reply. There is one object for each status, since an error with a stack costs more than most calls. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
   readonly status: number;
@@ -17,7 +17,7 @@ export function refuse(status: keyof typeof nfsStatus): never {
   throw known.get(nfsStatus[status]) as Refusal;
 }
 
-/** What the system said, in the words of RFC 1813, section 2.6. */
+/** Maps system errors to the statuses of RFC 1813, section 2.6. */
 const byErrno: Readonly<Record<string, keyof typeof nfsStatus>> = {
   EPERM: 'PERM',
   ENOENT: 'NOENT',
@@ -43,14 +43,14 @@ const byErrno: Readonly<Record<string, keyof typeof nfsStatus>> = {
   ETXTBSY: 'ACCES',
   ENOTSUP: 'NOTSUPP',
   EOPNOTSUPP: 'NOTSUPP',
-  // What the machine lacks now it may have later: the client shall ask again.
+  // The shortage is temporary: the client should try again.
   EMFILE: 'JUKEBOX',
   ENFILE: 'JUKEBOX',
   ENOMEM: 'JUKEBOX',
   EAGAIN: 'JUKEBOX',
 };
 
-/** Undefined: not an error that a client caused; somebody should see it. */
+/** Undefined: an internal error, which should be reported. */
 export function statusOf(thrown: unknown): number | undefined {
   if (thrown instanceof Refusal) return thrown.status;
   const name = byErrno[errnoOf(thrown) ?? ''];

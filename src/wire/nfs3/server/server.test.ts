@@ -314,7 +314,7 @@ describe.skipIf(needs('linux'))('what the server says about itself', () => {
     const state = join(own.outside, 'state');
     mkdirSync(state);
     for (const [text, message] of [
-      ['{', 'is not the state of an NFS server; remove it, and clients will have to mount anew'],
+      ['{', 'is not the state of an NFS server; remove it, and clients will have to remount'],
       ['{"version":1,"key":"AAAA"}', 'is not the state of an NFS server'],
       ['{"version":2}', 'was written by a newer version of this program (format 2)'],
     ] as const) {

@@ -4,7 +4,7 @@ import { statfsSync } from 'node:fs';
 import type { AddressInfo, Server, Socket } from 'node:net';
 import type { TlsOptions } from 'node:tls';
 import type { Clock } from '#base/clock.ts';
-import type { HalfCallLimits } from '../../rpc/half-calls.ts';
+import type { PartialCallLimits } from '../../rpc/partial-calls.ts';
 import {
   type Caller,
   createRpcServer,
@@ -14,85 +14,88 @@ import {
 } from '../../rpc/server.ts';
 import { mountProgram, mountVersion } from '../mount.ts';
 import { maxTransfer, nfsProgram, nfsVersion } from '../structures.ts';
-import { aboutFiles } from './about-files.ts';
-import { createDescribe } from './attributes.ts';
+import { attributeProcedures } from './attribute-procedures.ts';
+import { createToAttributes } from './attributes.ts';
 import { requireBirthTimes } from './birth-times.ts';
-import { createIsConfined } from './confined.ts';
-import { createData } from './data.ts';
+import { createIsConfined } from './confinement.ts';
+import { creationProcedures } from './creation-procedures.ts';
+import { createDataProcedures } from './data-procedures.ts';
 import { createDurability } from './durability.ts';
 import type { Export } from './export.ts';
-import { createCode, createHandles } from './handles.ts';
-import { createIdentities, type IdentityOptions, type Mapped } from './identities.ts';
-import { loadKey } from './key.ts';
+import { createExportedTree } from './exported-tree.ts';
+import { createFileSearch } from './file-search.ts';
+import { loadHandleKey } from './handle-key.ts';
+import { createHandles, createHmacSha256 } from './handles.ts';
+import { createIdentities, type IdentityOptions, type IdMapping } from './identities.ts';
 import { cookieSecret, createListings } from './listing.ts';
 import { listingProcedures } from './listing-procedures.ts';
-import { making } from './making.ts';
 import { createMountProgram } from './mount-program.ts';
-import { naming } from './naming.ts';
+import { nameProcedures } from './name-procedures.ts';
 import { createMayConnect } from './networks.ts';
 import { createNodes } from './nodes.ts';
 import { requireOneDevice } from './one-device.ts';
-import { createPages } from './pages.ts';
 import { createPortmapPrograms } from './portmap-program.ts';
-import { type Definition, servedProcedure } from './procedure.ts';
+import { type ProcedureDefinition, servedProcedure } from './procedure.ts';
 import { createReadMemory, type ReadMemory } from './read-memory.ts';
-import { createSearch } from './search.ts';
-import { createTree } from './tree.ts';
+import { createReaddirCache } from './readdir-cache.ts';
 
 export interface NfsServerOptions {
   readonly replaysByPort?: RpcServerOptions['replaysByPort'];
   readonly clock: Clock;
-  /** What is exported: all of it, on one file system. */
+  /** The exported directory, without other file systems mounted below it. */
   readonly directory: string;
-  /** Where the secret of the file handles is kept. Not in what is exported. */
+  /** The directory for the key of the file handles. It must be outside the exported directory. */
   readonly state: string;
-  /** What clients call it; default `/export`. Not `/`: libnfs then cannot copy a file to it. */
+  /** The export path for clients; default `/export`. Not `/`, since libnfs then cannot copy a file to it. */
   readonly path?: string;
-  /** Default: this machine only. */
+  /** Default: localhost. */
   readonly host?: string;
-  /** Default 2049; 0: any that is free. */
+  /** Default 2049; 0: any free port. */
   readonly port?: number;
-  /** For clients that ask a portmapper. */
+  /** Also starts a portmapper. */
   readonly portmap?: { readonly port: number } | undefined;
   readonly readOnly?: boolean;
-  /** Networks and addresses that may connect; none: all that can reach it. */
+  /** Networks and addresses that may connect; empty: all. */
   readonly networks?: readonly string[];
-  /** Asked about each connection from one of these networks. */
+  /** Called for each connection from one of these networks. */
   readonly mayConnect?: (socket: Socket) => boolean;
-  /** Callers must use a port below 1024, which only root of their machine can. */
+  /** Requires a port below 1024, which only root can bind on the client. */
   readonly privilegedPorts?: boolean;
   readonly squash?: IdentityOptions['squash'];
   readonly anonymous?: IdentityOptions['anonymous'];
-  readonly users?: readonly Mapped[];
-  readonly groups?: readonly Mapped[];
-  /** RFC 9289. Required: whoever does not ask for it is refused. */
+  readonly users?: readonly IdMapping[];
+  readonly groups?: readonly IdMapping[];
+  /** RFC 9289. Required: the server refuses calls without TLS. */
   readonly tls?: { readonly options: TlsOptions; readonly required: boolean } | undefined;
-  /** Common names of the certificates of callers that are confined to volumes they were given the handles of: see confined.ts. */
+  /**
+   * Common names of the certificates of confined callers, which may access only volumes whose handles they were given: see
+   * confinement.ts.
+   */
   readonly confined?: readonly string[];
   /**
-   * Default true: a change of names or attributes is on the disk before it is answered, as RFC 1813 wants it. False: it
-   * is there within seconds, and may be lost with the machine's power.
+   * Default true: changes of names and attributes are synced to the disk before the reply, as RFC 1813 requires. False: they
+   * reach the disk within seconds, and may be lost in a power failure.
    */
   readonly durable?: boolean;
   /**
-   * Nothing else runs in this process: then the server changes its working directory now and then, for a moment, which
-   * makes listings much faster.
+   * Nothing else runs in this process, so the server may change its working directory for a moment, which makes listings much
+   * faster.
    */
   readonly ownsProcess?: boolean;
   readonly maxConnections?: number;
-  readonly halfCalls?: Partial<HalfCallLimits>;
+  readonly halfCalls?: Partial<PartialCallLimits>;
   readonly limits?: Partial<Limits>;
   readonly onError?: (what: string, cause: unknown) => void;
 }
 
-/** What is held in memory, and looked through. */
+/** Limits on memory and searches. */
 interface Limits {
   readonly descriptors: number;
   readonly nodes: number;
   readonly namesOfOneDirectory: number;
   readonly names: number;
   readonly searchVisits: number;
-  /** A read that takes longer had to wait for the disk: what is in memory takes less. */
+  /** A longer read must have waited for the disk: cached data take less. */
   readonly slowReadMs: number;
 }
 
@@ -113,24 +116,24 @@ export interface NfsServer {
 }
 
 const nobody = 65_534;
-/** How long something that was moved out of the export, or removed, can still be reached because it is open here. */
+/** How long a file that was moved out of the export or deleted can still be reached because it is open here. */
 const refreshMs = 10_000;
 
-/** Exports a directory by NFS version 3 over TCP, with MOUNT on the same port. */
+/** Exports a directory over NFS version 3 on TCP, with MOUNT on the same port. */
 export async function createNfsServer(options: NfsServerOptions): Promise<NfsServer> {
   const { clock, host = '127.0.0.1', networks = [] } = options;
   const isAllowed = createMayConnect(networks);
   const limits = { ...defaultLimits, ...options.limits };
   const closing = new AbortController();
-  const key = await loadKey(options.state, options.directory);
+  const key = await loadHandleKey(options.state, options.directory);
   const exported = createExport(options, limits, key, closing.signal);
   const about: Omit<RpcServerOptions, 'programs'> = {
     mayConnect: (address, socket) => isAllowed(address) && (options.mayConnect?.(socket) ?? true),
-    admits: createAdmits(options),
+    isAllowed: createAdmits(options),
     maxRecord: maxTransfer + 64 * 1024,
     maxConnections: options.maxConnections ?? 256,
     clock,
-    halfCalls: options.halfCalls ?? {},
+    partialCalls: options.halfCalls ?? {},
     onError: exported.onError,
   };
   const isConfined = createIsConfined(options.confined ?? []);
@@ -152,8 +155,8 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
   const portmapPort = options.portmap && (await listenForPortmap(open, about, host, port, options.portmap.port));
   const refresh = (): void => {
     exported.tree.refresh();
-    exported.pages.tidy();
-    memory.tidy();
+    exported.readdirCache.evictExpired();
+    memory.freeUnused();
   };
   open.use(repeating(clock, refreshMs, refresh));
   const all = open.move();
@@ -162,13 +165,13 @@ export async function createNfsServer(options: NfsServerOptions): Promise<NfsSer
 
 function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, closing: AbortSignal): Export {
   const { clock, directory, onError = () => undefined } = options;
-  const code = createCode(key);
+  const code = createHmacSha256(key);
   const handles = createHandles(key);
   const nodes = createNodes(handles, limits.nodes);
   const { ownsProcess = false } = options;
   requireOneDevice(directory);
   if (options.confined !== undefined && options.confined.length > 0) requireBirthTimes(directory);
-  const tree = createTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
+  const tree = createExportedTree({ path: directory, maxDescriptors: limits.descriptors, ownsProcess }, nodes);
   const identities = createIdentities(identityOptions(options));
   let verifier = randomBytes(8);
   return {
@@ -177,13 +180,13 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
     handles,
     identities,
     onError,
-    search: createSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
-    describe: createDescribe(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
+    search: createFileSearch(tree, clock, closing, { maxVisits: limits.searchVisits }),
+    toAttributes: createToAttributes(code(Buffer.from('file system')).readBigUInt64BE(0), identities),
     listings: createListings(tree, cookieSecret(code(Buffer.from('cookies'))), clock.now, {
       maxNames: limits.namesOfOneDirectory,
       maxKept: limits.names,
     }),
-    pages: createPages(tree, clock.elapsed),
+    readdirCache: createReaddirCache(tree, clock.elapsed),
     durability: createDurability(tree),
     isDurable: options.durable !== false && !isInMemory(directory),
     isReadOnly: options.readOnly ?? false,
@@ -200,7 +203,7 @@ function createExport(options: NfsServerOptions, limits: Limits, key: Buffer, cl
   };
 }
 
-/** An ordinary user can act as nobody else. */
+/** A server that runs as an ordinary user can act only as that user. */
 function identityOptions(options: NfsServerOptions): IdentityOptions {
   const [uid, gid] = [process.geteuid?.() ?? nobody, process.getegid?.() ?? nobody];
   return {
@@ -208,11 +211,11 @@ function identityOptions(options: NfsServerOptions): IdentityOptions {
     anonymous: options.anonymous ?? { uid: nobody, gid: nobody },
     users: options.users ?? [],
     groups: options.groups ?? [],
-    only: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
+    serverUser: uid === 0 ? undefined : { uid, gid, groups: process.getgroups?.() ?? [], isRoot: false },
   };
 }
 
-/** tmpfs and ramfs, by the numbers that statfs gives: there is no disk to wait for. */
+/** tmpfs and ramfs by their statfs(2) magic numbers: they have no disk to wait for. */
 const inMemory: readonly number[] = [0x0102_1994, 0x8584_58f6];
 const isInMemory = (directory: string): boolean => inMemory.includes(statfsSync(directory).type);
 
@@ -224,9 +227,15 @@ function createAdmits({ privilegedPorts = false, tls }: NfsServerOptions): (call
 type IsConfined = ReturnType<typeof createIsConfined>;
 
 function nfs(exported: Export, isConfined: IsConfined, memory: ReadMemory, slowReadMs: number): ServedProgram {
-  const definitions = [...aboutFiles, ...createData(memory, slowReadMs), ...making, ...naming, ...listingProcedures];
+  const definitions = [
+    ...attributeProcedures,
+    ...createDataProcedures(memory, slowReadMs),
+    ...creationProcedures,
+    ...nameProcedures,
+    ...listingProcedures,
+  ];
   const confined = { ...exported, isConfined: true };
-  const served = (one: Definition): ServedProcedure => {
+  const served = (one: ProcedureDefinition): ServedProcedure => {
     const [free, narrow] = [servedProcedure(exported, one), servedProcedure(confined, one)];
     return { ...free, handle: (reader, caller) => (isConfined(caller) ? narrow : free).handle(reader, caller) };
   };
@@ -246,12 +255,16 @@ async function listenForPortmap(
     { program: nfsProgram, version: nfsVersion, port },
     { program: mountProgram, version: mountVersion, port },
   ];
-  // Whoever may connect may ask: who knows nothing yet cannot prove anything either.
-  const server = createRpcServer({ ...about, admits: () => true, programs: createPortmapPrograms(() => registered) });
+  // Every client that may connect may ask: it cannot prove anything before it knows the port.
+  const server = createRpcServer({
+    ...about,
+    isAllowed: () => true,
+    programs: createPortmapPrograms(() => registered),
+  });
   return await listen(open, server, host, portmapPort);
 }
 
-/** Throws what the system says: the port is taken, or not allowed. */
+/** Throws the system's error: the port is in use, or not permitted. */
 async function listen(open: AsyncDisposableStack, server: Server, host: string, port: number): Promise<number> {
   const sockets = new Set<Socket>();
   server.on('connection', (socket: Socket) => {

@@ -1,17 +1,17 @@
 import { type BigIntStats, chmodSync, chownSync, truncateSync, utimesSync } from 'node:fs';
 import { isErrno } from '#base/errno.ts';
 import type { SetAttributes, Time } from '../structures.ts';
-import { checkSet, givenMode, modeAfterWrite } from './access.ts';
+import { allowedMode, modeAfterWrite, requireSetattr } from './access.ts';
 import type { Export } from './export.ts';
-import type { Who } from './identities.ts';
+import type { Credentials } from './identities.ts';
 import { refuse } from './refusal.ts';
-import { toSystem } from './times.ts';
+import { toUtimesSeconds } from './time-rounding.ts';
 
-/** (uid_t)-1 means "leave it" to the system. */
+/** (uid_t)-1 means "do not change" to chown(2). */
 const leaveIt = 0xffff_ffff;
 const perSecond = 1_000_000_000;
 
-/** As a client gave them, in this machine's numbers. */
+/** Maps the owner and group that a client sets to this machine's numbers. */
 export function localAttributes({ identities }: Export, set: SetAttributes): SetAttributes {
   for (const time of [set.atime, set.mtime])
     if (typeof time === 'object' && time.nanoseconds >= perSecond) refuse('INVAL');
@@ -19,41 +19,41 @@ export function localAttributes({ identities }: Export, set: SetAttributes): Set
   if (uid === undefined && gid === undefined) return set;
   const given = {
     ...set,
-    uid: uid === undefined ? undefined : identities.givenUid(uid),
-    gid: gid === undefined ? undefined : identities.givenGid(gid),
+    uid: uid === undefined ? undefined : identities.toLocalUid(uid),
+    gid: gid === undefined ? undefined : identities.toLocalGid(gid),
   };
   if (given.uid === leaveIt || given.gid === leaveIt) refuse('INVAL');
   return given;
 }
 
-/** `own` is a path that leads to this file whatever its name is by now. */
-export function setAttributes(own: string, stats: BigIntStats, set: SetAttributes, who: Who): void {
+/** `own` is a path that refers to this file even if it is renamed. */
+export function setAttributes(own: string, stats: BigIntStats, set: SetAttributes, who: Credentials): void {
   if (set.size !== undefined && stats.isDirectory()) refuse('ISDIR');
   if (set.size !== undefined && !stats.isFile()) refuse('INVAL');
-  checkSet(stats, set, who);
+  requireSetattr(stats, set, who);
   if (set.size !== undefined) truncateSync(own, set.size);
   const uid = set.uid ?? Number(stats.uid);
   const gid = set.gid ?? Number(stats.gid);
   if (uid !== Number(stats.uid) || gid !== Number(stats.gid)) chownSync(own, uid, gid);
   const mode = modeToSet(stats, set, gid, who);
-  // A link has no mode of its own.
+  // Symbolic links have no mode.
   if (mode !== undefined && !stats.isSymbolicLink()) chmodSync(own, mode);
   setTimes(own, stats, set);
 }
 
-function modeToSet(stats: BigIntStats, set: SetAttributes, gid: number, who: Who): number | undefined {
-  if (set.mode !== undefined) return givenMode(set.mode, gid, stats.isDirectory(), who);
+function modeToSet(stats: BigIntStats, set: SetAttributes, gid: number, who: Credentials): number | undefined {
+  if (set.mode !== undefined) return allowedMode(set.mode, gid, stats.isDirectory(), who);
   return set.size === undefined ? undefined : modeAfterWrite(stats, who);
 }
 
-/** Which Node hands on as it is, and the system takes for "leave it" (libuv 1.51). */
+/** Node passes NaN through, and libuv (1.51) treats it as UTIME_OMIT. */
 const untouched = new Date(Number.NaN);
 
 export function setTimes(own: string, stats: BigIntStats, { atime, mtime }: SetAttributes): void {
   if (atime === undefined && mtime === undefined) return;
   const now = Date.now() / 1000;
   const given = (time: Time | 'now' | undefined, otherwise: number | Date): number | Date =>
-    time === undefined ? otherwise : time === 'now' ? now : toSystem(time);
+    time === undefined ? otherwise : time === 'now' ? now : toUtimesSeconds(time);
   try {
     utimesSync(own, given(atime, untouched), given(mtime, untouched));
   } catch (cause) {

@@ -1,0 +1,84 @@
+import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { silentLog } from '#base/log.ts';
+import { eventually } from '#testing/controlled.ts';
+import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
+import { createKubeClient } from './client.ts';
+import { configMaps } from './resources.ts';
+import type { ConfigMap } from './types.ts';
+import { createWatchedObject, type WatchedObject } from './watched-object.ts';
+
+const path = '/api/v1/namespaces/here/configmaps';
+const clock = systemClock();
+let api: FakeKubeApi;
+let followed: WatchedObject<ConfigMap>;
+let seen: (string | undefined)[];
+const put = (name: string, a: string) => api.put(path, { metadata: { name }, data: { a } } as never);
+
+beforeEach(async () => {
+  api = await startKubeApi();
+  onTestFinished(() => api[Symbol.asyncDispose]());
+  const client = createKubeClient({ access: api.access, clock, userAgent: 'test' });
+  onTestFinished(() => client[Symbol.dispose]());
+  const about = { client, clock, resource: configMaps, namespace: 'here', name: 'mine', random: () => 0 };
+  followed = createWatchedObject(about);
+  seen = [];
+  followed.on(() => seen.push(followed.object?.data?.['a']));
+});
+
+function run(): void {
+  const end = new AbortController();
+  const running = followed.run({ signal: end.signal, log: silentLog() });
+  onTestFinished(async () => {
+    end.abort();
+    await running;
+  });
+}
+
+describe('a watched object', () => {
+  test('is not reported as absent before the first list', async () => {
+    expect([followed.synced, followed.object]).toEqual([false, undefined]);
+    run();
+    await eventually(() => followed.synced).toBe(true);
+    expect(seen).toEqual([undefined]);
+  });
+
+  test('is updated by the watch, and no other object is', async () => {
+    put('mine', '1');
+    put('other', 'x');
+    run();
+    await eventually(() => seen).toEqual(['1']);
+    put('other', 'y');
+    put('mine', '2');
+    await eventually(() => seen).toEqual(['1', '2']);
+    api.remove(path, 'other');
+    api.remove(path, 'mine');
+    await eventually(() => seen).toEqual(['1', '2', undefined]);
+    expect(api.asked.filter((one) => !one.includes('fieldSelector=metadata.name%3Dmine'))).toEqual([]);
+  });
+
+  test('is up to date again after an outage', async () => {
+    put('mine', '1');
+    run();
+    await eventually(() => seen).toEqual(['1']);
+    await api.down();
+    api.remove(path, 'mine');
+    put('mine', '3');
+    api.compact();
+    await api.up();
+    await eventually(() => seen.at(-1)).toBe('3');
+  });
+
+  test('is listed again after a permission error', async () => {
+    put('mine', '1');
+    api.intercept = (_, response) => {
+      api.refuse(response, 403, 'Forbidden');
+      return true;
+    };
+    run();
+    await eventually(() => api.asked.length).toBeGreaterThan(1);
+    expect(followed.synced).toBe(false);
+    api.intercept = undefined;
+    await eventually(() => seen).toEqual(['1']);
+  });
+});

@@ -1,0 +1,117 @@
+import * as fs from 'node:fs';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { openExport, user } from '#testing/nfs-export.ts';
+import { RpcError } from '../rpc/errors.ts';
+import type { NfsClient } from './client.ts';
+import { RemovalRefused, removeTree } from './remove-tree.ts';
+import { NfsError, type NfsStatusName, nfsStatus } from './status.ts';
+import { type Attributes, type EntryPlus, fileType } from './structures.ts';
+
+// What may not be removed is left, and nothing else is left because of it. How trees are removed: walk-tree.test.ts.
+
+const refusal = (procedure: string, status: NfsStatusName): NfsError =>
+  new NfsError(procedure, nfsStatus[status], false);
+
+async function thrownBy(work: Promise<unknown>): Promise<unknown> {
+  try {
+    await work;
+    return undefined;
+  } catch (thrown) {
+    return thrown;
+  }
+}
+
+describe.skipIf(needs('root', 'ganesha'))('of a tree that belongs to somebody', () => {
+  const it = exportedByGanesha();
+  const at = (path: string): string => it.on(`tree/${path}`);
+  const left = (): string[] => fs.readdirSync(it.on('tree'), { recursive: true, encoding: 'utf8' }).sort();
+
+  /** By number 1000, who owns all of the tree but what the test gives to root. */
+  async function removed(): Promise<unknown> {
+    const open = await openExport(it.server, 'it', { identity: user(1000) });
+    onTestFinished(() => open[Symbol.dispose]());
+    return await thrownBy(removeTree(open.nfs, it.directory, 'tree'));
+  }
+
+  function plant(): void {
+    const own = ['', 'deep', 'deep/deeper'];
+    for (const folder of [...own, 'deep/of-root', 'deep/of-root/inner', 'closed']) fs.mkdirSync(at(folder));
+    for (const file of ['a', 'deep/b', 'deep/deeper/c', 'closed/y']) fs.writeFileSync(at(file), 'x');
+    for (const file of ['one', 'two', 'inner/x']) fs.writeFileSync(at(`deep/of-root/${file}`), 'x');
+    for (const folder of [...own, 'deep/of-root/inner']) fs.chownSync(at(folder), 1000, 1000);
+    fs.chmodSync(at('closed'), 0o700);
+    fs.chownSync(it.folder, 1000, 1000);
+  }
+
+  test('one directory whose files may not be removed, and one that may not be listed: all the rest goes', async () => {
+    plant();
+    const thrown = await removed();
+    const ofRoot = ['deep/of-root', 'deep/of-root/inner', 'deep/of-root/one', 'deep/of-root/two'];
+    expect(left()).toEqual(['closed', 'closed/y', 'deep', ...ofRoot]);
+    // Two files, the directory beside them, which was emptied, and the listing.
+    expect(thrown).toMatchObject({ name: 'RemovalRefused', refusals: 4, cause: { statusName: 'ACCES' } });
+    expect(String(thrown)).toMatch(
+      /^RemovalRefused: (closed: READDIRPLUS|deep\/of-root\/(one|two): REMOVE|deep\/of-root\/inner: RMDIR): NFS3ERR_ACCES; 3 more refused$/,
+    );
+  });
+
+  test('goes when it may be removed after all', async () => {
+    plant();
+    expect(await removed()).toBeInstanceOf(RemovalRefused);
+    // Through the server, which may remember for a while whose it was.
+    const { handle: tree } = await it.nfs.lookup(it.directory, 'tree');
+    const { handle: deep } = await it.nfs.lookup(tree, 'deep');
+    for (const [parent, name] of [
+      [tree, 'closed'],
+      [deep, 'of-root'],
+    ] as const)
+      await it.nfs.setattr((await it.nfs.lookup(parent, name)).handle, { uid: 1000, gid: 1000 });
+    expect(await removed()).toBeUndefined();
+    expect(fs.existsSync(it.on('tree'))).toBe(false);
+  });
+
+  test.each([
+    ['a server that does not answer', new RpcError('no answer', { failure: 'deadline', maybeDone: true })],
+    ['a file system that is read-only', refusal('REMOVE', 'ROFS')],
+  ])('%s is not asked for the rest', async (_what, cause) => {
+    fs.mkdirSync(it.on('tree'));
+    for (let i = 0; i < 200; i++) fs.writeFileSync(at(`${i}`), '');
+    let asked = 0;
+    const remove: NfsClient['remove'] = async () => {
+      asked++;
+      throw cause;
+    };
+    expect(await thrownBy(removeTree({ ...it.nfs, remove }, it.directory, 'tree', { atOnce: 4 }))).toBe(cause);
+    expect(asked).toBeGreaterThan(0);
+    expect(left()).toHaveLength(200);
+  });
+});
+
+test('a directory full of directories that may not be removed is gone through once', async () => {
+  const attributes = { type: fileType.directory, fsid: 1n } as Attributes;
+  const handleOf = (name: string): Buffer => Buffer.from(name);
+  const directories = Array.from({ length: 10_500 }, (_, i): EntryPlus => {
+    const name = `directory-${i}`;
+    return { fileId: BigInt(i), name, bytes: undefined, cookie: BigInt(i + 1), handle: handleOf(name), attributes };
+  });
+  let refused = 0;
+  const client = {
+    lookup: async () => ({ handle: handleOf('tree'), attributes, directory: undefined }),
+    getattr: async () => attributes,
+    readdirplus: async ({ directory, cookie }: { readonly directory: Buffer; readonly cookie: bigint }) => {
+      const all = String(directory) === 'tree' ? directories : [];
+      const entries = all.slice(Number(cookie), Number(cookie) + 500);
+      return { entries, verifier: 0n, isEnd: Number(cookie) + 500 >= all.length, attributes: undefined };
+    },
+    rmdir: async () => {
+      refused++;
+      throw refusal('RMDIR', 'ACCES');
+    },
+  } as unknown as NfsClient;
+  const thrown = await thrownBy(removeTree(client, handleOf('export'), 'tree'));
+  expect(thrown).toMatchObject({ name: 'RemovalRefused', refusals: refused });
+  expect(refused).toBeGreaterThan(10_000);
+  expect(refused).toBeLessThan(11_000);
+});

@@ -1,0 +1,173 @@
+import { type BigIntStats, fchmodSync, fstatSync, read as readLater, readSync, writeSync } from 'node:fs';
+import type { Reply } from '../../rpc/server.ts';
+import { XdrError } from '../../xdr/reader.ts';
+import { type Attributes, maxTransfer, stability, writePostAttributes } from '../structures.ts';
+import { modeAfterWrite, permission, requireDataPermission } from './access.ts';
+import { writeWccData } from './attributes.ts';
+import type { Descriptor } from './descriptors.ts';
+import { type Export, readNode, requireWritable } from './export.ts';
+import type { Node } from './nodes.ts';
+import { ok, type ProcedureDefinition, type ProcedureHandler } from './procedure.ts';
+import type { ReadMemory } from './read-memory.ts';
+import { refuse } from './refusal.ts';
+
+const bigint = { bigint: true } as const;
+
+/** The sender copies data up to this length, so they may lie in a buffer that is reused at once. */
+const smallRead = 4096;
+/** After a read that waited for the disk, this many reads run in Node's threads. */
+const threadReadsAfterSlow = 64;
+/** Each holds up to 1 MiB of memory. */
+const maxThreadReads = 32;
+
+/** Opens a file and returns its stats; refuses deleted files. */
+function openDataFor(exported: Export, node: Node, forWriting: boolean): readonly [Descriptor, BigIntStats] {
+  const descriptor = exported.tree.openData(node, forWriting);
+  const stats = fstatSync(descriptor.fd, bigint);
+  // Another process deleted the file while it was open here.
+  if (stats.nlink === 0n) {
+    exported.tree.noteRemoval(stats);
+    refuse('STALE');
+  }
+  return [descriptor, stats];
+}
+
+function createRead(memory: ReadMemory, slowMs: number): ProcedureHandler {
+  const scratch = Buffer.allocUnsafeSlow(smallRead);
+  let threadReadsLeft = 0;
+  let running = 0;
+
+  async function readInThread(exported: Export, held: Descriptor, offset: number, count: number): Promise<Buffer> {
+    const { promise, resolve, reject } = Promise.withResolvers<Buffer>();
+    const into = memory.take(count);
+    held.users++;
+    running++;
+    readLater(held.fd, into, 0, count, offset, (cause, bytes) =>
+      cause === null ? resolve(into.subarray(0, bytes)) : reject(cause),
+    );
+    try {
+      return await promise;
+    } finally {
+      running--;
+      exported.tree.descriptors.release(held);
+    }
+  }
+
+  /**
+   * Reads synchronously: cached data take a microsecond, a thread takes thirty. But one slow read delays all clients, so the
+   * reads after it use threads.
+   */
+  function readSynchronously(held: Descriptor, offset: number, count: number): Buffer {
+    const into = count <= smallRead ? scratch : memory.take(count);
+    const started = performance.now();
+    const bytes = readSync(held.fd, into, 0, count, offset);
+    // Allow for the copy: at most a millisecond per megabyte.
+    if (performance.now() - started > slowMs + count / 1_000_000) threadReadsLeft = threadReadsAfterSlow;
+    return into.subarray(0, bytes);
+  }
+
+  return (exported, reader, who) => {
+    const node = readNode(exported, reader);
+    const offset = reader.size();
+    const wanted = Math.min(reader.u32(), maxTransfer);
+    const [held, stats] = openDataFor(exported, node, false);
+    requireDataPermission(stats, who, permission.read);
+    const size = Number(stats.size);
+    const count = Math.max(0, Math.min(wanted, size - offset));
+    const attributes = exported.toAttributes(stats);
+    if (threadReadsLeft === 0 || running >= maxThreadReads)
+      return readReply(attributes, readSynchronously(held, offset, count), offset, size);
+    threadReadsLeft--;
+    return readInThread(exported, held, offset, count).then((data) => readReply(attributes, data, offset, size));
+  };
+}
+
+function readReply(attributes: Attributes, data: Buffer, offset: number, size: number): Reply {
+  return (writer) => {
+    writer.u32(0);
+    writePostAttributes(writer, attributes);
+    writer
+      .u32(data.length)
+      .bool(offset + data.length >= size)
+      .u32(data.length);
+    return data;
+  };
+}
+
+const write: ProcedureHandler = (exported, reader, who) => {
+  const { toAttributes, verifier } = exported;
+  const node = readNode(exported, reader);
+  const offset = reader.size();
+  const count = reader.u32();
+  const stable = reader.u32();
+  if (stable > stability.fileSync) throw new XdrError(`${stable} is no degree of stability`);
+  const data = reader.window(reader.left);
+  requireWritable(exported);
+  const [held, before] = openDataFor(exported, node, true);
+  requireDataPermission(before, who, permission.write);
+  if (offset + data.length > Number.MAX_SAFE_INTEGER) refuse('FBIG');
+  const written = writeAll(held.fd, data.subarray(0, Math.min(count, data.length)), offset);
+  // A WRITE of zero bytes changes nothing. Our client uses it to query the write verifier.
+  const mode = written === 0 ? undefined : modeAfterWrite(before, who);
+  if (mode !== undefined) fchmodSync(held.fd, mode);
+  const answer = (): Reply => {
+    const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
+    return ok((writer) => {
+      writeWccData(writer, change);
+      writer.u32(written).u32(stable).fixed(verifier.bytes);
+    });
+  };
+  return stable === stability.unstable ? answer() : replyWhenSynced(exported, node, held, answer);
+};
+
+/** Writes synchronously, straight from the receive buffer. A full disk takes a part, and reports the error at the next write. */
+function writeAll(fd: number, data: Buffer, offset: number): number {
+  let written = 0;
+  while (written < data.length) {
+    try {
+      const taken = writeSync(fd, data, written, data.length - written, offset + written);
+      // POSIX allows a write of zero bytes. The reply is then a short count, as for a full disk.
+      if (taken === 0) break;
+      written += taken;
+    } catch (cause) {
+      if (written === 0) throw cause;
+      break;
+    }
+  }
+  return written;
+}
+
+/** If the sync fails, data of any client may be lost: the new write verifier makes all clients resend their uncommitted data. */
+async function replyWhenSynced(exported: Export, node: Node, held: Descriptor, answer: () => Reply): Promise<Reply> {
+  held.users++;
+  try {
+    await exported.durability.data(node, held);
+    return answer();
+  } catch (cause) {
+    exported.verifier.renew();
+    throw cause;
+  } finally {
+    exported.tree.descriptors.release(held);
+  }
+}
+
+const commit: ProcedureHandler = (exported, reader) => {
+  const { toAttributes, verifier } = exported;
+  const node = readNode(exported, reader);
+  // Ignore offset and count and sync the whole file, which RFC 1813 allows and which is no slower.
+  reader.take(12);
+  const [held, before] = openDataFor(exported, node, false);
+  return replyWhenSynced(exported, node, held, () => {
+    const change = { before: toAttributes(before), after: toAttributes(fstatSync(held.fd, bigint)) };
+    return ok((writer) => {
+      writeWccData(writer, change);
+      writer.fixed(verifier.bytes);
+    });
+  });
+};
+
+export const createDataProcedures = (memory: ReadMemory, slowMs: number): readonly ProcedureDefinition[] => [
+  { number: 6, name: 'READ', failureWords: 1, handle: createRead(memory, slowMs) },
+  { number: 7, name: 'WRITE', failureWords: 2, nonIdempotent: 'frequent', handle: write },
+  { number: 21, name: 'COMMIT', failureWords: 2, handle: commit },
+];

@@ -1,0 +1,171 @@
+import { type BigIntStats, opendirSync } from 'node:fs';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { Clock } from '#base/clock.ts';
+import { errnoOf } from '#base/errno.ts';
+import { type ExportedTree, FileMoved, isSameFile } from './exported-tree.ts';
+import { type HandleContents, maxParentHashes, parentHash } from './handles.ts';
+import type { ByteString } from './names.ts';
+import { createNode, type Node } from './nodes.ts';
+import { Refusal, refuse } from './refusal.ts';
+
+/** Time after which other calls get a turn. */
+const sliceMs = 4;
+/** The limit on directories with a matching hash at one depth. */
+const maxCandidates = 64;
+/** Searches that start within this time, as after a restart, share one walk. */
+const gatherMs = 50;
+/**
+ * The pause after a search of the whole tree, as a multiple of its duration: handles of deleted files must not keep the server
+ * busy.
+ */
+const restFactor = 4;
+
+export interface SearchLimits {
+  /** The number of names after which a search of the whole tree stops. */
+  readonly maxVisits: number;
+}
+
+export interface FileSearch {
+  /**
+   * Finds a file with a valid handle after a restart, or after another process moved it. First follows the parent hashes, then
+   * searches the whole tree. Undefined: the file is gone. Refuses with JUKEBOX (try later) if searches are too frequent.
+   */
+  find(origin: HandleContents): Promise<Node | undefined>;
+}
+
+interface Found {
+  readonly directory: Node;
+  readonly name: ByteString;
+  readonly stats: BigIntStats;
+}
+
+type Visit = (found: Found) => boolean;
+
+interface WantedFile {
+  readonly origin: HandleContents;
+  found: Found | undefined;
+}
+
+export function createFileSearch(
+  tree: ExportedTree,
+  clock: Clock,
+  closing: AbortSignal,
+  limits: SearchLimits,
+): FileSearch {
+  const { elapsed } = clock;
+  let slice = elapsed();
+  let gathering: { readonly wanted: Map<bigint, WantedFile>; readonly walked: Promise<void> } | undefined;
+  let isWalking = false;
+  let restUntil = 0;
+
+  async function yieldIfDue(): Promise<void> {
+    if (elapsed() - slice < sliceMs) return;
+    await nextTurn();
+    slice = elapsed();
+  }
+
+  /** Visits the entries of a directory until `visit` returns true. */
+  async function scan(directory: Node, visit: Visit): Promise<boolean> {
+    try {
+      const { prefix } = tree.directory(directory);
+      const names = opendirSync(prefix, { encoding: 'latin1', bufferSize: 256 });
+      try {
+        for (let entry = names.readSync(); entry !== null; entry = names.readSync()) {
+          closing.throwIfAborted();
+          const stats = tree.lookup(directory, entry.name);
+          if (stats !== undefined && visit({ directory, name: entry.name, stats })) return true;
+          await yieldIfDue();
+        }
+      } finally {
+        names.closeSync();
+      }
+    } catch (cause) {
+      // The directory was moved or removed meanwhile, or is not readable.
+      closing.throwIfAborted();
+      if (!(cause instanceof FileMoved || cause instanceof Refusal || errnoOf(cause) !== undefined)) throw cause;
+    }
+    return false;
+  }
+
+  const nodeFor = ({ directory, name, stats }: Found): Node =>
+    createNode(stats.ino, stats.birthtimeNs, directory, name);
+
+  async function followParentHashes(origin: HandleContents): Promise<Found | undefined> {
+    let found: Found | undefined;
+    let level = [tree.root];
+    for (let depth = 0; depth <= origin.parentHashes.length && found === undefined; depth++) {
+      const next: Node[] = [];
+      for (const directory of level) {
+        const isFound = await scan(directory, (here) => {
+          if (isSameFile(here.stats, origin)) found = here;
+          else if (
+            next.length < maxCandidates &&
+            here.stats.isDirectory() &&
+            parentHash(here.stats.ino) === origin.parentHashes[depth]
+          )
+            next.push(nodeFor(here));
+          return found !== undefined;
+        });
+        if (isFound) break;
+      }
+      level = next;
+    }
+    return found;
+  }
+
+  /** Searches for all wanted files in one walk. */
+  async function searchWholeTree(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
+    const started = elapsed();
+    let visits = 0;
+    let missing = wanted.size;
+    const todo = [tree.root];
+    for (let directory = todo.pop(); directory !== undefined; directory = todo.pop()) {
+      const isDone = await scan(directory, (here) => {
+        const one = wanted.get(here.stats.ino);
+        if (one !== undefined && one.found === undefined && isSameFile(here.stats, one.origin)) {
+          one.found = here;
+          missing--;
+        }
+        if (here.stats.isDirectory()) todo.push(nodeFor(here));
+        return missing === 0 || ++visits > limits.maxVisits;
+      });
+      if (isDone) break;
+    }
+    const ended = elapsed();
+    restUntil = ended + (ended - started) * restFactor;
+  }
+
+  async function gatherAndSearch(wanted: ReadonlyMap<bigint, WantedFile>): Promise<void> {
+    await clock.sleep(gatherMs, closing);
+    gathering = undefined;
+    isWalking = true;
+    try {
+      await searchWholeTree(wanted);
+    } finally {
+      isWalking = false;
+    }
+  }
+
+  async function joinTreeSearch(origin: HandleContents): Promise<Found | undefined> {
+    if (gathering === undefined) {
+      if (isWalking || elapsed() < restUntil) refuse('JUKEBOX');
+      const wanted = new Map<bigint, WantedFile>();
+      gathering = { wanted, walked: gatherAndSearch(wanted) };
+    }
+    const { wanted, walked } = gathering;
+    const one = wanted.get(origin.ino) ?? { origin, found: undefined };
+    // Two files cannot have the same inode number, so one of the two is gone. Its call has to come again.
+    if (one.origin.birth !== origin.birth) refuse('JUKEBOX');
+    wanted.set(origin.ino, one);
+    await walked;
+    return one.found;
+  }
+
+  return {
+    find: async (origin) => {
+      const isDeep = origin.parentHashes.length >= maxParentHashes;
+      const found = (isDeep ? undefined : await followParentHashes(origin)) ?? (await joinTreeSearch(origin));
+      return found && tree.nodeFor(found.directory, found.name, found.stats);
+    },
+  };
+}

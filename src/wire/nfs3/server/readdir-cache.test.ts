@@ -1,0 +1,124 @@
+import * as fs from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { type Mounted, startOwnServer } from '#testing/own-nfs-server.ts';
+import type { EntryPlus, FileHandle } from '../structures.ts';
+import { createNode, type Node } from './nodes.ts';
+import { createReaddirCache, type Page } from './readdir-cache.ts';
+
+/** Its time goes on when told to; the wall clock is a second ahead, so that no directory looks as if it just changed. */
+function steppedClock() {
+  let ahead = 0;
+  const clock = systemClock();
+  return {
+    pass: (ms: number) => {
+      ahead += ms;
+    },
+    clock: { ...clock, now: () => clock.now() + 1000, elapsed: () => ahead },
+  };
+}
+
+async function serve() {
+  const { clock, pass } = steppedClock();
+  const own = await startOwnServer({ clock });
+  fs.writeFileSync(join(own.directory, 'f'), '');
+  fs.linkSync(join(own.directory, 'f'), join(own.directory, 'other name'));
+  fs.mkdirSync(join(own.directory, 'd'));
+  return { own, pass, mounted: await own.mount() };
+}
+
+async function list({ nfs, root }: Mounted, directory = root): Promise<ReadonlyMap<string, EntryPlus>> {
+  const { entries } = await nfs.readdirplus({ directory, cookie: 0n, verifier: 0n, bytes: 8192 });
+  // Taken out, so that they can be compared.
+  return new Map(
+    entries.map(({ fileId, name, bytes, cookie, attributes, handle }) => [
+      name,
+      { fileId, name, bytes, cookie, attributes, handle },
+    ]),
+  );
+}
+
+const handleOf = (listed: ReadonlyMap<string, EntryPlus>, name: string): FileHandle =>
+  listed.get(name)?.handle ?? Buffer.alloc(0);
+
+describe.skipIf(needs('linux'))('a listing that is given again', () => {
+  test.each<[string, (mounted: Mounted, f: FileHandle, d: FileHandle) => Promise<unknown>]>([
+    ['WRITE', ({ nfs }, f) => nfs.write(f, 0, Buffer.from('text'), 0)],
+    [
+      'WRITE to what is open',
+      async (mounted, f) => {
+        await mounted.nfs.write(f, 0, Buffer.from('text'), 0);
+        await list(mounted);
+        await mounted.nfs.write(f, 0, Buffer.from('much longer text'), 0);
+      },
+    ],
+    ['SETATTR', ({ nfs }, f) => nfs.setattr(f, { mode: 0o600 })],
+    ['MKDIR below', ({ nfs }, _f, d) => nfs.mkdir(d, 'below', {})],
+    ['CREATE that cuts', ({ nfs, root }) => nfs.create(root, 'f', { mode: 'unchecked', set: { size: 0 } })],
+  ])('shows at once what a client changed by %s', async (_name, change) => {
+    const { mounted, own } = await serve();
+    fs.writeFileSync(join(own.directory, 'f'), 'some text');
+    const before = await list(mounted);
+    await change(mounted, handleOf(before, 'f'), handleOf(before, 'd'));
+    const after = await list(mounted);
+    expect([...after.keys()].sort()).toEqual(['.', '..', 'd', 'f', 'other name']);
+    expect(after).not.toEqual(before);
+    for (const { handle, attributes } of after.values())
+      expect(attributes).toEqual(await mounted.nfs.getattr(handle ?? Buffer.alloc(0)));
+  });
+
+  test.each<[string, (mounted: Mounted, elsewhere: FileHandle) => Promise<unknown>]>([
+    ['REMOVE', ({ nfs }, e) => nfs.remove(e, 'third')],
+    ['RENAME', ({ nfs }, e) => nfs.rename({ directory: e, name: 'third' }, { directory: e, name: 'fourth' })],
+    ['LINK', ({ nfs }, e) => nfs.lookup(e, 'third').then((f) => nfs.link(f.handle, { directory: e, name: 'fourth' }))],
+  ])('shows at once what a client changed by %s of another name elsewhere', async (_name, change) => {
+    const { mounted, own } = await serve();
+    fs.mkdirSync(join(own.directory, 'e'));
+    for (const place of ['d/f', 'e/third']) fs.linkSync(join(own.directory, 'f'), join(own.directory, place));
+    const [here, elsewhere] = [
+      await mounted.nfs.lookup(mounted.root, 'd'),
+      await mounted.nfs.lookup(mounted.root, 'e'),
+    ];
+    const before = await list(mounted, here.handle);
+    await change(mounted, elsewhere.handle);
+    const after = await list(mounted, here.handle);
+    expect(after.get('f')?.attributes).not.toEqual(before.get('f')?.attributes);
+    expect(after.get('f')?.attributes).toEqual(await mounted.nfs.getattr(handleOf(after, 'f')));
+  });
+
+  test('shows a second later what others changed about a file, and at once what they did to names', async () => {
+    const { mounted, own, pass } = await serve();
+    const before = await list(mounted);
+    fs.chmodSync(join(own.directory, 'f'), 0o611);
+    pass(999);
+    expect(await list(mounted)).toEqual(before);
+    pass(1);
+    expect((await list(mounted)).get('f')?.attributes?.mode).toBe(0o611);
+    fs.renameSync(join(own.directory, 'f'), join(own.directory, 'g'));
+    expect([...(await list(mounted)).keys()].sort()).toEqual(['.', '..', 'd', 'g', 'other name']);
+  });
+});
+
+describe('pages', () => {
+  const stats = { mtimeNs: 1n, ctimeNs: 1n } as fs.BigIntStats;
+  const directory: Node = createNode(1n, 1n, undefined, '');
+  const page = (length: number): Page => ({ bytes: Buffer.alloc(length), nodes: [] });
+
+  test('are let go when they take too much room, the oldest first', () => {
+    const pages = createReaddirCache({ changeCount: 0 }, () => 0);
+    for (let i = 0; i < 100; i++) pages.keep(directory, `${i}`, stats, page(100_000));
+    const kept = Array.from({ length: 100 }, (_, i) => pages.find(directory, `${i}`, stats) !== undefined);
+    expect(kept.indexOf(true)).toBe(100 - Math.floor((8 * 1024 * 1024) / 100_000));
+    expect(kept.lastIndexOf(false)).toBe(kept.indexOf(true) - 1);
+  });
+
+  test('of another state of the directory are not found', () => {
+    const pages = createReaddirCache({ changeCount: 0 }, () => 0);
+    pages.keep(directory, 'q', stats, page(4));
+    expect(pages.find(directory, 'q', stats)).toBeDefined();
+    expect(pages.find(directory, 'q', { ...stats, mtimeNs: 2n } as fs.BigIntStats)).toBeUndefined();
+    expect(pages.find(directory, 'q', { ...stats, ctimeNs: 2n } as fs.BigIntStats)).toBeUndefined();
+  });
+});

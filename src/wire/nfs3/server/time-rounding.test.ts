@@ -1,0 +1,78 @@
+import { statSync, utimesSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { roundNanoseconds, toUtimesSeconds } from './time-rounding.ts';
+
+/** As libuv does it. */
+const kept = (seconds: number, nanoseconds: number): number =>
+  Math.floor((toUtimesSeconds({ seconds, nanoseconds }) - seconds) * 1e9);
+const shown = (seconds: number, nanoseconds: number): number => roundNanoseconds(seconds, kept(seconds, nanoseconds));
+
+const seconds = fc.oneof(
+  fc.integer({ min: 0, max: 2 ** 32 - 1 }),
+  fc.integer({ min: 1_600_000_000, max: 2_000_000_000 }),
+);
+
+test('whole microseconds come back as they were set, in every year there is', () => {
+  const microseconds = fc.integer({ min: 0, max: 999_999 });
+  fc.assert(
+    fc.property(seconds, microseconds, (s, us) => shown(s, us * 1000) === us * 1000),
+    { numRuns: 20_000 },
+  );
+});
+
+test('whatever else is set comes back at most a microsecond later, and never earlier', () => {
+  fc.assert(
+    fc.property(seconds, fc.integer({ min: 0, max: 999_998_999 }), (s, ns) => {
+      const later = shown(s, ns) - ns;
+      return later >= 0 && later < 1000;
+    }),
+    { numRuns: 20_000 },
+  );
+});
+
+test('times that files got by themselves are told as they are, but for one in a thousand', () => {
+  let others = 0;
+  for (let ns = 0; ns < 999_000_000; ns += 9_973) if (roundNanoseconds(1_750_000_000, ns) !== ns) others++;
+  expect(others).toBeLessThan(150);
+});
+
+describe.skipIf(needs('linux'))('the times of a file', () => {
+  test.each([
+    ['whole milliseconds', 1_000_000],
+    ['whole microseconds', 1_000],
+  ])('%s are what clients set, exactly', async (_what, unit) => {
+    const own = await startOwnServer({ durable: false });
+    const { nfs, root } = await own.mount();
+    const { handle } = await nfs.create(root, 'file', { mode: 'guarded', set: {} });
+    for (let i = 0; i < 300; i++) {
+      const at = (n: number): { seconds: number; nanoseconds: number } => ({
+        seconds: 1_700_000_000 + n * 104_729,
+        nanoseconds: ((n * 7_368_787) % (1e9 / unit)) * unit,
+      });
+      const [atime, mtime] = [at(i), at(i + 1)];
+      await nfs.setattr(handle, { atime, mtime });
+      expect(await nfs.getattr(handle)).toMatchObject({
+        atime: atime.seconds,
+        atimeNs: atime.nanoseconds,
+        mtime: mtime.seconds,
+        mtimeNs: mtime.nanoseconds,
+      });
+    }
+  });
+
+  test('that its own machine gave it are shown as they are there', async () => {
+    const own = await startOwnServer({ durable: false });
+    const { nfs, root } = await own.mount();
+    writeFileSync(join(own.directory, 'file'), 'x');
+    utimesSync(join(own.directory, 'file'), 5, 1_700_000_000.5);
+    const { handle, attributes } = await nfs.lookup(root, 'file');
+    const { mtimeNs } = statSync(join(own.directory, 'file'), { bigint: true });
+    expect(mtimeNs).toBe(1_700_000_000_500_000_000n);
+    expect(attributes).toMatchObject({ atime: 5, atimeNs: 0, mtime: 1_700_000_000, mtimeNs: 500_000_000 });
+    expect(await nfs.getattr(handle)).toMatchObject({ mtimeNs: 500_000_000 });
+  });
+});

@@ -1,0 +1,174 @@
+import * as fs from 'node:fs';
+import { join } from 'node:path';
+import { describe, expect, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { exportedByGanesha } from '#testing/exported-folder.ts';
+import { openExport } from '#testing/nfs-export.ts';
+import type { NfsClient } from './client.ts';
+import { emptyDirectory, removeTree } from './remove-tree.ts';
+import { NfsError } from './status.ts';
+import type { EntryPlus, FileHandle } from './structures.ts';
+import { walkTree } from './walk-tree.ts';
+
+interface Meddled {
+  readonly client: NfsClient;
+  /** What the server said no with, and to what: `READDIRPLUS: NFS3ERR_STALE`. */
+  readonly refusals: Set<string>;
+}
+
+/** The client as it is, but somebody else does something between a page of a listing and what is made of it. */
+function meddled(nfs: NfsClient, between: (entries: readonly EntryPlus[], directory: FileHandle) => unknown): Meddled {
+  const refusals = new Set<string>();
+  const noting =
+    <A extends unknown[], R>(call: (...args: A) => Promise<R>) =>
+    async (...args: A): Promise<R> => {
+      try {
+        return await call(...args);
+      } catch (cause) {
+        if (cause instanceof NfsError) refusals.add(cause.message);
+        throw cause;
+      }
+    };
+  return {
+    refusals,
+    client: {
+      ...nfs,
+      lookup: noting(nfs.lookup),
+      getattr: noting(nfs.getattr),
+      remove: noting(nfs.remove),
+      rmdir: noting(nfs.rmdir),
+      readdirplus: noting(async (args, options) => {
+        const page = await nfs.readdirplus(args, options);
+        await between(page.entries, args.directory);
+        return page;
+      }),
+    },
+  };
+}
+
+/** On the disk: directories in directories, with files in each. */
+function plant(at: string, width: number, depth: number, files: number): void {
+  fs.mkdirSync(at);
+  for (let i = 0; i < files; i++) fs.closeSync(fs.openSync(join(at, `file-${i}`), 'w'));
+  for (let i = 0; depth > 0 && i < width; i++) plant(join(at, `sub-${i}`), width, depth - 1, files);
+}
+
+const namesIn = (entries: readonly EntryPlus[]): readonly string[] => entries.map(({ name }) => name);
+
+describe.skipIf(needs('root', 'ganesha'))('a tree is removed', () => {
+  const it = exportedByGanesha();
+  const remove = (client: NfsClient = it.nfs): Promise<void> => removeTree(client, it.directory, 'tree');
+  const isGone = (): boolean => !fs.existsSync(it.on('tree'));
+
+  test('while somebody else removes directories of it that we are about to enter: they are STALE, and that is fine', async () => {
+    plant(it.on('tree'), 6, 1, 5);
+    using other = await openExport(it.server, 'it');
+    let done = false;
+    const { client, refusals } = meddled(it.nfs, async (entries, directory) => {
+      if (done || !namesIn(entries).includes('sub-0')) return;
+      done = true;
+      for (const name of ['sub-0', 'sub-3', 'sub-5']) await removeTree(other.nfs, directory, name);
+    });
+    await remove(client);
+    expect(isGone()).toBe(true);
+    expect([...refusals]).toContain('READDIRPLUS: NFS3ERR_STALE');
+    expect([...refusals]).toContain('RMDIR: NFS3ERR_NOENT');
+  });
+
+  test('while somebody else removes the directory whose files we are removing', async () => {
+    plant(it.on('tree'), 2, 1, 40);
+    using other = await openExport(it.server, 'it');
+    let done = false;
+    const { client, refusals } = meddled(it.nfs, async (_entries, directory) => {
+      const { handle: tree } = await other.nfs.lookup(it.directory, 'tree');
+      if (done || Buffer.compare(tree, directory) === 0) return;
+      done = true;
+      await removeTree(other.nfs, it.directory, 'tree');
+    });
+    await remove(client);
+    expect(isGone()).toBe(true);
+    expect([...refusals]).toContain('REMOVE: NFS3ERR_STALE');
+  });
+
+  test('by four at once', async () => {
+    plant(it.on('tree'), 5, 2, 12);
+    const others = await Promise.all([1, 2, 3].map(() => openExport(it.server, 'it')));
+    await Promise.all([it, ...others].map(({ nfs }) => remove(nfs)));
+    expect(isGone()).toBe(true);
+    for (const other of others) other[Symbol.dispose]();
+  });
+
+  test('with what somebody adds meanwhile', async () => {
+    plant(it.on('tree'), 2, 1, 3);
+    const { handle: tree } = await it.nfs.lookup(it.directory, 'tree');
+    let added = 0;
+    const { client, refusals } = meddled(it.nfs, async (_entries, directory) => {
+      if (Buffer.compare(tree, directory) === 0 || ++added > 4) return;
+      await it.nfs.create(directory, `added-${added}`, { mode: 'guarded', set: {} });
+      await it.nfs.mkdir(directory, `made-${added}`, {});
+    });
+    await emptyDirectory(client, tree);
+    expect(fs.readdirSync(it.on('tree'))).toEqual([]);
+    expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTEMPTY');
+  });
+
+  test('again, after it was stopped in the middle', async () => {
+    plant(it.on('tree'), 4, 2, 10);
+    const mine = new AbortController();
+    const onProgress = (done: number): void => {
+      if (done === 50) mine.abort();
+    };
+    const options = { signal: mine.signal, onProgress };
+    await expect(removeTree(it.nfs, it.directory, 'tree', options)).rejects.toThrow();
+    expect(isGone()).toBe(false);
+    await remove();
+    expect(isGone()).toBe(true);
+    // And when it is gone already.
+    await remove();
+  });
+
+  describe('and links in it are links', () => {
+    const outside = (): string => {
+      plant(it.on('outside'), 2, 1, 3);
+      return it.on('outside');
+    };
+    const intact = (): void => expect(fs.readdirSync(it.on('outside'), { recursive: true })).toHaveLength(11);
+
+    test('to directories, files, upwards, to nothing and to themselves: all removed, none followed', async () => {
+      plant(it.on('tree'), 2, 1, 2);
+      const targets = [outside(), '../outside', '..', '.', '/', 'nothing', 'link-7'];
+      targets.push(it.on('outside/file-0'));
+      for (const folder of ['tree', 'tree/sub-0'])
+        for (const [i, target] of targets.entries()) fs.symlinkSync(target, it.on(`${folder}/link-${i}`));
+      const walked: string[] = [];
+      await walkTree(it.nfs, (await it.nfs.lookup(it.directory, 'tree')).handle, ({ path }) => void walked.push(path));
+      expect(walked).toHaveLength(2 + 2 * 3 + 2 * targets.length);
+      await remove();
+      expect(isGone()).toBe(true);
+      intact();
+    });
+
+    test('the tree itself is one: it goes, and what it leads to stays', async () => {
+      fs.symlinkSync(outside(), it.on('tree'));
+      await remove();
+      expect(isGone()).toBe(true);
+      intact();
+    });
+
+    test('a directory that becomes one while we are at it', async () => {
+      plant(it.on('tree'), 2, 1, 3);
+      const to = outside();
+      let done = false;
+      const { client, refusals } = meddled(it.nfs, async (entries, tree) => {
+        if (done || !namesIn(entries).includes('sub-1')) return;
+        done = true;
+        await it.nfs.rename({ directory: tree, name: 'sub-1' }, { directory: it.directory, name: 'moved' });
+        await it.nfs.symlink(tree, 'sub-1', to, {});
+      });
+      await remove(client);
+      expect(isGone()).toBe(true);
+      expect([...refusals]).toContain('RMDIR: NFS3ERR_NOTDIR');
+      intact();
+    });
+  });
+});

@@ -1,0 +1,164 @@
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
+import { createRpcClient, type RpcClientOptions } from './client.ts';
+import type { Procedure } from './procedure.ts';
+import { createRpcServer, type RpcServerOptions } from './server.ts';
+
+const program = 200_000;
+const padding = Buffer.alloc(2_000);
+
+/** A call that takes a little room, none of it lent. */
+const note: Procedure<number, undefined> = {
+  program,
+  version: 1,
+  number: 1,
+  name: 'NOTE',
+  encode: (writer, value) => {
+    writer.u32(value).fixed(padding);
+    return undefined;
+  },
+  decode: () => undefined,
+};
+
+interface Held {
+  readonly here: number;
+  readonly there: number;
+}
+
+interface Path {
+  readonly port: number;
+  /** Bytes are not taken any more, as by a machine that is frozen. */
+  freeze(): void;
+  /** Bytes of the client that are here already, and those that its own kernel still has. */
+  held(): Held;
+  /** Goes on, and gives how many bytes still came before the connection ended. */
+  thaw(): Promise<number>;
+}
+
+/** Lies between a client and a server. */
+async function pathTo(serverPort: number): Promise<Path> {
+  const sockets: Socket[] = [];
+  let passed = 0;
+  let isFrozen = false;
+  const listener = createServer((client) => {
+    sockets.push(client);
+    client.on('error', () => undefined);
+    if (isFrozen) return;
+    const server = connect(serverPort, '127.0.0.1');
+    sockets.push(server);
+    for (const [one, other] of [
+      [client, server],
+      [server, client],
+    ] as const) {
+      one.on('error', () => undefined).on('close', () => other.destroy());
+      one.on('data', (chunk: Buffer) => {
+        if (one === client) passed += chunk.length;
+        other.write(chunk);
+      });
+    }
+  }).listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  onTestFinished(() => {
+    listener.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  const first = (): Socket => sockets[0] as Socket;
+  const { port } = listener.address() as AddressInfo;
+  let clientPort = 0;
+  return {
+    port,
+    freeze: () => {
+      isFrozen = true;
+      clientPort = first().remotePort ?? 0;
+      first().pause();
+    },
+    held: () => ({
+      here: queues(port, clientPort).received + first().readableLength,
+      there: queues(clientPort, port).unsent,
+    }),
+    thaw: async () => {
+      const before = passed;
+      const { promise: ended, resolve } = Promise.withResolvers<unknown>();
+      first().once('close', resolve).resume();
+      await ended;
+      return passed - before;
+    },
+  };
+}
+
+/** Of the connection between two ports of this machine, as the kernel counts: `tx_queue:rx_queue` of /proc/net/tcp. */
+function queues(local: number, remote: number): { readonly unsent: number; readonly received: number } {
+  const hex = (port: number): string => port.toString(16).toUpperCase().padStart(4, '0');
+  const ends = `0100007F:${hex(local)} 0100007F:${hex(remote)}`;
+  const line = readFileSync('/proc/net/tcp', 'utf8')
+    .split('\n')
+    .find((candidate) => candidate.includes(ends));
+  const [, unsent = '0', received = '0'] = / ([0-9A-F]{8}):([0-9A-F]{8}) /.exec(line ?? '') ?? [];
+  return { unsent: Number.parseInt(unsent, 16), received: Number.parseInt(received, 16) };
+}
+
+async function listening(tls?: RpcServerOptions['tls']): Promise<{ readonly port: number; readonly done: number[] }> {
+  const done: number[] = [];
+  const answer = (): undefined => undefined;
+  const noting = {
+    name: 'NOTE',
+    handle: (reader: { u32(): number }) => {
+      done.push(reader.u32());
+      return answer;
+    },
+  };
+  const server = createRpcServer({
+    programs: [{ number: program, version: 1, procedures: new Map([[1, noting]]) }],
+    tls,
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  return { port: (server.address() as AddressInfo).port, done };
+}
+
+/** As many as fill what the kernels keep for a connection that nobody reads from. */
+const many = 1_000;
+
+async function giveUpMany(path: Path, options: Partial<RpcClientOptions>, end: 'stall' | 'close'): Promise<Held> {
+  const stallMs = end === 'stall' ? 100 : 60_000;
+  const rpc = createRpcClient({
+    clock: systemClock(),
+    addresses: [{ host: '127.0.0.1', port: path.port }],
+    stallMs,
+    ...options,
+  });
+  onTestFinished(() => rpc.close());
+  await rpc.call(note, 0);
+  path.freeze();
+  const calls = Array.from({ length: many }, (_, i) => rpc.call(note, i + 1, { deadlineMs: 800 }));
+  const settled = Promise.allSettled(calls);
+  await expect.poll(() => path.held().there).toBeGreaterThan(1_000_000);
+  const held = path.held();
+  for (const { status } of await settled) expect(status).toBe('rejected');
+  if (end === 'close') rpc.close();
+  return held;
+}
+
+describe.skipIf(needs('linux', 'openssl'))('calls that were given up while nobody took them', () => {
+  test.each([
+    ['with the connection that stalled', false, 'stall'],
+    ['with the connection that stalled, encrypted', true, 'stall'],
+    ['and then the client was closed', false, 'close'],
+    ['and then the client was closed, encrypted', true, 'close'],
+  ] as const)('the kernel does not send abandoned calls later: %s', async (_what, isEncrypted, end) => {
+    const { key, cert } = certificate('server');
+    const { port, done } = await listening(isEncrypted ? { key, cert } : undefined);
+    const path = await pathTo(port);
+    const tls = isEncrypted ? { options: { ca: cert }, program, version: 1 } : undefined;
+    const { here, there } = await giveUpMany(path, { tls }, end);
+    // What had arrived cannot be taken back, and a little may have come since; the rest is not sent.
+    expect(await path.thaw()).toBeLessThan(here + there / 2);
+    expect(done.length).toBeLessThan(many / 2);
+  });
+});

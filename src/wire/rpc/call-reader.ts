@@ -1,0 +1,115 @@
+import { XdrError, XdrReader } from '../xdr/reader.ts';
+import type { XdrWriter } from '../xdr/writer.ts';
+import { authNone, authSys, authTls, type Identity, maxAuth, maxGroups, messageCall } from './message.ts';
+import type { ReplyWriter } from './replay-cache.ts';
+import type { Caller } from './server.ts';
+
+/** The header of a call as a server reads it. The reader reuses one object for all calls. */
+export interface ReceivedCall {
+  xid: number;
+  rpcVersion: number;
+  program: number;
+  version: number;
+  procedure: number;
+  isTlsProbe: boolean;
+  /** Undefined: an unsupported auth flavor, or a malformed credential. */
+  caller: Caller | undefined;
+}
+
+/**
+ * Reads the call headers of one connection. Nearly all calls carry the same credential. So the reader compares the bytes with
+ * those of the previous call, which is far cheaper than parsing them, and returns the same caller object.
+ */
+export function createCallReader(from: Omit<Caller, 'identity'>): (reader: XdrReader) => ReceivedCall {
+  const call: ReceivedCall = {
+    xid: 0,
+    rpcVersion: 0,
+    program: 0,
+    version: 0,
+    procedure: 0,
+    isTlsProbe: false,
+    caller: undefined,
+  };
+  let last: Buffer | undefined;
+  let lastCaller: Caller | undefined;
+
+  function parseCaller(flavor: number, body: Buffer): Caller | undefined {
+    if (flavor === authNone) return { ...from, identity: undefined };
+    const identity = flavor === authSys ? readIdentity(body) : undefined;
+    return identity && { ...from, identity };
+  }
+
+  function readCaller(reader: XdrReader): Caller | undefined {
+    const { at } = reader;
+    reader.take(4);
+    reader.skip(maxAuth);
+    if (last !== undefined && bytesEqual(last, reader.buffer, at, reader.at)) return lastCaller;
+    last = Buffer.from(reader.buffer.subarray(at, reader.at));
+    lastCaller = parseCaller(last.readUInt32BE(0), last.subarray(8, 8 + last.readUInt32BE(4)));
+    return lastCaller;
+  }
+
+  return (reader) => {
+    const { view } = reader;
+    const at = reader.take(24);
+    call.xid = view.getUint32(at);
+    if (view.getUint32(at + 4) !== messageCall) throw new XdrError('received a reply where a call was expected');
+    call.rpcVersion = view.getUint32(at + 8);
+    call.program = view.getUint32(at + 12);
+    call.version = view.getUint32(at + 16);
+    call.procedure = view.getUint32(at + 20);
+    call.isTlsProbe = call.procedure === 0 && reader.left >= 4 && view.getUint32(reader.at) === authTls;
+    call.caller = readCaller(reader);
+    reader.take(4);
+    reader.skip(maxAuth);
+    return call;
+  };
+}
+
+function bytesEqual(expected: Buffer, buffer: Buffer, from: number, end: number): boolean {
+  if (expected.length !== end - from) return false;
+  for (let i = 0; i < expected.length; i++) if (expected[i] !== buffer[from + i]) return false;
+  return true;
+}
+
+function readIdentity(body: Buffer): Identity | undefined {
+  try {
+    const view = new DataView(body.buffer, body.byteOffset, body.length);
+    const reader = new XdrReader().reset(body, view, 0, body.length);
+    reader.u32();
+    const machine = reader.string(255);
+    const [uid, gid, count] = [reader.u32(), reader.u32(), reader.u32()];
+    if (count > maxGroups) return undefined;
+    return { machine, uid, gid, groups: Array.from({ length: count }, () => reader.u32()) };
+  } catch {
+    return undefined;
+  }
+}
+
+/** Writes an accepted_reply (RFC 5531, section 9), without the xid and the message type before it. */
+export const writeAcceptedHead = (writer: XdrWriter, status: number): XdrWriter =>
+  writer.u32(0).u32(authNone).u32(0).u32(status);
+
+export const acceptError =
+  (status: number, ...more: readonly number[]): ReplyWriter =>
+  (writer) => {
+    writeAcceptedHead(writer, status);
+    for (const word of more) writer.u32(word);
+    return undefined;
+  };
+
+const denied =
+  (...words: readonly number[]): ReplyWriter =>
+  (writer) => {
+    writer.u32(1);
+    for (const word of words) writer.u32(word);
+    return undefined;
+  };
+
+export const rpcMismatch = denied(0, 2, 2);
+export const authBadCredential = denied(1, 1);
+export const authTooWeak = denied(1, 5);
+export const startTlsReply: ReplyWriter = (writer) => {
+  writer.u32(0).u32(authNone).opaque(Buffer.from('STARTTLS')).u32(0);
+  return undefined;
+};

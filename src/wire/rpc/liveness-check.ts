@@ -1,0 +1,72 @@
+import type { Clock } from '#base/clock.ts';
+import type { XdrWriter } from '../xdr/writer.ts';
+import type { Connection, RecordHandlers } from './connection.ts';
+import { messageCall, rpcVersion } from './message.ts';
+import type { Procedure } from './procedure.ts';
+import type { Encode } from './sender.ts';
+
+/** The program and version to send NULL to. Procedure 0 of every program does nothing. */
+export type NullTarget = Pick<Procedure<unknown, unknown>, 'program' | 'version'>;
+
+export interface LivenessCheckOptions {
+  readonly clock: Clock;
+  readonly credential: Buffer;
+  readonly connect: (handlers: RecordHandlers) => Promise<Connection>;
+  readonly closing: AbortSignal;
+}
+
+/**
+ * A connection can be dead without any error: a firewall dropped its state, or the machine at the other end was replaced. The
+ * kernel keeps retransmitting for a quarter of an hour. But a server may also just be slow, and then the client must not drop its
+ * connection. So the client sends NULL on this connection and on a new one. Only if the new one alone answers, this one is dead.
+ */
+export interface LivenessCheck {
+  /** True: dead. False: alive, or the new connection got no answer either. */
+  isDead(connection: Connection, asked: NullTarget, waitMs: number): Promise<boolean>;
+}
+
+/** Calls have xids of 31 bits, so this xid belongs to none of them and its reply is ignored. */
+const nullXid = 0xffff_ffff;
+/** Time for bytes that are still on their way. */
+const graceMs = 1_000;
+
+export function createLivenessCheck({ clock, credential, connect, closing }: LivenessCheckOptions): LivenessCheck {
+  const encode: Encode<NullTarget> = (writer: XdrWriter, { program, version }) => {
+    writer.u32(nullXid).u32(messageCall).u32(rpcVersion).u32(program).u32(version).u32(0).fixed(credential);
+    return undefined;
+  };
+
+  function sendNull({ sender }: Connection, asked: NullTarget): void {
+    sender.addRecord(encode, asked);
+    sender.flush();
+  }
+
+  /** Any reply counts, also an error. */
+  async function answersOnNewConnection(asked: NullTarget, waitMs: number): Promise<boolean> {
+    const { promise, resolve } = Promise.withResolvers<boolean>();
+    const other = await connect({ onRecord: () => resolve(true) }).catch(() => undefined);
+    if (other === undefined) return false;
+    using limit = clock.deadline(waitMs, closing);
+    limit.signal.addEventListener('abort', () => resolve(false), { once: true });
+    if (limit.signal.aborted) resolve(false);
+    void other.ended.then(() => resolve(false));
+    sendNull(other, asked);
+    try {
+      return await promise;
+    } finally {
+      other.reset();
+    }
+  }
+
+  return {
+    isDead: async (connection, asked, waitMs) => {
+      const before = connection.receivedBytes;
+      // If part of a record was received, its remaining bytes show that the connection lives. A NULL reply would come only after
+      // them.
+      if (!connection.isMidRecord) sendNull(connection, asked);
+      if (!(await answersOnNewConnection(asked, waitMs))) return false;
+      await clock.sleep(Math.min(graceMs, waitMs), closing).catch(() => undefined);
+      return connection.receivedBytes === before && !closing.aborted;
+    },
+  };
+}

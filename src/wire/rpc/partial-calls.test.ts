@@ -1,0 +1,188 @@
+import { once } from 'node:events';
+import { type AddressInfo, connect, type Socket } from 'node:net';
+import { setImmediate as turn } from 'node:timers/promises';
+import { connect as connectTls } from 'node:tls';
+import { describe, expect, onTestFinished, test } from 'vitest';
+import { needs } from '#testbed/needs.ts';
+import { certificate } from '#testing/certificate.ts';
+import { createFakeClock } from '#testing/fakes/clock.ts';
+import { heldMib } from '#testing/memory.ts';
+import { words } from '#testing/rpc-records.ts';
+import { createRpcServer, type RpcServerOptions } from './server.ts';
+
+const program = 200_000;
+const mib = 1024 * 1024;
+/** NULL, by nobody. */
+const whole = words(0x8000_0028, 7, 0, 2, program, 3, 0, 0, 0, 0, 0);
+/** The TLS probe. */
+const forTls = words(0x8000_0028, 7, 0, 2, program, 3, 0, 7, 0, 0, 0);
+
+async function listening(options: Partial<RpcServerOptions>) {
+  const clock = createFakeClock();
+  const errors: string[] = [];
+  const procedures = new Map([[0, { name: 'NULL', handle: () => () => undefined }]]);
+  const programs = [{ number: program, version: 3, procedures }];
+  const server = createRpcServer({ programs, clock, onError: (what) => errors.push(what), ...options });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const sockets: Socket[] = [];
+  onTestFinished(() => {
+    server.close();
+    for (const socket of sockets) socket.destroy();
+  });
+  const connected = async (from = '127.0.0.1'): Promise<Socket> => {
+    const { port } = server.address() as AddressInfo;
+    const socket = connect({ host: '127.0.0.1', port, localAddress: from, noDelay: true });
+    sockets.push(socket);
+    socket.on('error', () => undefined);
+    await once(socket, 'connect');
+    return socket;
+  };
+  return { clock, errors, connected };
+}
+
+/** Is answered: it is connected, and what it sent before has been read. */
+async function isAnswered(socket: Socket, rest = whole): Promise<void> {
+  socket.write(rest);
+  const [answer] = (await once(socket, 'data')) as [Buffer];
+  expect(answer.readUInt32BE(4)).toBe(7);
+}
+
+const ended = async (socket: Socket): Promise<true> => {
+  if (!socket.closed) await once(socket.resume(), 'close');
+  return true;
+};
+
+/** The sockets' events come to the server's side in their own time. */
+async function passed(clock: { advance(ms: number): void }, ms: number): Promise<void> {
+  for (let at = 0; at < ms; at += 5_000) {
+    clock.advance(5_000);
+    await turn();
+  }
+}
+
+describe('a call that is received only in part', () => {
+  test.each([
+    ['the mark', whole.subarray(0, 2)],
+    ['the head', whole.subarray(0, 20)],
+    ['a fragment that is not the last', words(4, 7)],
+    ['a long one', words(0x8000_0000 | mib, 7, 0, 2)],
+  ])('%s: its connection is dropped when the rest does not arrive, and idle connections stay', async (_what, part) => {
+    const { clock, errors, connected } = await listening({});
+    const [idle, half] = [await connected(), await connected()];
+    await isAnswered(idle);
+    await isAnswered(half);
+    half.write(part);
+    await isAnswered(idle);
+    await passed(clock, 55_000);
+    expect([half.closed, errors]).toEqual([false, []]);
+    await passed(clock, 20_000);
+    expect(await ended(half)).toBe(true);
+    expect(errors).toEqual(['the client did not complete a call in time']);
+    await passed(clock, 600_000);
+    await isAnswered(idle);
+  });
+
+  test('is dropped if it trickles in byte by byte for ever', async () => {
+    const { clock, connected } = await listening({});
+    const [half, other] = [await connected(), await connected()];
+    await isAnswered(half);
+    half.write(words(0x8000_0000 | mib));
+    // What came before it is read by then.
+    await isAnswered(other);
+    for (let i = 0; i < 20 && !half.closed; i++) {
+      half.write('x');
+      clock.advance(5_000);
+      await turn();
+    }
+    expect(await ended(half)).toBe(true);
+  });
+
+  test('may follow another for ever if each completes in time', async () => {
+    const { clock, connected } = await listening({});
+    const socket = await connected();
+    socket.write(whole.subarray(0, 20));
+    for (let i = 0; i < 20; i++) {
+      await isAnswered(socket, Buffer.concat([whole.subarray(20), whole.subarray(0, 20)]));
+      await passed(clock, 15_000);
+    }
+    await isAnswered(socket, whole.subarray(20));
+  });
+
+  test('holds bounded memory together with others, and slow clients of other addresses are not evicted', async () => {
+    const { connected, errors } = await listening({ partialCalls: { bytes: 16 * mib } });
+    const honest = await connected('127.0.0.2');
+    const long = Buffer.concat([words(0x8000_0000 | mib), whole.subarray(4), Buffer.alloc(mib + 4 - whole.length)]);
+    honest.write(long.subarray(0, mib / 2));
+    const before = heldMib();
+    const part = long.subarray(0, -1);
+    const attackers = await Promise.all(Array.from({ length: 100 }, () => connected()));
+    for (const socket of attackers) socket.write(part);
+    const left = (): number => attackers.filter(({ closed }) => !closed).length;
+    for (const socket of attackers) socket.resume();
+    await expect.poll(left, { timeout: 10_000 }).toBeLessThan(16);
+    expect(left()).toBeGreaterThan(8);
+    // What 100 connections have anyway is a little less than half a MiB each, and gone with them.
+    await expect.poll(() => heldMib() - before).toBeLessThan(30);
+    await isAnswered(honest, long.subarray(mib / 2));
+    expect(new Set(errors)).toEqual(new Set(['incomplete calls use too much memory']));
+  });
+
+  test('holds bounded memory together with others of any size', async () => {
+    const { connected } = await listening({ partialCalls: { bytes: 4 * mib } });
+    const probe = await connected('127.0.0.2');
+    const several = (part: Buffer): Promise<readonly Socket[]> =>
+      Promise.all(
+        Array.from({ length: 40 }, async () => {
+          const socket = await connected();
+          socket.resume().write(part);
+          return socket;
+        }),
+      );
+    // Those that have been quiet longest hold next to nothing.
+    await several(words(4, 7));
+    await isAnswered(probe);
+    const large = await several(words(0x8000_0000 | (2 * mib - 100)));
+    const left = (): number => large.filter(({ closed }) => !closed).length;
+    await expect.poll(left, { timeout: 10_000 }).toBeLessThanOrEqual(2);
+    await isAnswered(probe);
+    expect(left()).toBeGreaterThan(0);
+  });
+
+  test.skipIf(needs('openssl'))('is freed if it follows an accepted TLS probe', async () => {
+    const { connected } = await listening({ tls: certificate('server') });
+    const before = heldMib();
+    const sockets = await Promise.all(Array.from({ length: 128 }, () => connected()));
+    const granted = sockets.map((socket) => isAnswered(socket, Buffer.concat([forTls, words(0x8000_0000 | mib)])));
+    await Promise.all(granted);
+    await expect.poll(() => heldMib() - before).toBeLessThan(40);
+    expect(sockets.filter(({ closed }) => closed)).toEqual([]);
+  });
+
+  describe('is still limited after a TLS probe', () => {
+    async function isEnded({ clock, errors }: Awaited<ReturnType<typeof listening>>, socket: Socket): Promise<void> {
+      await isAnswered(socket, forTls);
+      // The rest of this would be answered too.
+      await isAnswered(socket, Buffer.concat([whole, whole.subarray(0, 20)]));
+      await passed(clock, 75_000);
+      expect(errors).toEqual(['the client did not complete a call in time']);
+      expect(await ended(socket)).toBe(true);
+    }
+
+    test('on a server without TLS', async () => {
+      const server = await listening({});
+      await isEnded(server, await server.connected());
+    });
+
+    test.skipIf(needs('openssl'))('on a connection that already uses TLS', async () => {
+      const own = certificate('server');
+      const server = await listening({ tls: own });
+      const plain = await server.connected();
+      await isAnswered(plain, forTls);
+      const secured = connectTls({ socket: plain, ca: own.cert, host: '127.0.0.1', ALPNProtocols: ['sunrpc'] });
+      secured.on('error', () => undefined);
+      await once(secured, 'secureConnect');
+      await isEnded(server, secured);
+    });
+  });
+});

@@ -1,0 +1,71 @@
+import type { Call } from './transport.ts';
+
+/**
+ * Calls by xid. Not a Map: with constant inserts and deletes, V8 allocates a new table every few calls, and each old table points
+ * to the next. Once the young-generation garbage collector has kept one of them, it keeps all later ones, and everything they
+ * hold.
+ */
+export interface PendingCalls {
+  readonly size: number;
+  get(xid: number): Call | undefined;
+  add(call: Call): void;
+  /** Returns false if the call was not pending. */
+  delete(call: Call): boolean;
+  /** A snapshot, sorted by xid. */
+  values(): readonly Call[];
+}
+
+const initialBuckets = 64;
+
+export function createPendingCalls(): PendingCalls {
+  /** Each bucket is a linked list of calls whose xids share their low bits. */
+  let buckets = empty(initialBuckets);
+  let size = 0;
+
+  function put(call: Call): void {
+    const place = call.xid & (buckets.length - 1);
+    call.next = buckets[place];
+    buckets[place] = call;
+  }
+
+  function values(): readonly Call[] {
+    const all: Call[] = [];
+    for (const first of buckets) for (let call = first; call !== undefined; call = call.next) all.push(call);
+    return all.sort((a, b) => a.xid - b.xid);
+  }
+
+  return {
+    get size() {
+      return size;
+    },
+    values,
+    get: (xid) => {
+      let call = buckets[xid & (buckets.length - 1)];
+      while (call !== undefined && call.xid !== xid) call = call.next;
+      return call;
+    },
+    add: (call) => {
+      if (size >= buckets.length) {
+        const all = values();
+        buckets = empty(buckets.length * 2);
+        for (const one of all) put(one);
+      }
+      put(call);
+      size++;
+    },
+    delete: (call) => {
+      const place = call.xid & (buckets.length - 1);
+      let before: Call | undefined;
+      let at = buckets[place];
+      while (at !== undefined && at !== call) [before, at] = [at, at.next];
+      if (at === undefined) return false;
+      if (before === undefined) buckets[place] = call.next;
+      else before.next = call.next;
+      call.next = undefined;
+      size--;
+      return true;
+    },
+  };
+}
+
+const empty = (length: number): (Call | undefined)[] => new Array<Call | undefined>(length).fill(undefined);
