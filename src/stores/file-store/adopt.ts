@@ -10,13 +10,13 @@ import type { Entry } from './files.ts';
 import { hasMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
-import { takeName } from './naming.ts';
-import { findNested, type Nested, nestedAs } from './nested.ts';
-import { isFolder, markParents } from './parents.ts';
-import type { Limit, Parts } from './parts.ts';
-import { recordedNames } from './reading.ts';
+import { findNested, type Nested, nestedAs } from './nested-data.ts';
+import { isFolder, markParents } from './parent-folders.ts';
+import { recordedNames } from './read-verbs.ts';
 import type { StoreRoot } from './store-root.ts';
+import { takeName } from './take-name.ts';
 import { trashedId } from './trash-names.ts';
+import type { Limit, Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 /** Of a folder that the store's rule for paths made. */

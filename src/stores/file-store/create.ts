@@ -9,8 +9,8 @@ import { isRefusal } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
-import { makeParents } from './parents.ts';
-import type { HeldScope, Parts } from './parts.ts';
+import { makeParents } from './parent-folders.ts';
+import type { HeldScope, Parts } from './verb-context.ts';
 
 /** How often the name can become free, and be taken by another host again, while one create looks. */
 const mostAttempts = 8;

@@ -5,8 +5,8 @@ import { isVolumeId } from '#core/names.ts';
 import { beingMade } from './errors.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
-import { tryTake } from './naming.ts';
-import type { HeldScope, Parts } from './parts.ts';
+import { tryTake } from './take-name.ts';
+import type { HeldScope, Parts } from './verb-context.ts';
 
 /**
  * Every verb moves the data first and the record second, each by one rename, with the intent written into the record

@@ -5,8 +5,8 @@ import { isVolumeName } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { findAdoptable, holdsVolumes } from './adopt.ts';
 import { leftovers } from './leftovers.ts';
-import type { Parts } from './parts.ts';
-import { inspect } from './reading.ts';
+import { inspect } from './read-verbs.ts';
+import type { Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 

@@ -1,8 +1,8 @@
 import type { StowageError } from '#core/errors.ts';
 import type { Room, SeenUse, StoreName, VolumeId } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
+import type { InFlight } from './call-slots.ts';
 import type { Files } from './files.ts';
-import type { InFlight } from './in-flight.ts';
 import type { Meta } from './meta.ts';
 
 /** The store's directory, found and checked. */

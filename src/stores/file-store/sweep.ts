@@ -4,12 +4,12 @@ import { quoted } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { isMovedHere } from './adopt.ts';
 import { finishInterruptedLocked, finishInterruptedTrash, unlessBusy } from './finish-interrupted.ts';
-import { removeGoneLocks } from './gone-locks.ts';
 import { removeLeftovers } from './leftovers.ts';
 import { readMeta } from './meta.ts';
-import type { Parts } from './parts.ts';
-import { recordedNames } from './reading.ts';
+import { removeGoneLocks } from './orphaned-locks.ts';
+import { recordedNames } from './read-verbs.ts';
 import { finishStaged } from './trash-staging.ts';
+import type { Parts } from './verb-context.ts';
 
 /** No volume can have this name, so it locks nothing else. */
 const sweeping = '.sweep';

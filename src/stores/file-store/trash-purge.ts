@@ -8,10 +8,10 @@ import { finishRestore } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
-import type { HeldScope, Parts } from './parts.ts';
 import type { HostLocks } from './store-root.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
 import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
+import type { HeldScope, Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 /** Records that change in one round of maintenance; the rest waits for the next one. */

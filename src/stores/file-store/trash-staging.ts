@@ -5,8 +5,8 @@ import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
 import { unlessBusy } from './finish-interrupted.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
-import type { HeldScope, Parts } from './parts.ts';
 import { stagedId } from './trash-names.ts';
+import type { HeldScope, Parts } from './verb-context.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
 // `deleting/`. A host that was suspended right before the first move may have lost its lock. The entry at `trash/<id>` may then belong

@@ -7,14 +7,14 @@ import { dataUnrecorded } from './errors.ts';
 import { finishInterrupted, finishRestore, leaveTrash } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta, settled } from './meta.ts';
-import { takeName } from './naming.ts';
 import { createObservedTime } from './observed-time.ts';
-import { makeParents, pruneParents } from './parents.ts';
-import type { HeldScope, Parts } from './parts.ts';
+import { makeParents, pruneParents } from './parent-folders.ts';
+import { takeName } from './take-name.ts';
 import type { Expiry } from './trash-expiry.ts';
 import { trashedId } from './trash-names.ts';
 import { createPurging, entryOf } from './trash-purge.ts';
 import { putBack } from './trash-staging.ts';
+import type { HeldScope, Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 

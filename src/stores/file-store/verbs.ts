@@ -1,13 +1,13 @@
 import type { Housekeeping, Store, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
+import { createEnforce, createNoteUse, createRelease, createVolumes } from './change-verbs.ts';
 import { createCreate } from './create.ts';
 import { createOrphans } from './orphans.ts';
-import type { Parts } from './parts.ts';
-import { createReadOnlyVerbs } from './read-only.ts';
-import { createReading } from './reading.ts';
+import { createReadOnlyVerbs } from './read-only-verbs.ts';
+import { createReading } from './read-verbs.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createEnforce, createNoteUse, createRelease, createVolumes } from './volumes.ts';
+import type { Parts } from './verb-context.ts';
 
 type Facets = 'names' | 'expand' | 'rename' | 'usage' | 'room' | 'trash' | 'adoption';
 

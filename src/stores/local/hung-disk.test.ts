@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
-import { mostFileCalls, shortCalls } from './in-flight.ts';
+import { mostFileCalls, shortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));

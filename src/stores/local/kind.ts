@@ -5,15 +5,15 @@ import { stowageError } from '#core/errors.ts';
 import type { StoreConfig, StorePolicy } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
+import { createParts } from '../file-store/verb-context.ts';
 import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../file-store/verbs.ts';
 import { checkStore } from './check.ts';
-import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createImageLayout } from './layout-image.ts';
 import { localPath } from './local-path.ts';
 import { createDirectoryMaker } from './new-directory.ts';
+import { openPlace, openReadOnlyPlace } from './open-store-root.ts';
 import { optionHelp, parseOptions } from './options.ts';
-import { openPlace, openReadOnlyPlace } from './place.ts';
+import { createInFlightByDevice, type InFlightOn } from './slots-by-device.ts';
 
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
 export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKind {

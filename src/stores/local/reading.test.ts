@@ -8,12 +8,12 @@ import { newVolumeId, storeName, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createCreate } from '../file-store/create.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
-import { createReading } from '../file-store/reading.ts';
-import { createInFlightByDevice } from './in-flight.ts';
+import { createReading } from '../file-store/read-verbs.ts';
+import { createParts } from '../file-store/verb-context.ts';
 import { createDirectoryMaker } from './new-directory.ts';
+import { openPlace } from './open-store-root.ts';
 import { parseOptions } from './options.ts';
-import { openPlace } from './place.ts';
+import { createInFlightByDevice } from './slots-by-device.ts';
 
 test.each(['usage', 'source'] as const)(
   '%s finishes nothing that another operation is in the middle of',

@@ -6,8 +6,8 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Scanned } from '../file-store/files.ts';
-import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
+import { callsAtOnce } from './slots-by-device.ts';
 
 interface Directory {
   readonly path: Buffer;

@@ -6,8 +6,8 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import type { Left } from '../file-store/files.ts';
-import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
+import { callsAtOnce } from './slots-by-device.ts';
 
 const treesAtOnce = 2;
 const entriesAtOnce = callsAtOnce / treesAtOnce;

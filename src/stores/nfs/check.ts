@@ -7,8 +7,8 @@ import { withoutCheck } from '#core/store-errors.ts';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
 import { type Connect, identityOf, isAboutTls, type OnStep, type Session } from './connect.ts';
 import { nfsTrouble } from './failures.ts';
+import { blamedOf } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
-import { blamedOf } from './place.ts';
 import { createProbe, type Within } from './probe.ts';
 import type { Checked } from './probe-leftovers.ts';
 

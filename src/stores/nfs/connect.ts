@@ -12,13 +12,13 @@ import {
   type NfsClient,
   RpcError,
 } from '#wire/nfs3/index.ts';
-import { type CountedRpc, counted } from './counted.ts';
+import { CertificateWanted, HostUnknown, TlsFilesUnreadable } from './connection-errors.ts';
+import { type CountedRpc, counted } from './counted-rpc.ts';
 import { hungUp, whyHungUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { createMount } from './mounting.ts';
 import { createEnter, type Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
-import { CertificateWanted, HostUnknown, TlsFilesUnreadable } from './thrown.ts';
 
 /** A server that answers, and the directory that was asked for. */
 export interface Session {

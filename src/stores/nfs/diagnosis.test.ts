@@ -4,10 +4,10 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createConnect, identityOf } from './connect.ts';
+import { HungUp } from './connection-errors.ts';
 import { whyHungUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { parseOptions } from './options.ts';
-import { HungUp } from './thrown.ts';
 
 test('whoever gives up does not wait until it is found out why a server is silent', async () => {
   let connections = 0;

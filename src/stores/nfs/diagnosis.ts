@@ -12,9 +12,9 @@ import {
   type RpcFailure,
 } from '#wire/nfs3/index.ts';
 import { dial as dialOnce } from '#wire/rpc/connection.ts';
+import { CertificateWanted, causesOf, HungUp, type Wanted } from './connection-errors.ts';
 import { createLocalPorts, type Dial } from './dial.ts';
 import type { NfsOptions } from './options.ts';
-import { CertificateWanted, causesOf, HungUp, type Wanted } from './thrown.ts';
 
 /** Trying out what is wrong must not take as long as what went wrong. */
 const patienceMs = 2_000;

@@ -14,9 +14,9 @@ import {
   nfsVersion,
   type RpcClientOptions,
 } from '#wire/nfs3/index.ts';
+import { TlsFilesUnreadable } from './connection-errors.ts';
 import type { Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
-import { TlsFilesUnreadable } from './thrown.ts';
 
 /** How to reach a service of the server. */
 export type Dial = (

@@ -2,8 +2,6 @@ import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { exportRefused, notAdmitted, refusals } from './refused.ts';
-import { asSystemError } from './statuses.ts';
 import {
   CertificateWanted,
   causesOf,
@@ -13,7 +11,9 @@ import {
   MountUnanswered,
   NotAdmitted,
   TlsFilesUnreadable,
-} from './thrown.ts';
+} from './connection-errors.ts';
+import { exportRefused, notAdmitted, refusals } from './refusal-messages.ts';
+import { asSystemError } from './system-error.ts';
 import {
   certificateWanted,
   garbled,
@@ -22,7 +22,7 @@ import {
   mountUnanswered,
   tlsFiles,
   unanswered,
-} from './unreachable.ts';
+} from './unreachable-messages.ts';
 
 export type About = CodeAndReason & { readonly why: string; readonly action: string };
 

@@ -13,10 +13,10 @@ import {
   stability,
 } from '#wire/nfs3/index.ts';
 import { type Entry, type Files, type FileType, UnfitFile } from '../file-store/files.ts';
+import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
 import { isSameMark, isTaken } from './lock-marks.ts';
-import { asSystemError } from './statuses.ts';
-import { emptyFolder, scanTree } from './trees.ts';
+import { asSystemError } from './system-error.ts';
 
 /** Beside what every file store needs: what only this store does. */
 export interface NfsFiles extends Files {

@@ -1,5 +1,5 @@
 import { type FileHandle, fileType, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
-import { asSystemError } from './statuses.ts';
+import { asSystemError } from './system-error.ts';
 
 /**
  * Paths as handles. The store's own folders are remembered; a server that no longer knows a handle (it was restarted, or

@@ -4,8 +4,8 @@ import type { VolumeId } from '#core/model.ts';
 import { type Hold, type HostLocks, takenForDeadMs } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
 import { isFree } from './lock-marks.ts';
+import { createWatch } from './stale-file-watch.ts';
 import { createVolumeLocks, deadLock, type Taken, type VolumeLocksParts } from './volume-locks.ts';
-import { createWatch } from './watch.ts';
 
 /** Longer than the time after which the maker of a record stops by itself: see `takenForDeadMs`. */
 const deadRecord = { afterMs: takenForDeadMs, steadyMs: 2_000 } as const;

@@ -9,22 +9,22 @@ import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../file-store/identity.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
-import { createMarks } from '../file-store/reading.ts';
+import { createMarks } from '../file-store/read-verbs.ts';
+import { createParts } from '../file-store/verb-context.ts';
 import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../file-store/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
-import { createSharedChecks } from './check-shared.ts';
+import { createGiving } from './chown-to-group.ts';
 import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
 import { nfsFailure } from './failures.ts';
-import { createGiving } from './giving.ts';
 import { newProcessMark } from './lock-marks.ts';
+import { blamedOf, type NfsPlace, openNfsPlace, shortDeadlineMs } from './open-store-root.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { blamedOf, type NfsPlace, openNfsPlace, shortDeadlineMs } from './place.ts';
 import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
-import { createUsable } from './usable.ts';
+import { createSharedChecks } from './shared-checks.ts';
 import { createUses } from './uses.ts';
+import { createUsable } from './write-access.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
 export function createNfsStoreKind(

@@ -2,7 +2,7 @@ import { type Attributes, type FileHandle, isNfsError, type NfsClient, type Time
 import type { Folders } from './folders.ts';
 import type { GuardTicksParts } from './guard-ticks.ts';
 import { ctimeOf, type LockIo } from './lock-file.ts';
-import { asSystemError } from './statuses.ts';
+import { asSystemError } from './system-error.ts';
 
 export interface LockIoParts {
   readonly nfs: NfsClient;

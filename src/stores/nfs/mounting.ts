@@ -14,8 +14,8 @@ import {
   RpcError,
 } from '#wire/nfs3/index.ts';
 import type { OnStep } from './connect.ts';
+import { ExportRefused, type Found, isListed, MountUnanswered, NotAdmitted } from './connection-errors.ts';
 import { type Reached, whatIsWanted } from './diagnosis.ts';
-import { ExportRefused, type Found, isListed, MountUnanswered, NotAdmitted } from './thrown.ts';
 
 /** Where Linux has its MOUNT service by default. */
 const usualMountPort = 20_048;

@@ -2,7 +2,7 @@ import { isErrno } from '#base/errno.ts';
 import type { NfsQuota } from '#base/nfs-mount.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 import type { Quotas } from '../file-store/layout-directory.ts';
-import type { NfsPlace } from './place.ts';
+import type { NfsPlace } from './open-store-root.ts';
 
 /** Nodes count in doubles; beyond 8 PiB nobody sees the difference. */
 const mostBytes = BigInt(Number.MAX_SAFE_INTEGER);

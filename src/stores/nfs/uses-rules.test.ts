@@ -27,7 +27,7 @@ import { takenForDeadMs } from '../file-store/store-root.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
-import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
+import { mostHosts, mostText, otherHosts } from './use-record-reader.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
 

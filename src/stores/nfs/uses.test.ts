@@ -22,7 +22,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
-import { staleMs } from './uses-seen.ts';
+import { staleMs } from './use-record-reader.ts';
 
 interface Served {
   readonly uri: string;

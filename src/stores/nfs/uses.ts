@@ -9,11 +9,11 @@ import type { Uses } from '#core/ports.ts';
 import { notFound } from '../file-store/errors.ts';
 import { isRefusal } from '../file-store/files.ts';
 import { finishInterrupted } from '../file-store/finish-interrupted.ts';
-import type { Limit, Parts } from '../file-store/parts.ts';
-import { usable } from '../file-store/reading.ts';
-import type { NfsPlace } from './place.ts';
+import { usable } from '../file-store/read-verbs.ts';
+import type { Limit, Parts } from '../file-store/verb-context.ts';
+import type { NfsPlace } from './open-store-root.ts';
+import { absentIsFine } from './use-record-reader.ts';
 import { encode, isHostId, recordLimit } from './uses-format.ts';
-import { absentIsFine } from './uses-seen.ts';
 
 /** How often the folder can vanish under us. */
 const mostAttempts = 16;

@@ -5,7 +5,7 @@ import { isFull } from '../file-store/files.ts';
 import { takenForDeadMs } from '../file-store/store-root.ts';
 import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
 import { isFree, isTaken, type Marks } from './lock-marks.ts';
-import type { Watch } from './watch.ts';
+import type { Watch } from './stale-file-watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
 export const deadLock = { afterMs: 2 * takenForDeadMs, steadyMs: 10_000 } as const;

@@ -9,9 +9,9 @@ import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { createConnect } from './connect.ts';
+import type { NfsPlace } from './open-store-root.ts';
 import { type NfsOptions, parseOptions } from './options.ts';
-import type { NfsPlace } from './place.ts';
-import { createUsable } from './usable.ts';
+import { createUsable } from './write-access.ts';
 
 const asRoot = process.getuid?.() === 0;
 

@@ -1,8 +1,8 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Labels, VolumeName } from '#core/model.ts';
-import type { Parts } from './parts.ts';
-import { recordedNames } from './reading.ts';
+import { recordedNames } from './read-verbs.ts';
+import type { Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 

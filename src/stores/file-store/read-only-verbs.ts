@@ -5,10 +5,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import { notFound } from './errors.ts';
-import { isFolder } from './parents.ts';
-import type { Parts } from './parts.ts';
-import { recordedNames, unobvious } from './reading.ts';
+import { isFolder } from './parent-folders.ts';
+import { recordedNames, unobvious } from './read-verbs.ts';
 import type { StoreRoot } from './store-root.ts';
+import type { Parts } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 const looksAtOnce = 16;

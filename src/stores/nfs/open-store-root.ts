@@ -7,10 +7,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Room, StoreName } from '#core/model.ts';
 import type { ProcessMarks, StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
+import { createPlaces } from '../file-store/call-slots.ts';
 import { otherStore } from '../file-store/errors.ts';
 import { isRefusal } from '../file-store/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../file-store/identity.ts';
-import { createPlaces } from '../file-store/in-flight.ts';
 import { encodeMeta } from '../file-store/meta.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
@@ -25,9 +25,9 @@ import { createLockIo } from './lock-io.ts';
 import { createMarks } from './lock-marks.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createNfsReserve } from './reserve.ts';
-import { createScratches } from './scratches.ts';
+import { createScratches } from './scratch-names.ts';
 import { serverTime } from './server-time.ts';
-import { createSeenUses, type SeenUses } from './uses-seen.ts';
+import { createSeenUses, type SeenUses } from './use-record-reader.ts';
 
 export interface NfsPlace extends StoreRoot {
   readonly files: NfsFiles;

@@ -22,10 +22,10 @@ import { scope } from '#testing/contracts/store.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import type { FileHandle, NfsClient, SetAttributes } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { createGiving } from './chown-to-group.ts';
 import { createConnect } from './connect.ts';
-import { createGiving } from './giving.ts';
+import type { NfsPlace } from './open-store-root.ts';
 import { parseOptions } from './options.ts';
-import type { NfsPlace } from './place.ts';
 
 const run = promisify(execFile);
 const group = 2000;

@@ -2,8 +2,8 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Meta } from './meta.ts';
-import { recordedPaths } from './nested.ts';
-import type { Parts } from './parts.ts';
+import { recordedPaths } from './nested-data.ts';
+import type { Parts } from './verb-context.ts';
 
 /** Tells a folder that holds volumes from a volume. No volume can have this name. */
 const marker = '.stowage-folder';

@@ -4,7 +4,7 @@ import type { VolumeName } from '#core/model.ts';
 import { nameTaken } from './errors.ts';
 import { isRefusal } from './files.ts';
 import type { MetaRead } from './meta.ts';
-import type { HeldScope, Limit, Parts } from './parts.ts';
+import type { HeldScope, Limit, Parts } from './verb-context.ts';
 
 /** How often others can take the name and give it back while we look. */
 const mostAttempts = 8;

@@ -6,10 +6,10 @@ import type { AdoptionFacet, Enforcement, Store } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
 import { isRefusal } from './files.ts';
 import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
-import { takeName } from './naming.ts';
-import { pruneParents } from './parents.ts';
-import type { HeldScope, Limit, Parts } from './parts.ts';
-import { usable } from './reading.ts';
+import { pruneParents } from './parent-folders.ts';
+import { usable } from './read-verbs.ts';
+import { takeName } from './take-name.ts';
+import type { HeldScope, Limit, Parts } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 type Verbs = 'delete' | 'rename' | 'label' | 'expand';

@@ -15,7 +15,7 @@ import {
   walkTree,
 } from '#wire/nfs3/index.ts';
 import type { Left, Scanned } from '../file-store/files.ts';
-import { asSystemError } from './statuses.ts';
+import { asSystemError } from './system-error.ts';
 
 const treesAtOnce = 4;
 

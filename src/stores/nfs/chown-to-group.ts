@@ -11,8 +11,8 @@ import {
 } from '#wire/nfs3/index.ts';
 import { credential } from '#wire/rpc/message.ts';
 import { identityOf } from './connect.ts';
+import type { NfsPlace } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
-import type { NfsPlace } from './place.ts';
 
 /** What the group may then do; in directories new things become the group's, too. */
 const rights = { directory: 0o2070, other: 0o060 } as const;

@@ -3,9 +3,9 @@ import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 import { unlessBusy } from './finish-interrupted.ts';
-import type { Parts } from './parts.ts';
-import { recordedNames } from './reading.ts';
+import { recordedNames } from './read-verbs.ts';
 import { trashedId } from './trash-names.ts';
+import type { Parts } from './verb-context.ts';
 
 const readsAtOnce = 16;
 /** For each of them all records are read once more. */

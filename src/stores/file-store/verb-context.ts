@@ -7,14 +7,14 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
+import type { InFlight } from './call-slots.ts';
 import { beingMade, notFound } from './errors.ts';
 import { isRefusal, type Left } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
-import type { InFlight } from './in-flight.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
-import { recordedNames } from './reading.ts';
+import { recordedNames } from './read-verbs.ts';
 import { type StoreRoot, takenForDeadMs } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 

@@ -1,5 +1,5 @@
+import { isListed, type NotAdmitted, type Refusal } from './connection-errors.ts';
 import type { About, Blamed } from './failures.ts';
-import { isListed, type NotAdmitted, type Refusal } from './thrown.ts';
 
 const mostShown = 10;
 

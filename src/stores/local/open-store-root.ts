@@ -16,12 +16,12 @@ import { encodeMeta, formatVersion } from '../file-store/meta.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
-import type { InFlightOn } from './in-flight.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
 import { filesIn, folderInCache, isPlain } from './page-cache-files.ts';
 import { createReserve } from './reserve.ts';
 import { roomAt } from './room.ts';
+import type { InFlightOn } from './slots-by-device.ts';
 
 const folders = ['tmp', 'deleting', 'trash', 'retained'];
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from 'vitest';
-import { createPlaces } from './in-flight.ts';
+import { createPlaces } from './call-slots.ts';
 
 const forever = new AbortController().signal;
 

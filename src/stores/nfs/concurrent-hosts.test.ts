@@ -19,7 +19,7 @@ import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 // Several hosts on one export, at the same time. What two of them can do to each other at any point of any verb is in
-// pairs.test.ts; here they run freely, against real servers.
+// interleaved-hosts.test.ts; here they run freely, against real servers.
 
 /** Somewhere that several hosts can open as one store: a new one each time. */
 interface Site extends AsyncDisposable {

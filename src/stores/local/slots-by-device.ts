@@ -1,4 +1,4 @@
-import { createPlaces, type InFlight } from '../file-store/in-flight.ts';
+import { createPlaces, type InFlight } from '../file-store/call-slots.ts';
 
 /**
  * A disk that does not answer keeps each file call for ever, and with it one of the few threads that all stores share.

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import type { StoreCheck } from '#core/model.ts';
-import { createSharedChecks } from './check-shared.ts';
+import { createSharedChecks } from './shared-checks.ts';
 
 const result = (ok: boolean): StoreCheck => ({ ok, steps: [], totalBytes: undefined, freeBytes: undefined });
 const turn = (): Promise<void> => new Promise((resolve) => setImmediate(resolve));

@@ -5,7 +5,7 @@ import type { ChangedByOthers } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
 import { hasMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
-import type { Parts } from './parts.ts';
+import type { Parts } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 const readsAtOnce = 16;

@@ -1,8 +1,8 @@
 import { StowageError } from '#core/errors.ts';
 import type { Store } from '#core/ports.ts';
 import { accessRight, type FileHandle } from '#wire/nfs3/index.ts';
+import type { NfsPlace } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
-import type { NfsPlace } from './place.ts';
 
 /**
  * A directory that no caller could write to: whoever it is mounted for meets EACCES, and nothing says why. It belongs to root,

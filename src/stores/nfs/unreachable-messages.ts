@@ -1,9 +1,15 @@
 import { DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
+import {
+  causesOf,
+  type HostUnknown,
+  type MountUnanswered,
+  NotAdmitted,
+  type TlsFilesUnreadable,
+} from './connection-errors.ts';
 import type { About, Blamed } from './failures.ts';
-import { notAdmitted } from './refused.ts';
-import { causesOf, type HostUnknown, type MountUnanswered, NotAdmitted, type TlsFilesUnreadable } from './thrown.ts';
+import { notAdmitted } from './refusal-messages.ts';
 
 export const hostUnknown = ({ host }: HostUnknown, { store, network }: Blamed): About => ({
   code: 'unavailable',
