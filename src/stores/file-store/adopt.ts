@@ -23,20 +23,20 @@ const readsAtOnce = 16;
 export const holdsVolumes = 'it holds volumes';
 
 export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'adopt'> {
-  const { place, layout, during, dataPath, volume } = parts;
+  const { storeRoot, layout, during, dataPath, volume } = parts;
   return {
     adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts, scope), 'long'),
     adopt: (name, spec, scope) =>
       during(`adopting ${quoted(name)}`, [name], scope, async (held) => {
         const read = await parts.read(name);
         if (read.state === 'ok') {
-          if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
+          if (read.meta.requestId !== spec.requestId) throw nameTaken(name, storeRoot.store);
           return volume(read.meta);
         }
-        const isTakenOnly = read.state === 'torn' && place.others !== undefined;
+        const isTakenOnly = read.state === 'torn' && storeRoot.others !== undefined;
         if (read.state !== 'absent' && !isTakenOnly) throw read.error;
-        if (isTakenOnly && (await isMovedHere(parts, name, scope))) throw nameTaken(name, place.store);
-        const released = await releasedAs(place, name);
+        if (isTakenOnly && (await isMovedHere(parts, name, scope))) throw nameTaken(name, storeRoot.store);
+        const released = await releasedAs(storeRoot, name);
         const nested = released[0] === undefined ? await nestedAs(parts, name, scope) : undefined;
         const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
         const meta = released[0] === undefined ? adopted(name, spec, found, nested) : takenBack(released[0].meta, spec);
@@ -50,7 +50,7 @@ export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'ad
           throw cause;
         }
         // Older ones of that name are records of data that have since been replaced.
-        for (const { path } of released.slice(1)) await place.files.unlink(path);
+        for (const { path } of released.slice(1)) await storeRoot.files.unlink(path);
         return volume(meta);
       }),
   };
@@ -60,20 +60,20 @@ export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'ad
    * released volume must not have two records.
    */
   async function record(meta: Meta, released: string | undefined, limit: Limit): Promise<void> {
-    const path = place.metaPath(meta.name);
-    if (released === undefined) return place.replace(path, meta, limit.check);
-    await place.replace(released, meta, limit.check);
+    const path = storeRoot.metaPath(meta.name);
+    if (released === undefined) return storeRoot.replace(path, meta, limit.check);
+    await storeRoot.replace(released, meta, limit.check);
     limit.check();
-    if (!(await place.files.rename(released, path))) throw notFound(meta.name, place.store);
-    await place.sync();
+    if (!(await storeRoot.files.rename(released, path))) throw notFound(meta.name, storeRoot.store);
+    await storeRoot.sync();
   }
 
   async function appraised(
     data: Pick<Meta, 'name' | 'path'>,
   ): Promise<{ readonly bytes?: bigint; readonly access: Meta['access'] }> {
     const path = dataPath(data);
-    const there = await place.files.look(path);
-    if (there === undefined) throw notFound(data.name, place.store);
+    const there = await storeRoot.files.look(path);
+    if (there === undefined) throw notFound(data.name, storeRoot.store);
     const wrong = (await isFolder(parts, path)) ? 'holds volumes' : layout.wrongWith(there);
     const appraisal =
       wrong === undefined ? await layout.appraise(path) : { reason: `it ${wrong}`, access: 'filesystem' as const };
@@ -81,7 +81,7 @@ export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'ad
     throw new StowageError(`${path} cannot become a volume: ${appraisal.reason}`, {
       code: 'conflict',
       reason: 'not-adoptable',
-      action: `See what can be adopted with: stowage store adopt ${place.store}`,
+      action: `See what can be adopted with: stowage store adopt ${storeRoot.store}`,
     });
   }
 }
@@ -113,19 +113,22 @@ const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
 /** The empty record may keep the name for a volume that a host was renaming or restoring when it died. */
 export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope): Promise<boolean> {
   let isHere = false;
-  const { place } = parts;
-  const recorded = recordedNames(await place.files.names(place.root));
-  const trashed = (await place.files.names(place.own('trash'))).filter((entry) => trashedId(entry) !== undefined);
+  const { storeRoot } = parts;
+  const recorded = recordedNames(await storeRoot.files.names(storeRoot.root));
+  const trashed = (await storeRoot.files.names(storeRoot.own('trash'))).filter(
+    (entry) => trashedId(entry) !== undefined,
+  );
   const all = [
-    ...recorded.map((one) => [place.metaPath(one), parts.dataPath({ name: one })] as const),
+    ...recorded.map((one) => [storeRoot.metaPath(one), parts.dataPath({ name: one })] as const),
     ...trashed.map(
-      (entry) => ['meta', parts.layout.trashName].map((part) => place.own('trash', entry, part)) as [string, string],
+      (entry) =>
+        ['meta', parts.layout.trashName].map((part) => storeRoot.own('trash', entry, part)) as [string, string],
     ),
   ];
   await eachBounded(all, readsAtOnce, async ([path, data]) => {
     scope.signal.throwIfAborted();
-    const read = await readMeta(place.files, path, place.context.instance);
-    if (read.state !== 'ok' || read.meta.movingTo !== name || (await place.files.look(data)) !== undefined) return;
+    const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
+    if (read.state !== 'ok' || read.meta.movingTo !== name || (await storeRoot.files.look(data)) !== undefined) return;
     isHere ||= await hasMoved(parts, read.meta, name);
   });
   return isHere;
@@ -133,26 +136,27 @@ export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope):
 
 /** Newest first. */
 async function releasedAs(
-  place: StoreRoot,
+  storeRoot: StoreRoot,
   name?: VolumeName,
 ): Promise<readonly { readonly path: string; readonly meta: Meta }[]> {
   const found: { path: string; meta: Meta; at: number }[] = [];
-  for (const entry of await place.files.names(place.own('retained'))) {
-    const path = place.own('retained', entry);
-    const read = await readMeta(place.files, path, place.context.instance);
+  for (const entry of await storeRoot.files.names(storeRoot.own('retained'))) {
+    const path = storeRoot.own('retained', entry);
+    const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || (name !== undefined && read.meta.name !== name)) continue;
     // Moving the record here was its last change.
-    found.push({ path, meta: read.meta, at: (await place.files.look(path))?.changedAt ?? 0 });
+    found.push({ path, meta: read.meta, at: (await storeRoot.files.look(path))?.changedAt ?? 0 });
   }
   return found.sort((a, b) => b.at - a.at);
 }
 
 /** Everything in the root that is neither a record nor recorded. */
 export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonly Adoptable[]> {
-  const { place, layout } = parts;
-  const entries = await place.files.list(place.root);
+  const { storeRoot, layout } = parts;
+  const entries = await storeRoot.files.list(storeRoot.root);
   // With other hosts an empty record only keeps a name: whether anybody still does is looked at when it is adopted.
-  const counts = ({ name, isEmpty }: Entry): boolean => !(isEmpty === true && place.others && name.endsWith('.meta'));
+  const counts = ({ name, isEmpty }: Entry): boolean =>
+    !(isEmpty === true && storeRoot.others && name.endsWith('.meta'));
   const all = new Set(entries.filter(counts).map((entry) => entry.name));
   const nested = await findNested(parts, scope);
   const folders = new Set(nested.map(({ path }) => path.split('/')[0]));
@@ -168,18 +172,18 @@ export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonl
     found.push(reason === undefined ? { name } : { name: file, reason });
   }
   for (const { name, path } of nested)
-    if (!all.has(`${name}.meta`) && !(await isFolder(parts, `${place.root}/${path}`))) found.push({ name });
+    if (!all.has(`${name}.meta`) && !(await isFolder(parts, `${storeRoot.root}/${path}`))) found.push({ name });
   const offered = new Set(found.map(({ name }) => name));
-  for (const { meta } of await releasedAs(place)) {
+  for (const { meta } of await releasedAs(storeRoot)) {
     const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`) && !offered.has(meta.name);
-    if (isNested && (await place.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });
+    if (isNested && (await storeRoot.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });
   }
   return found;
 }
 
 async function reasonAgainst(entry: Entry, name: string, parts: Parts): Promise<string | undefined> {
-  const { place, layout } = parts;
-  const path = `${place.root}/${entry.name}`;
+  const { storeRoot, layout } = parts;
+  const path = `${storeRoot.root}/${entry.name}`;
   if (name === 'lost+found') return 'it belongs to the file system';
   if (entry.type === 'link') return 'it is a symbolic link';
   if (layout.kind === 'directory' && entry.type !== 'directory') return 'it is not a directory';

@@ -10,9 +10,9 @@ describe('places', () => {
     const first = await places.take(forever);
     const second = await places.take(forever);
     const later = [3, 4].map((who) =>
-      places.take(forever).then((place) => {
+      places.take(forever).then((slot) => {
         order.push(who);
-        return place;
+        return slot;
       }),
     );
     await Promise.resolve();
@@ -53,9 +53,9 @@ test('a place that is lent goes to the next in line, and its owner comes back be
   };
   const working = owner();
   const borrower = await places.take(forever);
-  const third = places.take(forever).then((place) => {
+  const third = places.take(forever).then((slot) => {
     order.push('third');
-    return place;
+    return slot;
   });
   lending.resolve();
   // Gives the owner the time to come back, were the place free.

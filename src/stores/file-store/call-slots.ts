@@ -25,7 +25,7 @@ export function createPlaces(count: number): Places {
     if (next === undefined) free++;
     else next();
   }
-  const place: Disposable = { [Symbol.dispose]: leave };
+  const slot: Disposable = { [Symbol.dispose]: leave };
 
   async function enter(queue: Set<() => void>, signal?: AbortSignal): Promise<void> {
     signal?.throwIfAborted();
@@ -50,7 +50,7 @@ export function createPlaces(count: number): Places {
   return {
     take: async (signal) => {
       await enter(line, signal);
-      return place;
+      return slot;
     },
     lend: async (work) => {
       leave();

@@ -26,12 +26,12 @@ type Changing = (
 const createChanging =
   (parts: Parts): Changing =>
   (doing, ref, scope, work) => {
-    const { place, during, held, volume } = parts;
+    const { storeRoot, during, held, volume } = parts;
     return during(doing, [ref.name, ref.id], scope, async (at) => {
       const meta = await held(ref, at);
       return work(meta, async (to) => {
         const next = { ...settled(meta, meta.name), ...to, revision: meta.revision + 1 };
-        await place.replace(place.metaPath(meta.name), next, at.limit.check);
+        await storeRoot.replace(storeRoot.metaPath(meta.name), next, at.limit.check);
         return volume(next);
       });
     });
@@ -50,21 +50,22 @@ export function createEnforce(parts: Parts): Required<Pick<Enforcement, 'enforce
 
 /** Also in a full store: what was mounted before can be, too. The revision is of what users see, and stays. */
 export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
-  const { place, during, held } = parts;
+  const { storeRoot, during, held } = parts;
   return {
     noteUse: (ref, scope) =>
       during(called('noting the use of', ref.name), [ref.name, ref.id], scope, (at) =>
-        place.reserve.backing(async () => {
+        storeRoot.reserve.backing(async () => {
           const { unused, ...used } = await held(ref, at);
-          if (unused === true) await place.replace(place.metaPath(used.name), settled(used, used.name), at.limit.check);
+          if (unused === true)
+            await storeRoot.replace(storeRoot.metaPath(used.name), settled(used, used.name), at.limit.check);
         }),
       ),
   };
 }
 
 export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
-  const { place, layout, during, emptying, dataPath, volume } = parts;
-  const { files } = place;
+  const { storeRoot, layout, during, emptying, dataPath, volume } = parts;
+  const { files } = storeRoot;
   const changing = createChanging(parts);
 
   return {
@@ -75,16 +76,17 @@ export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
         scope,
         async (meta, { limit }) => {
           // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
-          if (isMoving(meta)) await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
+          if (isMoving(meta))
+            await storeRoot.replace(storeRoot.metaPath(meta.name), settled(meta, meta.name), limit.check);
           limit.check();
           if (onlyIfEmpty) {
             await layout.discardIfEmpty(dataPath(meta), meta);
             await parts.forgetQuota(meta);
           } else await layout.discard(dataPath(meta), meta.id);
           limit.check();
-          await files.unlink(place.metaPath(meta.name));
-          await place.sync();
-          place.others?.forget(meta.id, 'gone');
+          await files.unlink(storeRoot.metaPath(meta.name));
+          await storeRoot.sync();
+          storeRoot.others?.forget(meta.id, 'gone');
           await pruneParents(parts, meta);
         },
         { keepsQuota: onlyIfEmpty },
@@ -107,7 +109,7 @@ export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
 }
 
 export function createRelease(parts: Parts): Pick<AdoptionFacet, 'release' | 'claim'> {
-  const { place, emptying, volume } = parts;
+  const { storeRoot, emptying, volume } = parts;
   const changing = createChanging(parts);
 
   return {
@@ -115,10 +117,10 @@ export function createRelease(parts: Parts): Pick<AdoptionFacet, 'release' | 'cl
       emptying(called('releasing', ref.name), ref, scope, async (meta, { limit }) => {
         // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
         // before it was renamed, or an abandoned intent, must not.
-        await place.replace(place.metaPath(meta.name), settled(meta, meta.name), limit.check);
+        await storeRoot.replace(storeRoot.metaPath(meta.name), settled(meta, meta.name), limit.check);
         limit.check();
-        await place.files.rename(place.metaPath(meta.name), place.own('retained', `${meta.id}.meta`));
-        await place.sync();
+        await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.own('retained', `${meta.id}.meta`));
+        await storeRoot.sync();
       }),
     claim: (ref, instance, scope) =>
       changing(called('claiming', ref.name), ref, scope, (meta, change) =>
@@ -128,7 +130,7 @@ export function createRelease(parts: Parts): Pick<AdoptionFacet, 'release' | 'cl
 }
 
 async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: HeldScope): Promise<Volume> {
-  const { place, dataPath, volume } = parts;
+  const { storeRoot, dataPath, volume } = parts;
   const target = await parts.read(to);
   if (target.state === 'ok' && target.meta.id === ref.id) return volume(target.meta);
   const meta = await parts.held(ref, scope);
@@ -140,33 +142,34 @@ async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: HeldSco
   try {
     const home = meta.path === undefined ? dataPath({ name: to }) : undefined;
     // A rename would silently replace an empty directory.
-    if (home !== undefined && (await place.files.look(home)) !== undefined) throw dataUnrecorded(to, home, place.store);
+    if (home !== undefined && (await storeRoot.files.look(home)) !== undefined)
+      throw dataUnrecorded(to, home, storeRoot.store);
     await carry(parts, meta, moving, home, taken);
   } catch (cause) {
     await taken.giveBack(cause);
     throw cause;
   }
   taken.check();
-  await place.files.rename(place.metaPath(meta.name), place.metaPath(to));
-  await place.sync();
+  await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.metaPath(to));
+  await storeRoot.sync();
   return volume(settled(moving, to));
 }
 
 /** The intent, and then the data. `home` undefined: they stay where they are. */
 async function carry(
-  { place, dataPath }: Parts,
+  { storeRoot, dataPath }: Parts,
   meta: Meta,
   moving: Meta,
   home: string | undefined,
   limit: Limit,
 ): Promise<void> {
-  const record = place.metaPath(meta.name);
+  const record = storeRoot.metaPath(meta.name);
   try {
-    await place.replace(record, moving, limit.check);
+    await storeRoot.replace(record, moving, limit.check);
     limit.check();
-    if (home !== undefined) await place.files.rename(dataPath(meta), home);
+    if (home !== undefined) await storeRoot.files.rename(dataPath(meta), home);
   } catch (cause) {
-    if (place.others === undefined || isRefusal(cause)) await place.replace(record, meta, limit.check);
+    if (storeRoot.others === undefined || isRefusal(cause)) await storeRoot.replace(record, meta, limit.check);
     throw cause;
   }
 }

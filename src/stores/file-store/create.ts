@@ -20,17 +20,17 @@ const mostAttempts = 8;
  * volume twice. Data that are there are complete, since they appear in one step.
  */
 export function createCreate(parts: Parts): Store['create'] {
-  const { place, layout, dataPath, volume } = parts;
-  const { files, others } = place;
+  const { storeRoot, layout, dataPath, volume } = parts;
+  const { files, others } = storeRoot;
 
   async function fresh(want: VolumeSpec, scope: Scope, attempt = 1): Promise<Volume> {
-    if (attempt > mostAttempts) throw beingMade(want.name, place.store);
+    if (attempt > mostAttempts) throw beingMade(want.name, storeRoot.store);
     const unused = layout.opaque ? ({ unused: true } as const) : {};
     const meta = { ...newMeta(want, layout.paths?.pathFor(want)), ...unused };
     // What lies at the data's place is known before the record says anything: after a crash between record and data,
     // data there can then only be our own.
     const limit = parts.limit();
-    const how = await files.writeNewUnless(dataPath(meta), place.metaPath(meta.name), encodeMeta(meta));
+    const how = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
     if (how !== 'written') return existing(want, dataPath(meta), scope, attempt);
     limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
@@ -46,7 +46,7 @@ export function createCreate(parts: Parts): Store['create'] {
       await makeParents(parts, meta, scope);
       await layout.make(meta, dataPath(meta), scope);
       made = true;
-      await place.sync();
+      await storeRoot.sync();
       return volume(meta);
     } catch (cause) {
       // The same request came by another host too: the record is the same one, and so are the data.
@@ -63,9 +63,9 @@ export function createCreate(parts: Parts): Store['create'] {
   async function takeBack(meta: Meta, cause: unknown, { limit }: HeldScope): Promise<Volume> {
     if (others !== undefined && (await files.look(dataPath(meta))) !== undefined) return volume(meta);
     limit.check();
-    await files.unlink(place.metaPath(meta.name));
+    await files.unlink(storeRoot.metaPath(meta.name));
     others?.forget(meta.id, 'gone');
-    if (isErrno(cause, 'EEXIST')) throw dataUnrecorded(meta.name, dataPath(meta), place.store);
+    if (isErrno(cause, 'EEXIST')) throw dataUnrecorded(meta.name, dataPath(meta), storeRoot.store);
     throw cause;
   }
 
@@ -75,13 +75,13 @@ export function createCreate(parts: Parts): Store['create'] {
     const data = await files.look(path);
     if (read.state === 'absent') {
       if (data === undefined) return fresh(want, scope, attempt + 1);
-      throw dataUnrecorded(want.name, path, place.store);
+      throw dataUnrecorded(want.name, path, storeRoot.store);
     }
     if (read.state === 'torn' && (data === undefined || others !== undefined)) {
       const isOurs = await parts.takeTorn(want.name, scope);
       // Beside data it stays: it may keep the name for a volume whose record has yet to follow.
-      if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, place.store);
-      if (isOurs) await files.unlink(place.metaPath(want.name));
+      if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, storeRoot.store);
+      if (isOurs) await files.unlink(storeRoot.metaPath(want.name));
       return fresh(want, scope, attempt + 1);
     }
     if (read.state !== 'ok') throw read.error;
@@ -90,11 +90,11 @@ export function createCreate(parts: Parts): Store['create'] {
       return (
         (await parts.alone(meta.id, scope, (held) => complete(want, meta.id, held))) ?? fresh(want, scope, attempt + 1)
       );
-    refuseOther(meta, want, place.store);
+    refuseOther(meta, want, storeRoot.store);
     const wrong = layout.wrongWith(data);
     if (wrong !== undefined) throw dataUnusable(want.name, path, wrong);
     // The first call may have died before this.
-    await place.sync();
+    await storeRoot.sync();
     return volume(meta);
   }
 
@@ -104,12 +104,12 @@ export function createCreate(parts: Parts): Store['create'] {
     if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(parts, read.meta, scope)))
       return undefined;
     const { meta } = read;
-    refuseOther(meta, want, place.store);
+    refuseOther(meta, want, storeRoot.store);
     if ((await files.look(dataPath(meta))) !== undefined) return volume(meta);
     scope.limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
       // Who wrote the record may be making the data at this moment: it is theirs to take back.
-      if (mayHappenYet(cause) || (others !== undefined && meta.instance !== place.context.instance)) throw cause;
+      if (mayHappenYet(cause) || (others !== undefined && meta.instance !== storeRoot.context.instance)) throw cause;
       return takeBack(meta, cause, scope);
     });
   }

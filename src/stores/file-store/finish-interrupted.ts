@@ -17,20 +17,20 @@ import type { HeldScope, Parts } from './verb-context.ts';
  * where it was.
  */
 export async function finishInterrupted(parts: Parts, meta: Meta, scope: HeldScope): Promise<boolean> {
-  const { place, layout, dataPath } = parts;
-  const there = async (path: string): Promise<boolean> => (await place.files.look(path)) !== undefined;
+  const { storeRoot, layout, dataPath } = parts;
+  const there = async (path: string): Promise<boolean> => (await storeRoot.files.look(path)) !== undefined;
   if (await there(dataPath(meta))) return false;
-  const record = place.metaPath(meta.name);
+  const record = storeRoot.metaPath(meta.name);
   if (meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo))) {
     await follow(parts, record, meta.movingTo, scope);
-  } else if (meta.deletedAt !== undefined && (await there(place.own('trash', meta.id, layout.trashName)))) {
+  } else if (meta.deletedAt !== undefined && (await there(storeRoot.own('trash', meta.id, layout.trashName)))) {
     scope.limit.check();
-    await place.files.rename(record, place.own('trash', meta.id, 'meta'));
-  } else if (await there(place.own('deleting', `${meta.id}${layout.suffix}`))) {
+    await storeRoot.files.rename(record, storeRoot.own('trash', meta.id, 'meta'));
+  } else if (await there(storeRoot.own('deleting', `${meta.id}${layout.suffix}`))) {
     scope.limit.check();
-    await place.files.unlink(record);
+    await storeRoot.files.unlink(record);
   } else return false;
-  await place.sync();
+  await storeRoot.sync();
   return true;
 }
 
@@ -43,31 +43,31 @@ export const finishInterruptedLocked = (parts: Parts, { id, name }: VolumeRef, s
 
 /** The record goes after the data. Another host may have begun to make something there: it will find the data. */
 async function follow(parts: Parts, record: string, to: VolumeName, scope: HeldScope): Promise<void> {
-  const { place } = parts;
+  const { storeRoot } = parts;
   const limit = parts.limit();
-  if ((await tryTake(parts, to, scope)) === undefined) throw beingMade(to, place.store);
+  if ((await tryTake(parts, to, scope)) === undefined) throw beingMade(to, storeRoot.store);
   limit.check();
   scope.limit.check();
-  await place.files.rename(record, place.metaPath(to));
+  await storeRoot.files.rename(record, storeRoot.metaPath(to));
 }
 
 /** The data arrived under the new name, and no other volume took it meanwhile: an empty record only keeps the name. */
 export async function hasMoved(parts: Parts, meta: Pick<Meta, 'path'>, to: Meta['name']): Promise<boolean> {
-  if ((await parts.place.files.look(parts.dataPath({ ...meta, name: to }))) === undefined) return false;
+  if ((await parts.storeRoot.files.look(parts.dataPath({ ...meta, name: to }))) === undefined) return false;
   const { state } = await parts.read(to);
   return state === 'absent' || state === 'torn';
 }
 
 /** The same for what lies in the trash: restores that lost their second half, and folders that never got a record. */
 export async function finishInterruptedTrash(parts: Parts, scope: Scope): Promise<void> {
-  const { place } = parts;
-  const { files } = place;
+  const { storeRoot } = parts;
+  const { files } = storeRoot;
   const read = (id: VolumeId): Promise<MetaRead> =>
-    readMeta(files, place.own('trash', id, 'meta'), place.context.instance);
-  for (const id of (await files.names(place.own('trash'))).filter(isVolumeId)) {
+    readMeta(files, storeRoot.own('trash', id, 'meta'), storeRoot.context.instance);
+  for (const id of (await files.names(storeRoot.own('trash'))).filter(isVolumeId)) {
     scope.signal.throwIfAborted();
     // At work on it at this moment; or dead, and then it is that host's to finish when it comes back.
-    if (((await place.others?.holderOf(id)) ?? 'nobody') !== 'nobody') continue;
+    if (((await storeRoot.others?.holderOf(id)) ?? 'nobody') !== 'nobody') continue;
     const before = await read(id);
     const name = before.state === 'ok' ? before.meta.movingTo : undefined;
     if (before.state !== 'absent' && name === undefined) continue;
@@ -79,7 +79,7 @@ export async function finishInterruptedTrash(parts: Parts, scope: Scope): Promis
       async (held) => {
         const found = await read(id);
         // Fails, as it should, when anything is in it.
-        if (found.state === 'absent') await files.rmdir(place.own('trash', id)).catch(() => undefined);
+        if (found.state === 'absent') await files.rmdir(storeRoot.own('trash', id)).catch(() => undefined);
         else if (found.state === 'ok') await finishRestore(parts, found.meta, held);
       },
     );
@@ -96,17 +96,20 @@ export async function unlessBusy(work: Promise<unknown>): Promise<void> {
 
 /** The data have left the trash: the record follows. For who holds the volume. Undefined: they are still there. */
 export async function finishRestore(parts: Parts, meta: Meta, scope: HeldScope): Promise<VolumeName | undefined> {
-  const { place, layout } = parts;
+  const { storeRoot, layout } = parts;
   const { id, movingTo } = meta;
-  if (movingTo === undefined || (await place.files.look(place.own('trash', id, layout.trashName))) !== undefined)
+  if (
+    movingTo === undefined ||
+    (await storeRoot.files.look(storeRoot.own('trash', id, layout.trashName))) !== undefined
+  )
     return undefined;
   if (!(await hasMoved(parts, meta, movingTo))) return undefined;
-  await follow(parts, place.own('trash', id, 'meta'), movingTo, scope);
+  await follow(parts, storeRoot.own('trash', id, 'meta'), movingTo, scope);
   await leaveTrash(parts, id);
   return movingTo;
 }
 
-export async function leaveTrash({ place }: Parts, id: VolumeId): Promise<void> {
-  await place.files.rmdir(place.own('trash', id)).catch(() => undefined);
-  await place.sync();
+export async function leaveTrash({ storeRoot }: Parts, id: VolumeId): Promise<void> {
+  await storeRoot.files.rmdir(storeRoot.own('trash', id)).catch(() => undefined);
+  await storeRoot.sync();
 }

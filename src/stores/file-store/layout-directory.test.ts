@@ -22,10 +22,10 @@ const data = (): string => join(root, 'a');
 
 function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
   const own = (...parts: readonly string[]): string => join(root, ...parts);
-  const place = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as StoreRoot;
+  const storeRoot = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as StoreRoot;
   const make = async (): Promise<void> => undefined;
   const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
-  const layout = createDirectoryLayout({ place, clock: systemClock(), make, source });
+  const layout = createDirectoryLayout({ storeRoot, clock: systemClock(), make, source });
   return layout.discardIfEmpty(data(), newMeta(volumeSpec('a'), undefined));
 }
 

@@ -10,7 +10,7 @@ import type { DataPaths, Layout } from './layout.ts';
 import type { StoreRoot } from './store-root.ts';
 
 export interface DirectoryLayoutParts {
-  readonly place: StoreRoot;
+  readonly storeRoot: StoreRoot;
   readonly clock: Clock;
   /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
   make(path: string): Promise<void>;
@@ -27,8 +27,8 @@ export interface Quotas {
 }
 
 export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
-  const { place, clock, make, source, paths, quotas } = parts;
-  const { files } = place;
+  const { storeRoot, clock, make, source, paths, quotas } = parts;
+  const { files } = storeRoot;
   return {
     kind: 'directory',
     suffix: '',
@@ -40,11 +40,11 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
     ...(paths === undefined ? {} : { paths }),
     refuse: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
-      if (access === 'block') throw noBlock(place);
+      if (access === 'block') throw noBlock(storeRoot);
     },
     make: (_want, path) => make(path),
-    discard: (path, id) => discard(place, path, id),
-    discardIfEmpty: (path, { name }) => discardIfEmpty(place, path, name),
+    discard: (path, id) => discard(storeRoot, path, id),
+    discardIfEmpty: (path, { name }) => discardIfEmpty(storeRoot, path, name),
     wrongWith: ({ type }) =>
       type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
     grow: async (_path, { id, enforce }, bytes) => {
@@ -83,8 +83,8 @@ function negative(bytes: bigint): StowageError {
   });
 }
 
-function noBlock(place: StoreRoot): StowageError {
-  return new StowageError(`store ${place.store} keeps volumes as directories, so it has no block devices`, {
+function noBlock(storeRoot: StoreRoot): StowageError {
+  return new StowageError(`store ${storeRoot.store} keeps volumes as directories, so it has no block devices`, {
     code: 'unsupported',
     reason: 'access-unsupported',
     action: 'Use a local store with layout=image for block volumes.',

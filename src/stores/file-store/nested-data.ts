@@ -15,7 +15,7 @@ export interface Nested {
 
 /** Data that somebody else laid out in folders: looked for as deep as the store's own volumes lie, and no deeper. */
 export async function findNested(parts: Parts, scope: Scope): Promise<readonly Nested[]> {
-  const { place } = parts;
+  const { storeRoot } = parts;
   const { paths } = parts.layout;
   if (paths === undefined || paths.depth < 2) return [];
   const taken = await recordedPaths(parts, scope);
@@ -23,11 +23,11 @@ export async function findNested(parts: Parts, scope: Scope): Promise<readonly N
 
   async function look(path: string, left: number): Promise<void> {
     scope.signal.throwIfAborted();
-    for (const { name, type } of await place.files.list(`${place.root}${path === '' ? '' : `/${path}`}`)) {
+    for (const { name, type } of await storeRoot.files.list(`${storeRoot.root}${path === '' ? '' : `/${path}`}`)) {
       if (type !== 'directory' || name.startsWith('.stowage')) continue;
       const at = path === '' ? name : `${path}/${name}`;
       // What is in a volume belongs to its users.
-      if (taken.has(`${place.root}/${at}`)) continue;
+      if (taken.has(`${storeRoot.root}/${at}`)) continue;
       if (left > 1) await look(at, left - 1);
       else {
         const volume = paths?.volumeAt(at);
@@ -43,16 +43,20 @@ export async function findNested(parts: Parts, scope: Scope): Promise<readonly N
 /** Where the data of volumes are, as their records say. */
 export async function recordedPaths(parts: Parts, scope: Scope): Promise<ReadonlySet<string>> {
   const found = new Set<string>();
-  await eachBounded(recordedNames(await parts.place.files.names(parts.place.root)), readsAtOnce, async (name) => {
-    scope.signal.throwIfAborted();
-    const read = await parts.read(name);
-    found.add(parts.dataPath(read.state === 'ok' ? read.meta : { name }));
-  });
+  await eachBounded(
+    recordedNames(await parts.storeRoot.files.names(parts.storeRoot.root)),
+    readsAtOnce,
+    async (name) => {
+      scope.signal.throwIfAborted();
+      const read = await parts.read(name);
+      found.add(parts.dataPath(read.state === 'ok' ? read.meta : { name }));
+    },
+  );
   return found;
 }
 
 /** The one of that name, where there is nothing of the name right in the root. */
 export async function nestedAs(parts: Parts, name: VolumeName, scope: Scope): Promise<Nested | undefined> {
-  if ((await parts.place.files.look(parts.dataPath({ name }))) !== undefined) return undefined;
+  if ((await parts.storeRoot.files.look(parts.dataPath({ name }))) !== undefined) return undefined;
   return (await findNested(parts, scope)).find((one) => one.name === name);
 }

@@ -21,14 +21,14 @@ beforeEach(() => {
 
 /** Of a new process, with the clock of its machine. */
 function observed(on: FakeClock = clock, more: Partial<StoreRoot> = {}, instance = 'instance-1'): ObservedTime {
-  const place = {
+  const storeRoot = {
     files: localFiles,
     context: { instance } as StoreRoot['context'],
     own: (...parts: readonly string[]) => join(folder, ...parts),
     scratch: () => join(folder, `scratch-${++scratches}`),
     ...more,
   };
-  return createObservedTime(place as StoreRoot, on);
+  return createObservedTime(storeRoot as StoreRoot, on);
 }
 
 /** Maintenance looks every half minute; five minutes are the most that may lie between two looks and count in full. */

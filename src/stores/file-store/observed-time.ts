@@ -40,10 +40,10 @@ const saveEveryMs = 60_000;
  */
 const longestStepMs = 5 * 60_000;
 
-export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime {
-  const { files, context } = place;
+export function createObservedTime(storeRoot: StoreRoot, clock: Clock): ObservedTime {
+  const { files, context } = storeRoot;
   const name = createHash('sha256').update(context.instance).digest('hex').slice(0, 24);
-  const path = place.own('observed', name);
+  const path = storeRoot.own('observed', name);
   let known: Known | undefined;
   let isSaving = false;
   let unsaved: unknown;
@@ -59,8 +59,8 @@ export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime
 
   async function write({ value }: Known): Promise<string> {
     const mark = randomBytes(8).toString('hex');
-    const fresh = place.scratch();
-    await files.makeFolder(place.own('observed'));
+    const fresh = storeRoot.scratch();
+    await files.makeFolder(storeRoot.own('observed'));
     await files.writeNew(
       fresh,
       `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,

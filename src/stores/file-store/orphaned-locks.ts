@@ -16,14 +16,14 @@ const mostRemoved = 16;
  * records show which ones, so we read the records when there are more lock files than volumes.
  */
 export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void> {
-  const { place } = parts;
-  const { files, others } = place;
+  const { storeRoot } = parts;
+  const { files, others } = storeRoot;
   if (others === undefined) return;
-  const locks = (await files.names(place.own('locks'))).filter(isVolumeId);
-  const trashed = new Set((await files.names(place.own('trash'))).map(trashedId));
-  const retained = new Set(await files.names(place.own('retained')));
+  const locks = (await files.names(storeRoot.own('locks'))).filter(isVolumeId);
+  const trashed = new Set((await files.names(storeRoot.own('trash'))).map(trashedId));
+  const retained = new Set(await files.names(storeRoot.own('retained')));
   const candidates = locks.filter((id) => !trashed.has(id) && !retained.has(`${id}.meta`));
-  const names = recordedNames(await files.names(place.root));
+  const names = recordedNames(await files.names(storeRoot.root));
   if (candidates.length <= names.length) return;
   const known = new Set<string>();
   let unreadable = 0;
@@ -39,7 +39,7 @@ export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void>
 }
 
 async function removeLock(parts: Parts, id: VolumeId, scope: Scope): Promise<void> {
-  const { others } = parts.place;
+  const { others } = parts.storeRoot;
   if (others === undefined || (await others.holderOf(id)) !== 'nobody') return;
   await parts.alone(id, scope, async (held) => {
     // Its record may have moved while the others were read.

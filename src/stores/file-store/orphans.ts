@@ -11,8 +11,8 @@ import type { Parts } from './verb-context.ts';
 const readsAtOnce = 16;
 
 export function createOrphans(parts: Parts): Housekeeping['orphans'] {
-  const { place, during } = parts;
-  const store = place.store;
+  const { storeRoot, during } = parts;
+  const store = storeRoot.store;
 
   async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
     const read = await parts.read(name);
@@ -31,7 +31,7 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
       };
     }
     // On a shared store other hosts' volumes are as good as our own.
-    if (volume.instance === place.context.instance || place.others !== undefined) return undefined;
+    if (volume.instance === storeRoot.context.instance || storeRoot.others !== undefined) return undefined;
     return {
       store,
       kind: 'unknown-volume',
@@ -43,7 +43,7 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
 
   async function find(scope: Scope): Promise<readonly Orphan[]> {
     const found: Orphan[] = [];
-    const entries = await place.files.names(place.root);
+    const entries = await storeRoot.files.names(storeRoot.root);
     const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
     await eachBounded(names, readsAtOnce, async (name) => {
       scope.signal.throwIfAborted();
@@ -58,10 +58,10 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
       if (name === 'lost+found' || reason === holdsVolumes) continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }
-    for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
+    for (const name of await leftovers(storeRoot)) found.push(leftover(store, storeRoot.own('tmp', name)));
     for (const left of parts.undeletable) {
-      const path = place.own('deleting', left.name);
-      if ((await place.files.look(path)) !== undefined) found.push(undeletable(store, path, left.why));
+      const path = storeRoot.own('deleting', left.name);
+      if ((await storeRoot.files.look(path)) !== undefined) found.push(undeletable(store, path, left.why));
     }
     return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   }

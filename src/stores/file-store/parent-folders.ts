@@ -11,9 +11,9 @@ const folderMode = 0o755;
 const markerText = 'Stowage keeps volumes in this folder.\n';
 
 /** The folders a volume's data lie in, the uppermost first. */
-function parentsOf({ place }: Parts, { path }: Pick<Meta, 'path'>): string[] {
+function parentsOf({ storeRoot }: Parts, { path }: Pick<Meta, 'path'>): string[] {
   const names = path?.split('/').slice(0, -1) ?? [];
-  return names.map((_, i) => `${place.root}/${names.slice(0, i + 1).join('/')}`);
+  return names.map((_, i) => `${storeRoot.root}/${names.slice(0, i + 1).join('/')}`);
 }
 
 /** Never inside what is, or may be, another volume's data. */
@@ -25,9 +25,9 @@ export async function makeParents(parts: Parts, meta: Meta, scope: Scope): Promi
   }
 }
 
-async function isNew({ place }: Parts, folder: string): Promise<boolean> {
+async function isNew({ storeRoot }: Parts, folder: string): Promise<boolean> {
   try {
-    await place.files.newFolder(folder, folderMode);
+    await storeRoot.files.newFolder(folder, folderMode);
     return true;
   } catch (cause) {
     if (isErrno(cause, 'EEXIST')) return false;
@@ -37,8 +37,8 @@ async function isNew({ place }: Parts, folder: string): Promise<boolean> {
 
 /** A crash came between making and marking it, or another host is about to: it is empty, and no volume's data. */
 async function isLeftUnmarked(parts: Parts, folder: string, scope: Scope): Promise<boolean> {
-  if ((await parts.place.files.look(folder))?.type !== 'directory') return false;
-  const names = await parts.place.files.names(folder);
+  if ((await parts.storeRoot.files.look(folder))?.type !== 'directory') return false;
+  const names = await parts.storeRoot.files.names(folder);
   return names.every((name) => name === marker) && !(await recordedPaths(parts, scope)).has(folder);
 }
 
@@ -47,16 +47,16 @@ export async function markParents(parts: Parts, meta: Meta): Promise<void> {
   for (const folder of parentsOf(parts, meta)) if (!(await isFolder(parts, folder))) await mark(parts, folder);
 }
 
-async function mark({ place }: Parts, folder: string): Promise<void> {
-  await place.files.writeNew(`${folder}/${marker}`, markerText).catch((cause: unknown) => {
+async function mark({ storeRoot }: Parts, folder: string): Promise<void> {
+  await storeRoot.files.writeNew(`${folder}/${marker}`, markerText).catch((cause: unknown) => {
     if (!isErrno(cause, 'EEXIST')) throw cause;
   });
 }
 
 /** A folder that Stowage made to hold volumes. */
-export async function isFolder({ place }: Parts, folder: string): Promise<boolean> {
+export async function isFolder({ storeRoot }: Parts, folder: string): Promise<boolean> {
   try {
-    return (await place.files.look(`${folder}/${marker}`)) !== undefined;
+    return (await storeRoot.files.look(`${folder}/${marker}`)) !== undefined;
   } catch (cause) {
     if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'EACCES')) return false;
     throw cause;
@@ -65,7 +65,7 @@ export async function isFolder({ place }: Parts, folder: string): Promise<boolea
 
 /** Folders that the volume was the last in go with it. */
 export async function pruneParents(parts: Parts, meta: Meta): Promise<void> {
-  const { files } = parts.place;
+  const { files } = parts.storeRoot;
   for (const folder of parentsOf(parts, meta).reverse()) {
     try {
       if ((await files.names(folder)).some((name) => name !== marker)) return;

@@ -26,8 +26,8 @@ interface Found {
 
 /** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
 export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
-  const { place, layout, during, dataPath, volume } = parts;
-  const { files } = place;
+  const { storeRoot, layout, during, dataPath, volume } = parts;
+  const { files } = storeRoot;
 
   async function look(name: VolumeName): Promise<Found | undefined> {
     const read = await parts.read(name).catch(() => undefined);
@@ -37,14 +37,14 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
     if (there === undefined || layout.wrongWith(there) !== undefined || (await holdsOthers(path))) return undefined;
     if (recorded !== undefined) return { path, volume: volume(recorded) };
     const { bytes, access } = await layout.appraise(path);
-    const id = derivedId(place.base, name);
+    const id = derivedId(storeRoot.base, name);
     const requestId = `existing:${id}`;
     const createdAt = Math.floor(there.madeAt);
-    const instance = place.context.instance;
+    const instance = storeRoot.context.instance;
     const fields = {
       id,
       name,
-      store: place.store,
+      store: storeRoot.store,
       bytes,
       enforce: false,
       access,
@@ -61,7 +61,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
 
   const candidates = (scope: Scope): Promise<{ readonly data: VolumeName[]; readonly elsewhere: VolumeName[] }> =>
     during(listing, [], scope, async () => {
-      const entries = await files.list(place.root);
+      const entries = await files.list(storeRoot.root);
       const data = entries.flatMap(({ name: file, type }) => {
         if (type !== (layout.kind === 'directory' ? 'directory' : 'file') || !file.endsWith(layout.suffix)) return [];
         const name = file.slice(0, file.length - layout.suffix.length);
@@ -87,7 +87,7 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
 
   async function held(ref: VolumeRef): Promise<Found> {
     const found = await look(ref.name);
-    if (found?.volume.id !== ref.id) throw notFound(ref.name, place.store);
+    if (found?.volume.id !== ref.id) throw notFound(ref.name, storeRoot.store);
     return found;
   }
 
@@ -121,21 +121,21 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
         },
         'long',
       ),
-    ...createRefusals(place),
+    ...createRefusals(storeRoot),
     housekeeping: {
       sweep: async () => undefined,
       orphans: async () => [],
       reclaim: async () => undefined,
     },
-    close: () => place.close(),
+    close: () => storeRoot.close(),
   };
 }
 
 type Changes = 'create' | 'delete' | 'rename' | 'label' | 'expand' | 'trash' | 'adoption';
 
-function createRefusals(place: StoreRoot): Pick<FileStore, Changes> {
+function createRefusals(storeRoot: StoreRoot): Pick<FileStore, Changes> {
   const refuse = (name: string, verb: string) => async (): Promise<never> => {
-    throw new StowageError(`store ${place.store} is read-only: ${name} cannot be ${verb}`, {
+    throw new StowageError(`store ${storeRoot.store} is read-only: ${name} cannot be ${verb}`, {
       code: 'denied',
       reason: 'store-read-only',
       action: 'Use another store, or have an administrator remove readOnly from this one.',

@@ -20,21 +20,21 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
 }
 
 /** For a store that others work on too. */
-export function createMarks({ place, during }: Parts): Required<ChangedByOthers> {
+export function createMarks({ storeRoot, during }: Parts): Required<ChangedByOthers> {
   return {
     marks: (scope) =>
       during('listing volumes', [], scope, async () => {
-        const marks = new Map((await place.files.list(place.root)).map(({ name, mark = '' }) => [name, mark]));
+        const marks = new Map((await storeRoot.files.list(storeRoot.root)).map(({ name, mark = '' }) => [name, mark]));
         return new Map(recordedNames([...marks.keys()]).map((name) => [name, marks.get(`${name}.meta`) ?? '']));
       }),
   };
 }
 
 export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'names' | 'source' | 'usage'> {
-  const { place, layout, during, dataPath, held, volume } = parts;
-  const { files } = place;
+  const { storeRoot, layout, during, dataPath, held, volume } = parts;
+  const { files } = storeRoot;
   const names = (scope: Scope): Promise<readonly VolumeName[]> =>
-    during('listing volumes', [], scope, async () => recordedNames(await files.names(place.root)));
+    during('listing volumes', [], scope, async () => recordedNames(await files.names(storeRoot.root)));
 
   return {
     names,
@@ -44,7 +44,7 @@ export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'n
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(parts, read.meta);
         // Cut off: being made or taken at this moment, by another host perhaps, or never finished. Nobody was told of it.
-        const isNobodys = place.others !== undefined || (await files.look(dataPath({ name }))) === undefined;
+        const isNobodys = storeRoot.others !== undefined || (await files.look(dataPath({ name }))) === undefined;
         if (read.state === 'torn' && isNobodys) return undefined;
         throw read.error;
       }),
@@ -78,9 +78,9 @@ export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'n
 }
 
 /** The path of data that are there and are what they should be. */
-export async function usable({ place, layout, dataPath }: Parts, meta: Meta): Promise<string> {
+export async function usable({ storeRoot, layout, dataPath }: Parts, meta: Meta): Promise<string> {
   const path = dataPath(meta);
-  const found = await place.files.look(path);
+  const found = await storeRoot.files.look(path);
   const wrong = found === undefined ? 'does not exist' : layout.wrongWith(found);
   if (wrong !== undefined) throw dataUnusable(meta.name, path, wrong);
   return path;
@@ -89,7 +89,7 @@ export async function usable({ place, layout, dataPath }: Parts, meta: Meta): Pr
 export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
   const path = parts.dataPath(meta);
   const volume = parts.volume(meta);
-  const found = await parts.place.files.look(path);
+  const found = await parts.storeRoot.files.look(path);
   const wrong = found === undefined ? 'does not exist' : parts.layout.wrongWith(found);
   if (wrong === undefined) return { volume, condition: 'ok', ...unobvious(parts, path, meta.name) };
   const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo));
@@ -98,7 +98,7 @@ export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
 }
 
 /** The path of data that are not where their name says. */
-export function unobvious({ place, layout }: Parts, path: string, name: string): Pick<Inspection, 'path'> {
-  const below = path.slice(place.root.length).replace(/^\//, '');
+export function unobvious({ storeRoot, layout }: Parts, path: string, name: string): Pick<Inspection, 'path'> {
+  const below = path.slice(storeRoot.root.length).replace(/^\//, '');
   return below === `${name}${layout.suffix}` ? {} : { path: below };
 }

@@ -15,7 +15,7 @@ export async function tryTake(
   name: VolumeName,
   scope: Scope,
 ): Promise<'made' | 'taken over' | undefined> {
-  const { others, metaPath } = parts.place;
+  const { others, metaPath } = parts.storeRoot;
   for (let attempt = 0; attempt < mostAttempts; attempt++) {
     const { state } = await parts.read(name);
     if (state === 'torn' && (await parts.takeTorn(name, scope))) return 'taken over';
@@ -43,7 +43,7 @@ export interface Taken extends Limit {
 
 /** Throws unless the name is free: an empty record that nobody works on any more does not count. */
 export async function takeName(parts: Parts, name: VolumeName, found: MetaRead, scope: HeldScope): Promise<Taken> {
-  const { others, files, metaPath, store } = parts.place;
+  const { others, files, metaPath, store } = parts.storeRoot;
   const limit = parts.limit();
   const how = others === undefined && found.state !== 'absent' ? undefined : await tryTake(parts, name, scope);
   if (how === undefined) throw nameTaken(name, store);

@@ -31,15 +31,15 @@ export interface Purging extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired
 }
 
 export function createPurging(parts: Parts, observedTime: ObservedTime): Purging {
-  const { place, during, clock } = parts;
-  const { files, context, others } = place;
+  const { storeRoot, during, clock } = parts;
+  const { files, context, others } = storeRoot;
   const remembered = new Map<VolumeId, Remembered>();
   const reported = new Set<VolumeId>();
-  const recordOf = (id: VolumeId): string => place.own('trash', id, 'meta');
+  const recordOf = (id: VolumeId): string => storeRoot.own('trash', id, 'meta');
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), context.instance);
 
   const serverTime = async (): Promise<number | undefined> =>
-    place.serverTime === undefined ? clock.now() : await place.serverTime();
+    storeRoot.serverTime === undefined ? clock.now() : await storeRoot.serverTime();
   const about = (observed: number, serverNow: number): Observer => ({
     instance: context.instance,
     isShared: others !== undefined,
@@ -69,7 +69,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     const isUnreadable = found.state === 'unreadable' || (found.state === 'ok' && found.meta.expiry === 'unreadable');
     if (isUnreadable && !reported.has(id)) {
       const why = found.state === 'unreadable' ? found.error.message : 'its expiry is not in a known form';
-      scope.log.warn('a trash entry cannot be read, so it never expires', { store: place.store, volume: id, why });
+      scope.log.warn('a trash entry cannot be read, so it never expires', { store: storeRoot.store, volume: id, why });
       reported.add(id);
     }
     return remember(id, found);
@@ -88,7 +88,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       if (meta === undefined || expiry === undefined || observer === undefined) return;
       const decided = judge(expiry, observer);
       if (decided.verdict !== 'record') return;
-      await place.replace(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
+      await storeRoot.replace(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
       remember(id, { state: 'ok', meta: { ...meta, expiry: decided.expiry } });
     });
     await work.catch((cause: unknown) => {
@@ -96,7 +96,11 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
       // The entry does not expire before this is written; the next round tries again. Others must not wait for it.
       if (['busy', 'exhausted'].includes(cause.code)) return;
-      scope.log.warn('a trash entry cannot be given its date', { store: place.store, volume: id, why: cause.message });
+      scope.log.warn('a trash entry cannot be given its date', {
+        store: storeRoot.store,
+        volume: id,
+        why: cause.message,
+      });
     });
   }
 
@@ -122,7 +126,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   const purging = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
-    during(`purging ${id} from the trash`, [id], scope, (held) => place.reserve.backing(() => work(held)));
+    during(`purging ${id} from the trash`, [id], scope, (held) => storeRoot.reserve.backing(() => work(held)));
 
   async function isExpired({ expiry }: Meta): Promise<boolean> {
     const observer = await observe();
@@ -145,7 +149,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const names = await looking(scope, () => files.names(place.own('trash')));
+    const names = await looking(scope, () => files.names(storeRoot.own('trash')));
     await finishStaged(parts, names, scope);
     const ids = names.filter(isVolumeId);
     const present = new Set(ids);

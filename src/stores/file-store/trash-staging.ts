@@ -18,21 +18,21 @@ const isSame = (found: MetaRead, meta: Meta): boolean =>
 
 /** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record (any more). */
 export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldScope): Promise<boolean> {
-  const { place } = parts;
-  const { files } = place;
+  const { storeRoot } = parts;
+  const { files } = storeRoot;
   const name = `${meta.id}.${randomBytes(6).toString('hex')}`;
-  const [entry, staged] = [place.own('trash', meta.id), place.own('trash', name)];
+  const [entry, staged] = [storeRoot.own('trash', meta.id), storeRoot.own('trash', name)];
   limit.check();
   if (!(await files.rename(entry, staged))) return false;
-  if (!isSame(await readMeta(files, `${staged}/meta`, place.context.instance), meta)) {
+  if (!isSame(await readMeta(files, `${staged}/meta`, storeRoot.context.instance), meta)) {
     // If this fails, the next round of maintenance does it.
     await files.rename(staged, entry);
     limit.check();
     return false;
   }
   // One step, whatever its size; `reclaim` frees the room.
-  const isMoved = await files.rename(staged, place.own('deleting', `${name}.trash`));
-  await files.sync(place.own('trash'));
+  const isMoved = await files.rename(staged, storeRoot.own('deleting', `${name}.trash`));
+  await files.sync(storeRoot.own('trash'));
   // Another host took over our lock and moved the entry back.
   if (!isMoved) limit.check();
   return isMoved;
@@ -40,44 +40,44 @@ export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldSc
 
 /** The caller holds the volume's lock. Moves the entries of interrupted purges back. Returns false if there are none. */
 export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
-  const { place, layout } = parts;
-  const { files } = place;
-  const names = (await files.names(place.own('trash'))).filter((name) => stagedId(name) === id);
+  const { storeRoot, layout } = parts;
+  const { files } = storeRoot;
+  const names = (await files.names(storeRoot.own('trash'))).filter((name) => stagedId(name) === id);
   for (const name of names) {
-    const staged = place.own('trash', name);
+    const staged = storeRoot.own('trash', name);
     limit.check();
     try {
-      await files.rename(staged, place.own('trash', id));
+      await files.rename(staged, storeRoot.own('trash', id));
     } catch (cause) {
       // Some NFS servers have only EIO to say that a directory is not empty.
       if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
       // A deletion was under way at the same time: the entry has one half, the other one is here.
       for (const half of [layout.trashName, 'meta']) {
-        const home = place.own('trash', id, half);
+        const home = storeRoot.own('trash', id, half);
         if ((await files.look(home)) === undefined) await files.rename(`${staged}/${half}`, home);
       }
       await files.rmdir(staged).catch(() => undefined);
     }
   }
-  if (names.length > 0) await files.sync(place.own('trash'));
+  if (names.length > 0) await files.sync(storeRoot.own('trash'));
   return names.length > 0;
 }
 
 /** Moves the entries of interrupted purges back, so that they expire again. `names`: the contents of `trash/`. */
 export async function finishStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
-  const { place } = parts;
-  const { others } = place;
+  const { storeRoot } = parts;
+  const { others } = storeRoot;
   for (const id of new Set(names.flatMap((name) => stagedId(name) ?? []))) {
     scope.signal.throwIfAborted();
     const doing = `putting ${id} back into the trash`;
     // The purge may be under way on another host.
     if ((await parts.during(doing, [], scope, async () => others?.holderOf(id))) === 'another') continue;
-    const work = parts.during(doing, [id], scope, (held) => place.reserve.backing(() => putBack(parts, id, held)));
+    const work = parts.during(doing, [id], scope, (held) => storeRoot.reserve.backing(() => putBack(parts, id, held)));
     await unlessBusy(work).catch((cause: unknown) => {
       scope.signal.throwIfAborted();
       if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
       // The next round tries again. Other entries must not wait for this one.
-      scope.log.warn('a trash entry cannot be put back', { store: place.store, volume: id, why: cause.message });
+      scope.log.warn('a trash entry cannot be put back', { store: storeRoot.store, volume: id, why: cause.message });
     });
   }
 }

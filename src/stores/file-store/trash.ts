@@ -20,12 +20,12 @@ const readsAtOnce = 16;
 
 /** `trash/<id>/meta` is what makes an entry; the data lie beside it. */
 export function createTrash(parts: Parts): Trash {
-  const { place, layout, during, dataPath, volume } = parts;
-  const { files } = place;
-  const dataOf = (id: VolumeId): string => place.own('trash', id, layout.trashName);
-  const recordOf = (id: VolumeId): string => place.own('trash', id, 'meta');
-  const purging = createPurging(parts, createObservedTime(place, parts.clock));
-  const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), place.context.instance);
+  const { storeRoot, layout, during, dataPath, volume } = parts;
+  const { files } = storeRoot;
+  const dataOf = (id: VolumeId): string => storeRoot.own('trash', id, layout.trashName);
+  const recordOf = (id: VolumeId): string => storeRoot.own('trash', id, 'meta');
+  const purging = createPurging(parts, createObservedTime(storeRoot, parts.clock));
+  const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), storeRoot.context.instance);
 
   return {
     put: async (ref, { deletedAt, retention }, scope) => {
@@ -35,17 +35,17 @@ export function createTrash(parts: Parts): Trash {
         const { limit } = held;
         expiry = await purging.newExpiry(retention);
         const intent = { ...settled(meta, meta.name), deletedAt, expiry };
-        await place.replace(place.metaPath(meta.name), intent, limit.check);
-        await files.makeFolder(place.own('trash', meta.id));
+        await storeRoot.replace(storeRoot.metaPath(meta.name), intent, limit.check);
+        await files.makeFolder(storeRoot.own('trash', meta.id));
         limit.check();
         const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
         // Deleted already, all but its record.
         if (!isThere && (await finishInterrupted(parts, intent, held))) return leaveTrash(parts, meta.id);
         limit.check();
-        await files.rename(place.metaPath(meta.name), recordOf(meta.id));
-        await files.sync(place.own('trash', meta.id));
-        await files.sync(place.own('trash'));
-        await place.sync();
+        await files.rename(storeRoot.metaPath(meta.name), recordOf(meta.id));
+        await files.sync(storeRoot.own('trash', meta.id));
+        await files.sync(storeRoot.own('trash'));
+        await storeRoot.sync();
         await pruneParents(parts, meta);
       });
       if (expiry !== undefined) return expiry.expiresAt;
@@ -55,12 +55,12 @@ export function createTrash(parts: Parts): Trash {
     },
     list: async (scope) => {
       const doing = 'listing the trash';
-      const all = await during(doing, [], scope, () => files.names(place.own('trash')));
+      const all = await during(doing, [], scope, () => files.names(storeRoot.own('trash')));
       const entries = new Map<VolumeId, TrashEntry>();
       const names = all.filter((name) => trashedId(name) !== undefined);
       await eachBounded(names, readsAtOnce, async (name) => {
-        const path = place.own('trash', name, 'meta');
-        const found = await during(doing, [], scope, () => readMeta(files, path, place.context.instance));
+        const path = storeRoot.own('trash', name, 'meta');
+        const found = await during(doing, [], scope, () => readMeta(files, path, storeRoot.context.instance));
         // If an interrupted purge moved the entry and a later deletion made a new one, the record at the usual path wins.
         if (found.state !== 'ok' || (!isVolumeId(name) && entries.has(found.meta.id))) return;
         entries.set(found.meta.id, entryOf(parts, found.meta));
@@ -81,15 +81,15 @@ export function createTrash(parts: Parts): Trash {
     await putBack(parts, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
-      place.others?.forget(id, 'not found');
-      throw notInTrash(id, place.store);
+      storeRoot.others?.forget(id, 'not found');
+      throw notInTrash(id, storeRoot.store);
     }
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
     // An earlier call got the data out; under another name perhaps.
     const restoredAs = await finishRestore(parts, meta, scope);
     if (restoredAs === name) return volume(settled(meta, name));
-    if (restoredAs !== undefined) throw notInTrash(id, place.store);
+    if (restoredAs !== undefined) throw notInTrash(id, storeRoot.store);
     await moveOut(meta, name, target, scope);
     return volume(settled({ ...meta, revision: meta.revision + 1 }, name));
   }
@@ -100,7 +100,7 @@ export function createTrash(parts: Parts): Trash {
     if ((await files.look(home)) === undefined) return {};
     const path = `${meta.path}-${meta.id.slice('sv1-'.length, 'sv1-'.length + 8)}`;
     if (meta.path === undefined || (await files.look(dataPath({ name, path }))) !== undefined)
-      throw dataUnrecorded(name, home, place.store);
+      throw dataUnrecorded(name, home, storeRoot.store);
     return { path };
   }
 
@@ -111,16 +111,16 @@ export function createTrash(parts: Parts): Trash {
       meta = { ...before, ...(await newHome(before, name)) };
       const home = dataPath({ ...meta, name });
       const moving = { ...meta, movingTo: name, revision: meta.revision + 1 };
-      await place.replace(recordOf(meta.id), moving, taken.check);
+      await storeRoot.replace(recordOf(meta.id), moving, taken.check);
       await makeParents(parts, meta, scope);
       taken.check();
-      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, place.store);
+      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, storeRoot.store);
     } catch (cause) {
       await taken.giveBack(cause);
       throw cause;
     }
     taken.check();
-    await files.rename(recordOf(meta.id), place.metaPath(name));
+    await files.rename(recordOf(meta.id), storeRoot.metaPath(name));
     await leaveTrash(parts, meta.id);
   }
 }

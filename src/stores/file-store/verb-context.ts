@@ -35,7 +35,7 @@ export interface HeldScope extends Scope {
 
 /** What the verbs of one open store share. */
 export interface Parts {
-  readonly place: StoreRoot;
+  readonly storeRoot: StoreRoot;
   readonly layout: Layout;
   readonly clock: Clock;
   dataPath(volume: Pick<Meta, 'name' | 'path'>): string;
@@ -92,11 +92,11 @@ const tornPatienceMs = 5_000;
 const tornPauseMs = 50;
 const readsAtOnce = 16;
 
-export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Parts {
-  const { files, others } = place;
+export function createParts(storeRoot: StoreRoot, layout: Layout, clock: Clock): Parts {
+  const { files, others } = storeRoot;
   const locks = createKeyedLock();
   const read = (name: VolumeName): Promise<MetaRead> =>
-    readNamedMeta(files, place.metaPath(name), name, place.context.instance);
+    readNamedMeta(files, storeRoot.metaPath(name), name, storeRoot.context.instance);
 
   const isTorn = async (name: VolumeName): Promise<boolean> => (await read(name)).state === 'torn';
 
@@ -104,8 +104,8 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
     if (cause instanceof StowageError) return cause;
     if (scope.signal.aborted) return stowageError(scope.signal.reason);
     // The whole store being gone explains more than the one file that was missed.
-    const larger = isErrno(cause, 'ENOENT') ? await place.verify().then(() => undefined, stowageError) : undefined;
-    return larger ?? place.failure(cause, `${doing} in store ${place.store}`);
+    const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
+    return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
   }
 
   async function find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined> {
@@ -127,7 +127,7 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
   async function elsewhere(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
     if (others === undefined) return undefined;
     let found: Meta | undefined;
-    await eachBounded(recordedNames(await files.names(place.root)), readsAtOnce, async (name) => {
+    await eachBounded(recordedNames(await files.names(storeRoot.root)), readsAtOnce, async (name) => {
       scope.signal.throwIfAborted();
       const record = await read(name);
       if (record.state === 'ok' && record.meta.id === id) found = await find({ id, name }, scope);
@@ -161,21 +161,21 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
   }
 
   const parts: Parts = {
-    place,
+    storeRoot,
     layout,
     clock,
     read,
     find,
     unsettled: true,
     undeletable: [],
-    dataPath: ({ name, path }) => `${place.root}/${path ?? `${name}${layout.suffix}`}`,
-    volume: (meta) => volumeOf(meta, place.store),
+    dataPath: ({ name, path }) => `${storeRoot.root}/${path ?? `${name}${layout.suffix}`}`,
+    volume: (meta) => volumeOf(meta, storeRoot.store),
     during: async (doing, names, scope, work, length = 'short') => {
       try {
         scope.signal.throwIfAborted();
         using _held = await locks.hold(names, scope.signal);
-        using _place = await place.inFlight[length].take(scope.signal);
-        await place.verify();
+        using _place = await storeRoot.inFlight[length].take(scope.signal);
+        await storeRoot.verify();
         return await alone(names.filter(isVolumeId), scope, work);
       } catch (cause) {
         // A refusal changed nothing; anything else may have stopped half-way.
@@ -189,7 +189,7 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
     },
     emptying: (doing, ref, scope, work, how) =>
       parts.during(doing, [ref.name, ref.id], scope, (held) =>
-        place.reserve.backing(async () => {
+        storeRoot.reserve.backing(async () => {
           const meta = await parts.findRenamed(ref, held);
           if (meta === undefined) return others?.forget(ref.id, 'not found');
           await parts.refuseUsed(meta, 'deleted');
@@ -200,8 +200,8 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
       ),
     findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await elsewhere(ref.id, scope)),
     isGone: async (id, scope) =>
-      !(await files.names(place.own('trash'))).some((name) => trashedId(name) === id) &&
-      (await files.look(place.own('retained', `${id}.meta`))) === undefined &&
+      !(await files.names(storeRoot.own('trash'))).some((name) => trashedId(name) === id) &&
+      (await files.look(storeRoot.own('retained', `${id}.meta`))) === undefined &&
       (await elsewhere(id, scope)) === undefined,
     refuseUsed: async (meta, verb) => {
       const uses = (await others?.usesOf(meta.id)) ?? [];
@@ -211,16 +211,16 @@ export function createParts(place: StoreRoot, layout: Layout, clock: Clock): Par
       const meta = await find(ref, scope);
       if (meta !== undefined) return meta;
       others?.forget(ref.id, 'not found');
-      throw notFound(ref.name, place.store);
+      throw notFound(ref.name, storeRoot.store);
     },
-    tryTakeTorn: async (name) => others === undefined || others.takeOver(place.metaPath(name), () => isTorn(name)),
+    tryTakeTorn: async (name) => others === undefined || others.takeOver(storeRoot.metaPath(name), () => isTorn(name)),
     takeTorn: async (name, scope) => {
       for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
         if (await parts.tryTakeTorn(name)) return true;
         await clock.sleep(tornPauseMs, scope.signal);
         if (!(await isTorn(name))) return false;
       }
-      throw beingMade(name, place.store);
+      throw beingMade(name, storeRoot.store);
     },
     limit: () => limitFrom(clock.elapsed()),
   };

@@ -23,9 +23,9 @@ export function createVerbs(
   parts: Parts,
   readOnly: boolean,
 ): ReturnType<typeof createReadOnlyVerbs> & Pick<FileStore, 'room'> {
-  const { place, during } = parts;
+  const { storeRoot, during } = parts;
   const room: FileStore['room'] = (scope) =>
-    during('measuring the free space', [], scope, () => place.room(scope.signal));
+    during('measuring the free space', [], scope, () => storeRoot.room(scope.signal));
   const enforcement = enforcementOf(parts, readOnly);
   if (readOnly) return { ...createReadOnlyVerbs(parts), ...enforcement, room };
   return {
@@ -38,7 +38,7 @@ export function createVerbs(
     trash: createTrash(parts),
     adoption: { ...createAdopt(parts), ...createRelease(parts) },
     housekeeping: { ...createSweep(parts), orphans: createOrphans(parts) },
-    close: () => place.close(),
+    close: () => storeRoot.close(),
   };
 }
 
@@ -49,10 +49,10 @@ function enforcementOf(parts: Parts, readOnly: boolean): Pick<Store, 'enforcemen
 }
 
 /** What a store is, as its layout says. */
-export const layoutTraits = ({ layout, place }: Parts) =>
+export const layoutTraits = ({ layout, storeRoot }: Parts) =>
   ({
-    name: place.store,
-    identity: place.identity,
+    name: storeRoot.store,
+    identity: storeRoot.identity,
     access: layout.access,
     ...(layout.filesystemFor === undefined ? {} : { filesystemFor: layout.filesystemFor }),
   }) satisfies Partial<Store>;

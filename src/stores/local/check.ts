@@ -13,12 +13,12 @@ import type { LocalOptions } from './options.ts';
 
 /** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
 export async function checkStore(
-  { place, clock }: Parts,
+  { storeRoot, clock }: Parts,
   options: LocalOptions,
   readOnly: boolean,
   scope: Scope,
 ): Promise<StoreCheck> {
-  using _place = await place.inFlight.short.take(scope.signal);
+  using _place = await storeRoot.inFlight.short.take(scope.signal);
   const steps: CheckStep[] = [];
   let room: Room | undefined;
 
@@ -28,24 +28,24 @@ export async function checkStore(
       steps.push({ step: name, ok: true, detail: await work() });
       return true;
     } catch (cause) {
-      const { message, action, reason } = storeFailure(cause, `the step ${name}`, place.root);
+      const { message, action, reason } = storeFailure(cause, `the step ${name}`, storeRoot.root);
       steps.push({ step: name, ok: false, detail: message, action, reason });
       return false;
     }
   }
 
   const found = await step('resolve', async () => {
-    await place.verify();
-    return `${options.root} is ${place.root}`;
+    await storeRoot.verify();
+    return `${options.root} is ${storeRoot.root}`;
   });
   if (
     found &&
-    (await step('open', async () => `${(await readdir(place.root)).length} entries, layout ${options.layout}`))
+    (await step('open', async () => `${(await readdir(storeRoot.root)).length} entries, layout ${options.layout}`))
   ) {
-    if (!readOnly) await step('writable', () => probe(place));
+    if (!readOnly) await step('writable', () => probe(storeRoot));
     await step('room', async () => {
-      room = await place.room();
-      if (!readOnly && room.freeBytes === 0n) throw full(place.root);
+      room = await storeRoot.room();
+      if (!readOnly && room.freeBytes === 0n) throw full(storeRoot.root);
       return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
     });
     if (options.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
@@ -56,8 +56,8 @@ export async function checkStore(
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
-async function probe(place: StoreRoot): Promise<string> {
-  const file = place.scratch();
+async function probe(storeRoot: StoreRoot): Promise<string> {
+  const file = storeRoot.scratch();
   await writeNew(file, 'probe');
   await unlinkIfThere(file);
   return 'a file was written, made durable and removed';

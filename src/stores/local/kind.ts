@@ -46,20 +46,20 @@ async function open(
 ): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const { readOnly } = policy;
-  const place = readOnly
+  const storeRoot = readOnly
     ? await openReadOnlyPlace(options, config.name, context, inFlightOn)
     : await openPlace(options, config.name, context, scope.log, inFlightOn);
   try {
     const layout =
       options.layout === 'image'
-        ? createImageLayout(options, place, clock)
+        ? createImageLayout(options, storeRoot, clock)
         : createDirectoryLayout({
-            place,
+            storeRoot,
             clock,
-            make: await createDirectoryMaker(options, place, readOnly),
+            make: await createDirectoryMaker(options, storeRoot, readOnly),
             source: (path) => ({ kind: 'directory', node: context.node, path }),
           });
-    const parts = createParts(place, layout, clock);
+    const parts = createParts(storeRoot, layout, clock);
     return {
       ...layoutTraits(parts),
       ...(readOnly ? { changedByOthers: {} } : {}),
@@ -71,7 +71,7 @@ async function open(
       ...createVerbs(parts, readOnly),
     };
   } catch (cause) {
-    await place.close();
+    await storeRoot.close();
     throw cause;
   }
 }

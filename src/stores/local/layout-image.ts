@@ -19,7 +19,7 @@ const smallestXfs = 300n * MiB;
 const smallest = 16n * MiB;
 const largest = 1024n ** 5n;
 
-export function createImageLayout(options: LocalOptions, place: StoreRoot, clock: Clock): Layout {
+export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, clock: Clock): Layout {
   const top: TopDirectory = {
     uid: options.uid ?? process.geteuid?.() ?? 0,
     gid: options.gid ?? process.getegid?.() ?? 0,
@@ -28,19 +28,19 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
   const typeFor = (bytes: bigint): FilesystemType => options.filesystem ?? (bytes < smallestXfs ? 'ext4' : 'xfs');
 
   function refuse(bytes: bigint | undefined): asserts bytes is bigint {
-    if (bytes === undefined) throw sizeNeeded(place);
+    if (bytes === undefined) throw sizeNeeded(storeRoot);
     const least = options.filesystem === 'xfs' ? smallestXfs : smallest;
-    if (bytes < least || bytes > largest) throw sizeOutOfRange(place, bytes, least);
+    if (bytes < least || bytes > largest) throw sizeOutOfRange(storeRoot, bytes, least);
   }
 
   async function discard(path: string, id: VolumeId): Promise<void> {
-    await renameIfThere(path, place.own('deleting', `${id}.img`));
+    await renameIfThere(path, storeRoot.own('deleting', `${id}.img`));
   }
 
   async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
     const { bytes, access } = want;
     refuse(bytes);
-    const scratch = place.scratch();
+    const scratch = storeRoot.scratch();
     try {
       if (access === 'block') await enlarge(scratch, roundUp(bytes), 'new');
       else if (typeFor(bytes) === 'xfs') {
@@ -73,7 +73,7 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
     // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
     // given it: `noteUse` takes the same lock before every mount, and finds the volume gone afterwards.
     discardIfEmpty: async (path, { id, name, unused }) => {
-      if (unused !== true) throw notEmpty({ store: place.store, name });
+      if (unused !== true) throw notEmpty({ store: storeRoot.store, name });
       await discard(path, id);
     },
     wrongWith: ({ type }) =>
@@ -84,7 +84,7 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
     },
     source: async (path, { access }) => {
       const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
-      return { kind: 'loop', node: place.context.node, path, filesystem };
+      return { kind: 'loop', node: storeRoot.context.node, path, filesystem };
     },
     usage: async (path, { unused }) => {
       const there = await lstatIfThere(path);
@@ -143,17 +143,17 @@ async function syncFile(path: string): Promise<void> {
   }
 }
 
-function sizeNeeded(place: StoreRoot): StowageError {
-  return new StowageError(`a volume in store ${place.store} needs a size`, {
+function sizeNeeded(storeRoot: StoreRoot): StowageError {
+  return new StowageError(`a volume in store ${storeRoot.store} needs a size`, {
     code: 'invalid',
     reason: 'size-needed',
     action: 'Give one, for example --size 1G, or set defaultSize on the store.',
   });
 }
 
-function sizeOutOfRange(place: StoreRoot, bytes: bigint, least: bigint): StowageError {
+function sizeOutOfRange(storeRoot: StoreRoot, bytes: bigint, least: bigint): StowageError {
   const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
-  return new StowageError(`a volume of ${bytes} bytes cannot be made in store ${place.store}: ${bounds} can`, {
+  return new StowageError(`a volume of ${bytes} bytes cannot be made in store ${storeRoot.store}: ${bounds} can`, {
     code: 'out-of-range',
     reason: 'size-out-of-range',
     action: `Give a size of ${bounds}.`,

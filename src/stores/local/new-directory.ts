@@ -8,17 +8,17 @@ import type { LocalOptions } from './options.ts';
 /** Makes directories with the owner and mode that the options say. */
 export async function createDirectoryMaker(
   options: LocalOptions,
-  place: StoreRoot,
+  storeRoot: StoreRoot,
   readOnly: boolean,
 ): Promise<(path: string) => Promise<void>> {
   // Decided once: where mkdir alone gives the wanted owner and mode, one call makes a complete volume.
-  if (readOnly || (await mkdirSuffices(options, place)))
+  if (readOnly || (await mkdirSuffices(options, storeRoot)))
     return async (path) => {
       await mkdir(path, { mode: options.mode });
     };
   return async (path) => {
     // Complete before it is visible: what has the volume's name has its owner and mode too.
-    const scratch = place.scratch();
+    const scratch = storeRoot.scratch();
     await mkdir(scratch, { mode: 0o700 });
     try {
       await dress(scratch, options);
@@ -37,8 +37,8 @@ async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<vo
 }
 
 /** Tried rather than computed: the umask, the parent's set-gid bit and default ACLs all have a say. */
-async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<boolean> {
-  const probe = place.scratch();
+async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promise<boolean> {
+  const probe = storeRoot.scratch();
   try {
     await mkdir(probe, { mode: options.mode });
   } catch (cause) {
@@ -58,7 +58,7 @@ async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<b
       options[key] === undefined ? [] : [`${key} ${options[key]}`],
     );
     throw new StowageError(
-      `store ${place.store} wants volumes owned by ${owner.join(' and ')}, which this user may not give away`,
+      `store ${storeRoot.store} wants volumes owned by ${owner.join(' and ')}, which this user may not give away`,
       {
         code: 'denied',
         reason: 'owner-denied',

@@ -59,11 +59,11 @@ function rootOf(uri: string): string {
       `${quoted(uri)} has a # in it, where a URI's path ends`,
       'Write a literal # as %23, or leave it out.',
     );
-  const place = /^local:\/\/([^?]*)/.exec(uri)?.[1];
-  if (place === undefined) throw wrong('it does not begin with local://');
+  const encodedPath = /^local:\/\/([^?]*)/.exec(uri)?.[1];
+  if (encodedPath === undefined) throw wrong('it does not begin with local://');
   let path: string;
   try {
-    path = decodeURIComponent(place);
+    path = decodeURIComponent(encodedPath);
   } catch (cause) {
     throw invalid(`${quoted(uri)} has a broken %-escape`, `Write a literal % as %25. (${String(cause)})`);
   }

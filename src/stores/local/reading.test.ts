@@ -23,16 +23,16 @@ test.each(['usage', 'source'] as const)(
     stack.defer(() => rm(root, { recursive: true }));
     const options = parseOptions(`local://${root}`, {});
     const context = { instance: 'instance-1', node: 'node-1' as NodeName };
-    const place = await openPlace(options, storeName('test'), context, scope.log, createInFlightByDevice());
-    stack.defer(() => place.close());
+    const storeRoot = await openPlace(options, storeName('test'), context, scope.log, createInFlightByDevice());
+    stack.defer(() => storeRoot.close());
     const clock = systemClock();
     const layout = createDirectoryLayout({
-      place,
+      storeRoot,
       clock,
-      make: await createDirectoryMaker(options, place, false),
+      make: await createDirectoryMaker(options, storeRoot, false),
       source: (path) => ({ kind: 'directory', node: context.node, path }),
     });
-    const parts = createParts(place, layout, clock);
+    const parts = createParts(storeRoot, layout, clock);
     const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
     const made = await createCreate(parts)(
       { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },
@@ -43,14 +43,14 @@ test.each(['usage', 'source'] as const)(
     // As the trash does it: the intent, the data, then the record.
     await parts.during('moving', [made.name], scope, async () => {
       const { store: _store, ...meta } = made;
-      await place.replace(place.metaPath('a'), { ...meta, deletedAt: 1 });
-      await mkdir(place.own('trash', made.id));
-      await rename(join(root, 'a'), place.own('trash', made.id, 'data'));
+      await storeRoot.replace(storeRoot.metaPath('a'), { ...meta, deletedAt: 1 });
+      await mkdir(storeRoot.own('trash', made.id));
+      await rename(join(root, 'a'), storeRoot.own('trash', made.id, 'data'));
       looked = reading[verb](made, scope).catch((cause: unknown) => cause);
       // Without the wait for the name it would be done by then; with it, only the clock ends this.
       await Promise.race([looked, clock.sleep(100, scope.signal)]);
       expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
-      await rename(place.metaPath('a'), place.own('trash', made.id, 'meta'));
+      await rename(storeRoot.metaPath('a'), storeRoot.own('trash', made.id, 'meta'));
     });
     expect(await looked).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
   },

@@ -7,8 +7,8 @@ import { lstatIfThere, unlinkIfThere } from './files.ts';
 import { roomAt } from './room.ts';
 
 /** In `.stowage/reserve`. */
-export function createReserve(place: Pick<StoreRoot, 'own' | 'root'>): Reserve {
-  const names = Array.from({ length: pieces }, (_, i) => place.own('reserve', `${i}`));
+export function createReserve(storeRoot: Pick<StoreRoot, 'own' | 'root'>): Reserve {
+  const names = Array.from({ length: pieces }, (_, i) => storeRoot.own('reserve', `${i}`));
 
   async function removePiece(): Promise<boolean> {
     for (const path of names) {
@@ -23,8 +23,8 @@ export function createReserve(place: Pick<StoreRoot, 'own' | 'root'>): Reserve {
     const missing: string[] = [];
     for (const path of names) if ((await lstatIfThere(path))?.size !== pieceBytes) missing.push(path);
     if (missing.length === 0) return;
-    if ((await roomAt(place.root)).freeBytes < BigInt(missing.length * pieceBytes * plenty)) return;
-    await mkdir(place.own('reserve'), { mode: 0o700, recursive: true });
+    if ((await roomAt(storeRoot.root)).freeBytes < BigInt(missing.length * pieceBytes * plenty)) return;
+    await mkdir(storeRoot.own('reserve'), { mode: 0o700, recursive: true });
     // Random, as zeros would take no room where the file system compresses. Not synced: it is no loss.
     for (const path of missing) {
       await unlinkIfThere(path);

@@ -77,7 +77,7 @@ async function volume(
     return await session.nfs.setattr(handle, ...rest);
   };
   const nfs = { ...session.nfs, setattr };
-  const place = { session: { ...session, nfs }, failure: (cause: unknown) => cause } as unknown as NfsPlace;
+  const storeRoot = { session: { ...session, nfs }, failure: (cause: unknown) => cause } as unknown as NfsPlace;
   const way = { root: Buffer.from(root).toString('base64') };
   const source = { kind: 'nfs', hosts: [server.host], path: '/export', way } as unknown as Source;
   return {
@@ -88,7 +88,7 @@ async function volume(
     set,
     sets,
     give: (to, signal = scope.signal) =>
-      createGiving(place, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
+      createGiving(storeRoot, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
     about: (name) => {
       const { uid, gid, mode } = lstatSync(join(directory, name));
       return `${uid}:${gid} ${(mode & 0o7777).toString(8)}`;

@@ -24,11 +24,11 @@ const atOnce = 16;
  * Gives all files of a volume to a group, as a kubelet does, and leaves owners as they are. The top directory comes last: while it is not
  * the group's, there may be something below that is not; when it is, nobody looks below it any more.
  */
-export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<Store['chownToGroup']> {
+export function createGiving(storeRoot: NfsPlace, options: NfsOptions): NonNullable<Store['chownToGroup']> {
   const { squash, timeout } = options;
   return async (source, group, { signal, log }) => {
     if (source.kind !== 'nfs') return;
-    const { nfs } = place.session;
+    const { nfs } = storeRoot.session;
     const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     // Who is not root gives what is his own, to a group that he is in.
     const identity = identityOf(options);
@@ -66,7 +66,7 @@ export function createGiving(place: NfsPlace, options: NfsOptions): NonNullable<
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
       throw cause instanceof StowageError
         ? cause
-        : await place.failure(cause, `giving the volume's files to group ${group}`);
+        : await storeRoot.failure(cause, `giving the volume's files to group ${group}`);
     }
     log.info('a volume was given to a group', { path: source.path, group, files: given });
   };

@@ -30,18 +30,18 @@ import type { FileStore } from '../file-store/verbs.ts';
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('trees');
   let folder: string;
-  let place: ReturnType<typeof ganesha.fresh>;
+  let freshExport: ReturnType<typeof ganesha.fresh>;
   let hook: Hook;
   beforeEach(() => {
-    place = ganesha.fresh();
-    ({ folder } = place);
+    freshExport = ganesha.fresh();
+    ({ folder } = freshExport);
     hook = ({ make }) => make();
   });
 
   function open(instance = 'instance-1', more: Readonly<Record<string, string>> = {}): Promise<FileStore> {
     const connect = tapped(createConnect(systemClock()), (call) => hook(call));
     const kind = createNfsStoreKind(systemClock(), connect);
-    return openNfs({ ...place, options: { ...place.options, ...more }, instance, kind });
+    return openNfs({ ...freshExport, options: { ...freshExport.options, ...more }, instance, kind });
   }
 
   const deleting = (): string[] => readdirSync(join(folder, '.stowage', 'deleting'));

@@ -51,14 +51,14 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   const [frozen, healthy] = [ganeshaFolders('frozen'), ganeshaFolders('healthy')];
 
   async function stores(stuckMs = timeoutMs) {
-    const place = frozen.fresh();
-    const [stuck, other] = [await openImpatient(place, stuckMs), await openImpatient(healthy.fresh())];
+    const freshExport = frozen.fresh();
+    const [stuck, other] = [await openImpatient(freshExport, stuckMs), await openImpatient(healthy.fresh())];
     onTestFinished(async () => {
       frozen.server.thaw();
       await stuck.close();
       await other.close();
     });
-    return { stuck, other, place, folder: place.folder };
+    return { stuck, other, freshExport, folder: freshExport.folder };
   }
 
   test('frozen: every verb ends in time, and other stores answer meanwhile', async () => {
@@ -118,9 +118,9 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   test.each(['create', 'rename'] as const)(
     'frozen half-way through: %s waits for one answer, not for two',
     async (verb) => {
-      const { stuck, place, folder } = await stores();
+      const { stuck, freshExport, folder } = await stores();
       const volume = await stuck.create(spec('a'), scope);
-      const at = { ...place, options: { ...place.options, timeout: '2s' }, instance: 'other' };
+      const at = { ...freshExport, options: { ...freshExport.options, timeout: '2s' }, instance: 'other' };
       const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
         if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();

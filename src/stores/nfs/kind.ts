@@ -109,37 +109,38 @@ async function open(
   const store = config.name;
   const { clock, connect, held } = ways;
   const marks = context.marks ?? ways.marks;
-  const place = await openNfsPlace({ options, store, context, clock, connect, readOnly, marks, held }, scope);
+  const storeRoot = await openNfsPlace({ options, store, context, clock, connect, readOnly, marks, held }, scope);
   const { uid, gid, mode, pathTemplate } = options;
-  const quotas = createQuotas(place);
+  const quotas = createQuotas(storeRoot);
   const layout = createDirectoryLayout({
-    place,
+    storeRoot,
     clock,
-    make: (path) => place.files.mkdir(path, { mode, uid, gid }),
+    make: (path) => storeRoot.files.mkdir(path, { mode, uid, gid }),
     source: async (path, volume) => {
       const quota = readOnly ? undefined : await quotas.of(volume);
-      return sourceOf({ options, readOnly, place, quota }, path, await place.files.handle(path));
+      return sourceOf({ options, readOnly, storeRoot, quota }, path, await storeRoot.files.handle(path));
     },
     paths: pathTemplate,
     // The system's client knows nothing of them.
     quotas: options.client === 'host' ? undefined : quotas,
   });
-  const parts = createParts(place, layout, clock);
+  const parts = createParts(storeRoot, layout, clock);
   return {
     ...layoutTraits(parts),
     changedByOthers: readOnly ? {} : createMarks(parts),
     sources: ['nfs'],
-    ...(readOnly ? {} : { usable: createUsable(place, options) }),
+    ...(readOnly ? {} : { usable: createUsable(storeRoot, options) }),
     // Where everybody is one user, a mount shows whatever group is wanted.
-    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(place, options) }),
+    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(storeRoot, options) }),
     check: (at) => checked(ways, config, { options, store, readOnly }, at),
-    identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
+    identityBelow: async (path) =>
+      (await readIdentity(storeRoot.files, `${storeRoot.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
-      ping(place.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
+      ping(storeRoot.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
         Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, blamedOf(options, store))),
       ),
     ...createVerbs(parts, readOnly),
-    ...(readOnly ? {} : { uses: createUses(parts, place) }),
+    ...(readOnly ? {} : { uses: createUses(parts, storeRoot) }),
   };
 }
 
@@ -165,13 +166,13 @@ async function ping({ nfs, hungUp }: Session, within: Within, clock: Clock): Pro
 interface Way {
   readonly options: NfsOptions;
   readonly readOnly: boolean;
-  readonly place: NfsPlace;
+  readonly storeRoot: NfsPlace;
   readonly quota: NfsQuota | undefined;
 }
 
 /** What whoever mounts it needs to know. */
-function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: FileHandle): Source {
-  const { root, session } = place;
+function sourceOf({ options, readOnly, storeRoot, quota }: Way, at: string, handle: FileHandle): Source {
+  const { root, session } = storeRoot;
   const { addresses, port } = session;
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
   const { uid, gid } = identityOf(squash === 'none' ? { ...options, squash: 'all' } : options);

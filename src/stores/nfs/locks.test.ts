@@ -43,10 +43,10 @@ interface Host {
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('locks');
   let folder: string;
-  let place: ReturnType<typeof ganesha.fresh>;
+  let freshExport: ReturnType<typeof ganesha.fresh>;
   beforeEach(() => {
-    place = ganesha.fresh();
-    ({ folder } = place);
+    freshExport = ganesha.fresh();
+    ({ folder } = freshExport);
   });
 
   /** `marks` undefined: a process that cannot know whether the one before it is dead. */
@@ -55,7 +55,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     it.clock = impatient(systemClock(), () => it.waits++);
     const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
     it.store = await openNfs({
-      ...place,
+      ...freshExport,
       instance,
       kind: createNfsStoreKind(it.clock, connect),
       ...(marks === undefined ? {} : { marks }),

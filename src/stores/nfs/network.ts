@@ -80,9 +80,9 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   let looking: Disposable | undefined;
 
   /** Under nobody's signal: others may wait for it too. */
-  function start(place: string, namespace: string): Within {
+  function start(namespaceRef: string, namespace: string): Within {
     let isOver: () => boolean = () => false;
-    const started = enterNetwork(place)
+    const started = enterNetwork(namespaceRef)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
       .then((there) => {
         isOver = () => there.isOver;
@@ -103,15 +103,15 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   }
 
   /** Where it is now. Another one may have been made under the same name since; ours would still be in the old one. */
-  async function whereabouts(signal: AbortSignal): Promise<readonly [place: string, namespace: string]> {
-    const place = await find(network, signal);
-    const namespace = await namespaceAt(network, place);
+  async function whereabouts(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
+    const namespaceRef = await find(network, signal);
+    const namespace = await namespaceAt(network, namespaceRef);
     closing.signal.throwIfAborted();
     if (current !== undefined && current.namespace !== namespace) {
       current.abandon();
       end();
     }
-    return [place, namespace];
+    return [namespaceRef, namespace];
   }
 
   function lookLater(): void {
@@ -129,9 +129,9 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   return {
     reach: async (signal) => {
       signal.throwIfAborted();
-      const [place, namespace] = await whereabouts(signal);
+      const [namespaceRef, namespace] = await whereabouts(signal);
       if (current?.isOver() === true) end();
-      current ??= start(place, namespace);
+      current ??= start(namespaceRef, namespace);
       const { started, keep } = current;
       try {
         const { lookup, connect } = await unlessAborted(started, signal);
@@ -165,12 +165,12 @@ function createKept(): Pick<Within, 'keep' | 'abandon'> {
 }
 
 /** The kernel's own name for what is there now. */
-async function namespaceAt(network: string, place: string): Promise<string> {
+async function namespaceAt(network: string, namespaceRef: string): Promise<string> {
   try {
-    const { dev, ino } = await stat(namespacePath(place), { bigint: true });
+    const { dev, ino } = await stat(namespacePath(namespaceRef), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, place, cause);
+    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, namespaceRef, cause);
   }
 }
 
@@ -186,8 +186,8 @@ function notEntered(network: string, cause: NotEntered): StowageError {
   });
 }
 
-const missing = (network: string, place: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} is not there: no ${namespacePath(place)}`, {
+const missing = (network: string, namespaceRef: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} is not there: no ${namespacePath(namespaceRef)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:

@@ -20,10 +20,10 @@ const mostAttempts = 16;
 const pauseMs = 20;
 
 /** Use records: a file per volume and host, rewritten while there are users there. */
-export function createUses(parts: Parts, place: NfsPlace): Uses {
+export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
   const { during, clock } = parts;
-  const { files } = place;
-  const { folderOf, writerOf, writer, removeFolder } = place.uses;
+  const { files } = storeRoot;
+  const { folderOf, writerOf, writer, removeFolder } = storeRoot.uses;
 
   function recordOf(id: VolumeId, host: string): string {
     if (!isHostId(host)) throw badHost(host);
@@ -55,13 +55,13 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
     during(doing, [ref.name, ref.id], scope, async (held) => {
       const meta = await parts.findRenamed(ref, held);
       // A deletion may have got no further than the data: it is finished then.
-      if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, place.store);
+      if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, storeRoot.store);
       await usable(parts, meta);
       await work(held.limit);
     });
 
   async function record(id: VolumeId, path: string, text: string, limit: Limit, signal: AbortSignal): Promise<void> {
-    const fresh = place.scratch();
+    const fresh = storeRoot.scratch();
     await files.writeNew(fresh, text);
     try {
       await inFolder(id, signal, async () => {
@@ -85,7 +85,7 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
 
   /** As that host says; it may not have said it yet. */
   async function useBy(id: VolumeId, host: string): Promise<Use> {
-    const uses = await place.uses.list(id).catch((): readonly Use[] => []);
+    const uses = await storeRoot.uses.list(id).catch((): readonly Use[] => []);
     return uses.find((use) => use.host === host) ?? { host, node: host as NodeName, users: [] };
   }
 
@@ -111,7 +111,7 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
       // Held: another may become the writer at this moment, and its note must not be taken for this one.
       if (isWriter) await dropWriter(id, host, scope);
     },
-    list: (id, scope) => during(`looking who uses ${id}`, [], scope, () => place.uses.list(id)),
+    list: (id, scope) => during(`looking who uses ${id}`, [], scope, () => storeRoot.uses.list(id)),
     takeWriter: async (ref, host, scope) => {
       recordOf(ref.id, host);
       await beginning(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
@@ -129,7 +129,7 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
         } catch (cause) {
           if (!isErrno(cause, 'EEXIST')) throw cause;
           const holder = (await writer(id)) ?? 'HOST';
-          if (holder !== host) throw writtenElsewhere(place.store, ref.name, await useBy(id, holder));
+          if (holder !== host) throw writtenElsewhere(storeRoot.store, ref.name, await useBy(id, holder));
         }
       });
     },

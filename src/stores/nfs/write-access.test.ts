@@ -43,14 +43,14 @@ async function asked(
   const session = await createConnect(clock)(parsed, () => undefined, scope.signal);
   onTestFinished(() => session.close());
   const root = Buffer.from(await session.mount(scope.signal)).toString('base64');
-  const place = { session, failure: (cause: unknown) => cause } as unknown as NfsPlace;
+  const storeRoot = { session, failure: (cause: unknown) => cause } as unknown as NfsPlace;
   const source = {
     kind: 'nfs',
     hosts: [server.host],
     path: '/export',
     way: { root, uid: parsed.uid },
   } as unknown as Source;
-  return await createUsable(place, parsed)(source, scope).catch((thrown: unknown) => thrown);
+  return await createUsable(storeRoot, parsed)(source, scope).catch((thrown: unknown) => thrown);
 }
 
 test.runIf(asRoot)(

@@ -9,13 +9,13 @@ import type { NfsOptions } from './options.ts';
  * and root is nobody: on the server, or by the store's own options; or everybody is one user, who has no right to it. What
  * belongs to somebody else is for them, where callers are who they are.
  */
-export function createUsable(place: NfsPlace, options: NfsOptions): NonNullable<Store['usable']> {
+export function createUsable(storeRoot: NfsPlace, options: NfsOptions): NonNullable<Store['usable']> {
   const { squash, timeout } = options;
   return async (source, { signal }) => {
     if (source.kind !== 'nfs') return;
     const handle = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
     const within = { signal, deadlineMs: timeout };
-    const { nfs } = place.session;
+    const { nfs } = storeRoot.session;
     try {
       const [granted, { uid, mode }] = await Promise.all([
         // As root is to the server: with squash, that is the store's user.
@@ -27,7 +27,7 @@ export function createUsable(place: NfsPlace, options: NfsOptions): NonNullable<
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
-      throw await place.failure(cause, 'looking at who may write to the volume');
+      throw await storeRoot.failure(cause, 'looking at who may write to the volume');
     }
     throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
   };
