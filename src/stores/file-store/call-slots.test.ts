@@ -1,16 +1,16 @@
 import { describe, expect, test } from 'vitest';
-import { createPlaces } from './call-slots.ts';
+import { createSlots } from './call-slots.ts';
 
 const forever = new AbortController().signal;
 
 describe('places', () => {
   test('are given to as many as there are, then in the order of asking', async () => {
-    const places = createPlaces(2);
+    const places = createSlots(2);
     const order: number[] = [];
-    const first = await places.take(forever);
-    const second = await places.take(forever);
+    const first = await places.acquire(forever);
+    const second = await places.acquire(forever);
     const later = [3, 4].map((who) =>
-      places.take(forever).then((slot) => {
+      places.acquire(forever).then((slot) => {
         order.push(who);
         return slot;
       }),
@@ -27,33 +27,33 @@ describe('places', () => {
   });
 
   test('are not waited for longer than the signal lets one, and go to the next in line', async () => {
-    const places = createPlaces(1);
-    const held = await places.take(forever);
+    const places = createSlots(1);
+    const held = await places.acquire(forever);
     const impatient = new AbortController();
-    const given = places.take(impatient.signal);
-    const patient = places.take(forever);
+    const given = places.acquire(impatient.signal);
+    const patient = places.acquire(forever);
     impatient.abort(new Error('enough'));
     await expect(given).rejects.toThrow('enough');
-    await expect(places.take(impatient.signal)).rejects.toThrow('enough');
+    await expect(places.acquire(impatient.signal)).rejects.toThrow('enough');
     held[Symbol.dispose]();
     (await patient)[Symbol.dispose]();
     // Nothing was lost on the way.
-    (await places.take(forever))[Symbol.dispose]();
+    (await places.acquire(forever))[Symbol.dispose]();
   });
 });
 
 test('a place that is lent goes to the next in line, and its owner comes back before those who wait', async () => {
-  const places = createPlaces(1);
+  const places = createSlots(1);
   const order: string[] = [];
   const lending = Promise.withResolvers<void>();
   const owner = async (): Promise<void> => {
-    using _place = await places.take(forever);
-    await places.lend(() => lending.promise);
+    using _place = await places.acquire(forever);
+    await places.releaseDuring(() => lending.promise);
     order.push('owner');
   };
   const working = owner();
-  const borrower = await places.take(forever);
-  const third = places.take(forever).then((slot) => {
+  const borrower = await places.acquire(forever);
+  const third = places.acquire(forever).then((slot) => {
     order.push('third');
     return slot;
   });

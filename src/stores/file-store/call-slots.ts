@@ -3,19 +3,19 @@
  * short ones waiting. Whoever has a long place may wait for a volume's name and for a short place, never the other way
  * round: so nobody waits in a circle.
  */
-export interface InFlight {
-  readonly short: Places;
-  readonly long: Places;
+export interface CallSlots {
+  readonly short: Slots;
+  readonly long: Slots;
 }
 
-export interface Places {
+export interface Slots {
   /** First come, first served. Who waits no longer than its signal leaves the line. */
-  take(signal: AbortSignal): Promise<Disposable>;
+  acquire(signal: AbortSignal): Promise<Disposable>;
   /** For who has a place: others have it during `work`, in which many wait for one call. Comes back before all who wait. */
-  lend(work: () => Promise<void>): Promise<void>;
+  releaseDuring(work: () => Promise<void>): Promise<void>;
 }
 
-export function createPlaces(count: number): Places {
+export function createSlots(count: number): Slots {
   let free = count;
   const returning = new Set<() => void>();
   const line = new Set<() => void>();
@@ -48,11 +48,11 @@ export function createPlaces(count: number): Places {
   }
 
   return {
-    take: async (signal) => {
+    acquire: async (signal) => {
       await enter(line, signal);
       return slot;
     },
-    lend: async (work) => {
+    releaseDuring: async (work) => {
       leave();
       try {
         await work();

@@ -4,172 +4,173 @@ import type { Volume, VolumeName, VolumeRef } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { AdoptionFacet, Enforcement, Store } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
-import { isRefusal } from './files.ts';
-import { isMoving, type Meta, sameLabels, settled } from './meta.ts';
+import { isDefiniteFailure } from './files.ts';
+import { hasMoveIntent, type Meta, sameLabels, withoutMove } from './meta.ts';
 import { pruneParents } from './parent-folders.ts';
-import { usable } from './read-verbs.ts';
+import { usableDataPath } from './read-verbs.ts';
 import { takeName } from './take-name.ts';
-import type { HeldScope, Limit, Parts } from './verb-context.ts';
+import type { HeldScope, HoldLimit, VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 type Verbs = 'delete' | 'rename' | 'label' | 'expand';
 
-const called = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
+const describe = (verb: string, name: string): string => `${verb} volume ${quoted(name)}`;
 
-type Changing = (
+type RecordUpdate = (
   doing: string,
   ref: VolumeRef,
   scope: Scope,
   work: (meta: Meta, change: (to: Partial<Meta>) => Promise<Volume>) => Promise<Volume> | Volume,
 ) => Promise<Volume>;
 
-const createChanging =
-  (parts: Parts): Changing =>
+const createRecordUpdate =
+  (ctx: VerbContext): RecordUpdate =>
   (doing, ref, scope, work) => {
-    const { storeRoot, during, held, volume } = parts;
-    return during(doing, [ref.name, ref.id], scope, async (at) => {
-      const meta = await held(ref, at);
+    const { storeRoot, runVerb, findOrThrow, volume } = ctx;
+    return runVerb(doing, [ref.name, ref.id], scope, async (at) => {
+      const meta = await findOrThrow(ref, at);
       return work(meta, async (to) => {
-        const next = { ...settled(meta, meta.name), ...to, revision: meta.revision + 1 };
-        await storeRoot.replace(storeRoot.metaPath(meta.name), next, at.limit.check);
+        const next = { ...withoutMove(meta, meta.name), ...to, revision: meta.revision + 1 };
+        await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), next, at.limit.check);
         return volume(next);
       });
     });
   };
 
 /** Only recorded here: who mounts the volume keeps to it. */
-export function createEnforce(parts: Parts): Required<Pick<Enforcement, 'enforce'>> {
-  const changing = createChanging(parts);
+export function createEnforce(ctx: VerbContext): Required<Pick<Enforcement, 'enforce'>> {
+  const changing = createRecordUpdate(ctx);
   return {
     enforce: (ref, scope) =>
-      changing(called('enforcing the size of', ref.name), ref, scope, (meta, change) =>
-        meta.enforce ? parts.volume(meta) : change({ enforce: true }),
+      changing(describe('enforcing the size of', ref.name), ref, scope, (meta, change) =>
+        meta.enforce ? ctx.volume(meta) : change({ enforce: true }),
       ),
   };
 }
 
 /** Also in a full store: what was mounted before can be, too. The revision is of what users see, and stays. */
-export function createNoteUse(parts: Parts): Pick<Required<Store>, 'noteUse'> {
-  const { storeRoot, during, held } = parts;
+export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'noteUse'> {
+  const { storeRoot, runVerb, findOrThrow } = ctx;
   return {
     noteUse: (ref, scope) =>
-      during(called('noting the use of', ref.name), [ref.name, ref.id], scope, (at) =>
-        storeRoot.reserve.backing(async () => {
-          const { unused, ...used } = await held(ref, at);
+      runVerb(describe('noting the use of', ref.name), [ref.name, ref.id], scope, (at) =>
+        storeRoot.reserve.retryWithReserve(async () => {
+          const { unused, ...used } = await findOrThrow(ref, at);
           if (unused === true)
-            await storeRoot.replace(storeRoot.metaPath(used.name), settled(used, used.name), at.limit.check);
+            await storeRoot.replaceRecord(storeRoot.metaPath(used.name), withoutMove(used, used.name), at.limit.check);
         }),
       ),
   };
 }
 
-export function createVolumes(parts: Parts): Pick<FileStore, Verbs> {
-  const { storeRoot, layout, during, emptying, dataPath, volume } = parts;
+export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
+  const { storeRoot, layout, runVerb, runRemoval, dataPath, volume } = ctx;
   const { files } = storeRoot;
-  const changing = createChanging(parts);
+  const changing = createRecordUpdate(ctx);
 
   return {
     delete: (ref, scope, { onlyIfEmpty = false } = {}) =>
-      emptying(
-        called('deleting', ref.name),
+      runRemoval(
+        describe('deleting', ref.name),
         ref,
         scope,
         async (meta, { limit }) => {
           // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
-          if (isMoving(meta))
-            await storeRoot.replace(storeRoot.metaPath(meta.name), settled(meta, meta.name), limit.check);
+          if (hasMoveIntent(meta))
+            await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), withoutMove(meta, meta.name), limit.check);
           limit.check();
           if (onlyIfEmpty) {
             await layout.discardIfEmpty(dataPath(meta), meta);
-            await parts.forgetQuota(meta);
+            await ctx.removeQuota(meta);
           } else await layout.discard(dataPath(meta), meta.id);
           limit.check();
           await files.unlink(storeRoot.metaPath(meta.name));
           await storeRoot.sync();
-          storeRoot.others?.forget(meta.id, 'gone');
-          await pruneParents(parts, meta);
+          storeRoot.hostLocks?.forget(meta.id, 'gone');
+          await pruneParents(ctx, meta);
         },
         { keepsQuota: onlyIfEmpty },
       ),
     rename: (ref, to, scope) =>
-      during(called('renaming', ref.name), [ref.name, to, ref.id], scope, (at) => move(parts, ref, to, at)),
+      runVerb(describe('renaming', ref.name), [ref.name, to, ref.id], scope, (at) => renameVolume(ctx, ref, to, at)),
     label: (ref, labels, scope) =>
-      changing(called('labelling', ref.name), ref, scope, (meta, change) =>
+      changing(describe('labelling', ref.name), ref, scope, (meta, change) =>
         sameLabels(meta.labels, labels) ? volume(meta) : change({ labels }),
       ),
     expand: (ref, bytes, scope) =>
-      changing(called('expanding', ref.name), ref, scope, async (meta, change) => {
+      changing(describe('expanding', ref.name), ref, scope, async (meta, change) => {
         if (meta.bytes !== undefined && bytes < meta.bytes) throw shrinking(meta, bytes);
-        layout.refuse(bytes, meta.access);
+        layout.refuseUnsupported(bytes, meta.access);
         // Data first: a record that promises more than there is would be wrong, the other way round is only generous.
-        await layout.grow(await usable(parts, meta), meta, bytes, scope);
+        await layout.grow(await usableDataPath(ctx, meta), meta, bytes, scope);
         return meta.bytes === bytes ? volume(meta) : change({ bytes });
       }),
   };
 }
 
-export function createRelease(parts: Parts): Pick<AdoptionFacet, 'release' | 'claim'> {
-  const { storeRoot, emptying, volume } = parts;
-  const changing = createChanging(parts);
+export function createRelease(ctx: VerbContext): Pick<AdoptionFacet, 'release' | 'claim'> {
+  const { storeRoot, runRemoval, volume } = ctx;
+  const changing = createRecordUpdate(ctx);
 
   return {
     release: (ref, scope) =>
-      emptying(called('releasing', ref.name), ref, scope, async (meta, { limit }) => {
+      runRemoval(describe('releasing', ref.name), ref, scope, async (meta, { limit }) => {
         // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
         // before it was renamed, or an abandoned intent, must not.
-        await storeRoot.replace(storeRoot.metaPath(meta.name), settled(meta, meta.name), limit.check);
+        await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), withoutMove(meta, meta.name), limit.check);
         limit.check();
-        await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.own('retained', `${meta.id}.meta`));
+        await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.ownPath('retained', `${meta.id}.meta`));
         await storeRoot.sync();
       }),
     claim: (ref, instance, scope) =>
-      changing(called('claiming', ref.name), ref, scope, (meta, change) =>
+      changing(describe('claiming', ref.name), ref, scope, (meta, change) =>
         meta.instance === instance ? volume(meta) : change({ instance }),
       ),
   };
 }
 
-async function move(parts: Parts, ref: VolumeRef, to: VolumeName, scope: HeldScope): Promise<Volume> {
-  const { storeRoot, dataPath, volume } = parts;
-  const target = await parts.read(to);
+async function renameVolume(ctx: VerbContext, ref: VolumeRef, to: VolumeName, scope: HeldScope): Promise<Volume> {
+  const { storeRoot, dataPath, volume } = ctx;
+  const target = await ctx.read(to);
   if (target.state === 'ok' && target.meta.id === ref.id) return volume(target.meta);
-  const meta = await parts.held(ref, scope);
+  const meta = await ctx.findOrThrow(ref, scope);
   // `held` has just finished the move that an earlier call began.
   if (meta.name === to) return volume(meta);
-  await parts.refuseUsed(meta, 'renamed');
-  const moving: Meta = { ...settled(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
-  const taken = await takeName(parts, to, target, scope);
+  await ctx.refuseIfUsed(meta, 'renamed');
+  const moving: Meta = { ...withoutMove(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
+  const taken = await takeName(ctx, to, target, scope);
   try {
     const home = meta.path === undefined ? dataPath({ name: to }) : undefined;
     // A rename would silently replace an empty directory.
-    if (home !== undefined && (await storeRoot.files.look(home)) !== undefined)
+    if (home !== undefined && (await storeRoot.files.lstat(home)) !== undefined)
       throw dataUnrecorded(to, home, storeRoot.store);
-    await carry(parts, meta, moving, home, taken);
+    await moveData(ctx, meta, moving, home, taken);
   } catch (cause) {
-    await taken.giveBack(cause);
+    await taken.release(cause);
     throw cause;
   }
   taken.check();
   await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.metaPath(to));
   await storeRoot.sync();
-  return volume(settled(moving, to));
+  return volume(withoutMove(moving, to));
 }
 
 /** The intent, and then the data. `home` undefined: they stay where they are. */
-async function carry(
-  { storeRoot, dataPath }: Parts,
+async function moveData(
+  { storeRoot, dataPath }: VerbContext,
   meta: Meta,
   moving: Meta,
   home: string | undefined,
-  limit: Limit,
+  limit: HoldLimit,
 ): Promise<void> {
   const record = storeRoot.metaPath(meta.name);
   try {
-    await storeRoot.replace(record, moving, limit.check);
+    await storeRoot.replaceRecord(record, moving, limit.check);
     limit.check();
     if (home !== undefined) await storeRoot.files.rename(dataPath(meta), home);
   } catch (cause) {
-    if (storeRoot.others === undefined || isRefusal(cause)) await storeRoot.replace(record, meta, limit.check);
+    if (storeRoot.hostLocks === undefined || isDefiniteFailure(cause))
+      await storeRoot.replaceRecord(record, meta, limit.check);
     throw cause;
   }
 }

@@ -1,7 +1,7 @@
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 
-export function otherStore(root: string, store: string, why: string): StowageError {
+export function differentStore(root: string, store: string, why: string): StowageError {
   return new StowageError(`${root} is not the store it was: ${why}`, {
     code: 'unavailable',
     reason: 'store-identity',
@@ -42,7 +42,7 @@ export function dataUnusable(name: string, path: string, found: string): Stowage
 }
 
 /** Another host has taken the name, and has not said yet what for. */
-export function beingMade(name: string, store: string): StowageError {
+export function beingCreated(name: string, store: string): StowageError {
   return new StowageError(`another Stowage is making a volume ${quoted(name)} in store ${store} at this moment`, {
     code: 'busy',
     reason: 'volume-being-made',

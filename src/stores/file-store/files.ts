@@ -4,10 +4,10 @@ import { StowageError } from '#core/errors.ts';
 
 export type FileType = 'directory' | 'file' | 'link' | 'other';
 
-export interface Look {
+export interface FileInfo {
   readonly type: FileType;
   /** When it was made, in ms, or the best that is known of it. */
-  readonly madeAt: number;
+  readonly createdAt: number;
   /** When its name or attributes last changed, by the clock of whoever keeps it. */
   readonly changedAt: number;
 }
@@ -22,7 +22,7 @@ export interface Entry {
 }
 
 /** What could not be removed. */
-export interface Left {
+export interface Unremovable {
   readonly name: string;
   readonly why: string;
 }
@@ -39,7 +39,7 @@ export interface Scanned {
  */
 export interface Files {
   /** Undefined: it is not there. */
-  look(path: string): Promise<Look | undefined>;
+  lstat(path: string): Promise<FileInfo | undefined>;
   names(folder: string): Promise<readonly string[]>;
   list(folder: string): Promise<readonly Entry[]>;
   /** Throws UnfitFile for what is no plain file, or a longer one. */
@@ -61,7 +61,7 @@ export interface Files {
   /** With all that is in it. Absent is success. Only for what nobody else can change. */
   removeAll(path: string): Promise<void>;
   /** Removes what lies in a folder that is ours, while others may still be changing the trees inside it. */
-  empty(folder: string, scope: Scope): Promise<readonly Left[]>;
+  emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]>;
   /** What a tree occupies, as du counts it, while its users may be changing it. */
   scan(top: string, signal: AbortSignal): Promise<Scanned>;
   /** Makes every change of that folder so far durable. */
@@ -69,8 +69,9 @@ export interface Files {
 }
 
 /** There, but nothing that can be read as a record. Its message completes "… cannot be read: ". */
-export class UnfitFile extends Error {}
+export class UnsuitableFile extends Error {}
 
 /** Somebody said no. Anything else is no answer: what was asked for may happen yet. */
-export const isRefusal = (thrown: unknown): boolean => errnoOf(thrown) !== undefined || thrown instanceof StowageError;
+export const isDefiniteFailure = (thrown: unknown): boolean =>
+  errnoOf(thrown) !== undefined || thrown instanceof StowageError;
 export const isFull = (thrown: unknown): boolean => isErrno(thrown, 'ENOSPC', 'EDQUOT');

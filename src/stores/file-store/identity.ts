@@ -2,10 +2,10 @@ import { randomUUID } from 'node:crypto';
 import { dirname } from 'node:path';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import { otherStore } from './errors.ts';
+import { differentStore } from './errors.ts';
 import type { Files } from './files.ts';
 import type { LayoutKind } from './layout.ts';
-import { formatVersion, isObject, tooNew } from './meta.ts';
+import { formatVersion, isObject, newerFormat } from './meta.ts';
 
 /** What `.stowage/store.json` says. */
 export interface Identity {
@@ -24,7 +24,7 @@ export async function readIdentity(files: Files, path: string): Promise<Identity
     throw damaged(path, cause);
   }
   if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
-  if (json['version'] > formatVersion) throw tooNew(path, json['version']);
+  if (json['version'] > formatVersion) throw newerFormat(path, json['version']);
   const uuid = json['store'];
   return { layout: json['layout'], uuid: typeof uuid === 'string' && uuid !== '' ? uuid : undefined };
 }
@@ -60,8 +60,9 @@ export async function refuseOtherStore(
   expected: string | undefined,
 ): Promise<void> {
   if (expected === undefined || recorded?.uuid === expected) return;
-  if (recorded === undefined) throw otherStore(root, store, await whatIsThere(files, root));
-  if (recorded.uuid !== undefined) throw otherStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
+  if (recorded === undefined) throw differentStore(root, store, await whatIsThere(files, root));
+  if (recorded.uuid !== undefined)
+    throw differentStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
 }
 
 async function whatIsThere(files: Files, root: string): Promise<string> {

@@ -21,8 +21,8 @@ beforeEach(async () => {
 const data = (): string => join(root, 'a');
 
 function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
-  const own = (...parts: readonly string[]): string => join(root, ...parts);
-  const storeRoot = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as StoreRoot;
+  const ownPath = (...parts: readonly string[]): string => join(root, ...parts);
+  const storeRoot = { files: { ...localFiles, ...files }, ownPath, store: 'test' } as unknown as StoreRoot;
   const make = async (): Promise<void> => undefined;
   const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
   const layout = createDirectoryLayout({ storeRoot, clock: systemClock(), make, source });

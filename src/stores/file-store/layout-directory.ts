@@ -38,27 +38,27 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
     canEnforce: quotas !== undefined,
     opaque: false,
     ...(paths === undefined ? {} : { paths }),
-    refuse: (bytes, access) => {
+    refuseUnsupported: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
       if (access === 'block') throw noBlock(storeRoot);
     },
     make: (_want, path) => make(path),
     discard: (path, id) => discard(storeRoot, path, id),
     discardIfEmpty: (path, { name }) => discardIfEmpty(storeRoot, path, name),
-    wrongWith: ({ type }) =>
+    unsuitableBecause: ({ type }) =>
       type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
     grow: async (_path, { id, enforce }, bytes) => {
       if (enforce) await quotas?.raise(id, bytes);
     },
     source: async (path, volume) => source(path, volume),
-    ...(quotas === undefined ? {} : { forget: quotas.forget }),
+    ...(quotas === undefined ? {} : { removeQuota: quotas.forget }),
     usage: async (path, _meta, scope) => {
-      if ((await files.look(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
+      if ((await files.lstat(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
       const scanned = await files.scan(path, scope.signal);
       return { ...scanned, empty: scanned.complete && scanned.files === 0n, measuredAt: clock.now() };
     },
     isStore: (path) => isStore(files, path),
-    appraise: async (path) => ({
+    inspectData: async (path) => ({
       ...((await isStore(files, path)) ? { reason: 'it is a store itself: it contains .stowage' } : {}),
       access: 'filesystem',
     }),
@@ -67,7 +67,7 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
 
 async function isStore(files: Files, path: string): Promise<boolean> {
   try {
-    return (await files.look(`${path}/.stowage`)) !== undefined;
+    return (await files.lstat(`${path}/.stowage`)) !== undefined;
   } catch (cause) {
     // What this user may not look into is no store of theirs; what was replaced by a file is none at all.
     if (isErrno(cause, 'EACCES', 'ENOTDIR')) return false;
@@ -92,7 +92,7 @@ function noBlock(storeRoot: StoreRoot): StowageError {
 }
 
 /** An empty volume is gone in one call; a full one is moved where `reclaim` finds it. A planted link moves as itself. */
-async function discard({ files, own }: StoreRoot, path: string, id: string): Promise<void> {
+async function discard({ files, ownPath }: StoreRoot, path: string, id: string): Promise<void> {
   try {
     return await files.rmdir(path);
   } catch (cause) {
@@ -101,17 +101,17 @@ async function discard({ files, own }: StoreRoot, path: string, id: string): Pro
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EIO')) throw cause;
   }
   try {
-    await files.rename(path, own('deleting', id));
+    await files.rename(path, ownPath('deleting', id));
   } catch (cause) {
     // The remains of an interrupted deletion of the same volume are still there.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EIO')) throw cause;
-    await files.rename(path, own('deleting', `${id}.${randomBytes(6).toString('hex')}`));
+    await files.rename(path, ownPath('deleting', `${id}.${randomBytes(6).toString('hex')}`));
   }
 }
 
 /** Never renames: only rmdir fails when somebody has written something since the volume was looked through. */
 async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: VolumeName): Promise<void> {
-  const found = await files.look(path);
+  const found = await files.lstat(path);
   if (found === undefined) return;
   // Checked first, as some NFS servers remove files by RMDIR too.
   if (found.type !== 'directory') throw dataUnusable(name, path, 'is not a directory');

@@ -1,6 +1,6 @@
 import type { Scope } from '#base/log.ts';
 import type { Access, Labels, Source, Usage, Volume, VolumeId, VolumeName, VolumeSpec } from '#core/model.ts';
-import type { Look } from './files.ts';
+import type { FileInfo } from './files.ts';
 import type { Meta } from './meta.ts';
 
 export type LayoutKind = 'directory' | 'image';
@@ -21,7 +21,7 @@ export interface Layout {
   /** Present where volumes have file systems of their own: which one a new volume of that size gets. */
   filesystemFor?(bytes: bigint): string;
   /** Throws when a volume of that size and access cannot be made here. */
-  refuse(bytes: bigint | undefined, access: Access): void;
+  refuseUnsupported(bytes: bigint | undefined, access: Access): void;
   /** Where data go, below the root. Undefined: beside the record, under the volume's name. */
   readonly paths?: DataPaths;
   /** Makes complete data appear at `path` in one step, where nothing was. */
@@ -34,16 +34,16 @@ export interface Layout {
    */
   discardIfEmpty(path: string, meta: Meta): Promise<void>;
   /** Completes "it …" when what lies there cannot be a volume's data. */
-  wrongWith(found: Look): string | undefined;
+  unsuitableBecause(found: FileInfo): string | undefined;
   grow(path: string, meta: Meta, bytes: bigint, scope: Scope): Promise<void>;
   source(path: string, volume: Pick<Volume, 'id' | 'bytes' | 'enforce' | 'access'>): Promise<Source>;
   /** Removes what is kept of a volume beside its data, and can be made again: before they go. Absent is success. */
-  forget?(id: VolumeId): Promise<void>;
+  removeQuota?(id: VolumeId): Promise<void>;
   usage(path: string, meta: Pick<Meta, 'unused'>, scope: Scope): Promise<Usage>;
   /** The data are a store themselves: its volumes must not become the content of one. */
   isStore(path: string): Promise<boolean>;
   /** Looks inside data that nobody recorded. */
-  appraise(path: string): Promise<Appraisal>;
+  inspectData(path: string): Promise<DataInspection>;
 }
 
 /** Where the data of volumes go, by a rule that the administrator gave. */
@@ -56,7 +56,7 @@ export interface DataPaths {
   volumeAt(path: string): { readonly name: VolumeName; readonly labels: Labels } | undefined;
 }
 
-export interface Appraisal {
+export interface DataInspection {
   /** Why it cannot be a volume. */
   readonly reason?: string;
   readonly bytes?: bigint;

@@ -2,7 +2,7 @@ import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
-import { type Files, UnfitFile } from './files.ts';
+import { type Files, UnsuitableFile } from './files.ts';
 import { type Expiry, parseExpiry } from './trash-expiry.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
@@ -59,7 +59,7 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
     if (code === 'ELOOP') return unreadable(path, 'it is a symbolic link', cause);
     // A socket, or a device without a driver, cannot even be opened.
     if (code === 'ENXIO' || code === 'ENODEV') return unreadable(path, 'it is not a plain file', cause);
-    if (cause instanceof UnfitFile) return unreadable(path, cause.message, cause);
+    if (cause instanceof UnsuitableFile) return unreadable(path, cause.message, cause);
     throw cause;
   }
   let json: unknown;
@@ -74,11 +74,12 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
 }
 
 /** How `encodeMeta` begins: nobody else's file does. */
-const heads = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
+const recordPrefixes = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
 
 /** A proper beginning of what `encodeMeta` writes: one line, and an object that is never closed. */
 function isCutOff(text: string): boolean {
-  if (!heads.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text)) return false;
+  if (!recordPrefixes.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text))
+    return false;
   const unquoted = text.replaceAll(/"(?:[^"\\]|\\.)*(?:"|\\?$)/gs, '');
   let depth = 0;
   return [...unquoted].every((char) => {
@@ -101,7 +102,7 @@ function unreadable(
   return { state: 'unreadable', error };
 }
 
-export function tooNew(path: string, version: number): StowageError {
+export function newerFormat(path: string, version: number): StowageError {
   return new StowageError(`${path} has format version ${version}; this Stowage knows versions up to ${formatVersion}`, {
     code: 'unsupported',
     reason: 'format-newer',
@@ -149,7 +150,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
 function parse(path: string, json: unknown, instance: string): MetaRead {
   if (!isObject(json) || !isCount(json['version'])) return unreadable(path, 'it has no format version');
   const version = Number(json['version']);
-  if (version > formatVersion) return { state: 'unreadable', error: tooNew(path, version) };
+  if (version > formatVersion) return { state: 'unreadable', error: newerFormat(path, version) };
   const record: Readonly<Record<string, unknown>> =
     version === 0 ? { access: 'filesystem', revision: 1, instance, ...json } : json;
   const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
@@ -187,20 +188,21 @@ export async function readNamedMeta(files: Files, path: string, name: VolumeName
   if (read.state !== 'ok' || (read.meta.name === name && read.meta.movingTo !== name)) return read;
   if (read.meta.movingTo !== name) return unreadable(path, `it records volume ${quoted(read.meta.name)}`);
   // The move is done; a restore keeps `deletedAt` until here, so that a crash before leaves a complete trash entry.
-  return { state: 'ok', meta: settled(read.meta, name) };
+  return { state: 'ok', meta: withoutMove(read.meta, name) };
 }
 
 /** Has traces of a move: under way, given up or done. */
-export const isMoving = ({ movingTo, deletedAt }: Meta): boolean => movingTo !== undefined || deletedAt !== undefined;
+export const hasMoveIntent = ({ movingTo, deletedAt }: Meta): boolean =>
+  movingTo !== undefined || deletedAt !== undefined;
 
 /** Without them. */
-export function settled(meta: Meta, name: VolumeName): Meta {
+export function withoutMove(meta: Meta, name: VolumeName): Meta {
   const { movingTo: _movingTo, deletedAt: _deletedAt, expiry: _expiry, ...rest } = meta;
   return { ...rest, name };
 }
 
 export function volumeOf(meta: Meta, store: StoreName): Volume {
-  const { path: _path, unused: _unused, ...volume } = settled(meta, meta.name);
+  const { path: _path, unused: _unused, ...volume } = withoutMove(meta, meta.name);
   return { ...volume, store };
 }
 

@@ -2,24 +2,24 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { Labels, VolumeName } from '#core/model.ts';
 import { recordedNames } from './read-verbs.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const readsAtOnce = 16;
 
 /** A directory where the store's rule for paths would have put a volume. */
-export interface Nested {
+export interface NestedData {
   readonly path: string;
   readonly name: VolumeName;
   readonly labels: Labels;
 }
 
 /** Data that somebody else laid out in folders: looked for as deep as the store's own volumes lie, and no deeper. */
-export async function findNested(parts: Parts, scope: Scope): Promise<readonly Nested[]> {
-  const { storeRoot } = parts;
-  const { paths } = parts.layout;
+export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<readonly NestedData[]> {
+  const { storeRoot } = ctx;
+  const { paths } = ctx.layout;
   if (paths === undefined || paths.depth < 2) return [];
-  const taken = await recordedPaths(parts, scope);
-  const found: Nested[] = [];
+  const taken = await recordedPaths(ctx, scope);
+  const found: NestedData[] = [];
 
   async function look(path: string, left: number): Promise<void> {
     scope.signal.throwIfAborted();
@@ -41,22 +41,22 @@ export async function findNested(parts: Parts, scope: Scope): Promise<readonly N
 }
 
 /** Where the data of volumes are, as their records say. */
-export async function recordedPaths(parts: Parts, scope: Scope): Promise<ReadonlySet<string>> {
+export async function recordedPaths(ctx: VerbContext, scope: Scope): Promise<ReadonlySet<string>> {
   const found = new Set<string>();
-  await eachBounded(
-    recordedNames(await parts.storeRoot.files.names(parts.storeRoot.root)),
-    readsAtOnce,
-    async (name) => {
-      scope.signal.throwIfAborted();
-      const read = await parts.read(name);
-      found.add(parts.dataPath(read.state === 'ok' ? read.meta : { name }));
-    },
-  );
+  await eachBounded(recordedNames(await ctx.storeRoot.files.names(ctx.storeRoot.root)), readsAtOnce, async (name) => {
+    scope.signal.throwIfAborted();
+    const read = await ctx.read(name);
+    found.add(ctx.dataPath(read.state === 'ok' ? read.meta : { name }));
+  });
   return found;
 }
 
 /** The one of that name, where there is nothing of the name right in the root. */
-export async function nestedAs(parts: Parts, name: VolumeName, scope: Scope): Promise<Nested | undefined> {
-  if ((await parts.storeRoot.files.look(parts.dataPath({ name }))) !== undefined) return undefined;
-  return (await findNested(parts, scope)).find((one) => one.name === name);
+export async function findNestedByName(
+  ctx: VerbContext,
+  name: VolumeName,
+  scope: Scope,
+): Promise<NestedData | undefined> {
+  if ((await ctx.storeRoot.files.lstat(ctx.dataPath({ name }))) !== undefined) return undefined;
+  return (await findNestedData(ctx, scope)).find((one) => one.name === name);
 }

@@ -24,8 +24,8 @@ function observed(on: FakeClock = clock, more: Partial<StoreRoot> = {}, instance
   const storeRoot = {
     files: localFiles,
     context: { instance } as StoreRoot['context'],
-    own: (...parts: readonly string[]) => join(folder, ...parts),
-    scratch: () => join(folder, `scratch-${++scratches}`),
+    ownPath: (...parts: readonly string[]) => join(folder, ...parts),
+    scratchPath: () => join(folder, `scratch-${++scratches}`),
     ...more,
   };
   return createObservedTime(storeRoot as StoreRoot, on);

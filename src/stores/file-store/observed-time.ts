@@ -2,7 +2,7 @@ import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import { isErrno } from '#base/errno.ts';
-import { isFull, UnfitFile } from './files.ts';
+import { isFull, UnsuitableFile } from './files.ts';
 import type { StoreRoot } from './store-root.ts';
 
 /**
@@ -21,7 +21,7 @@ export interface ObservedTime {
   save(): Promise<number>;
 }
 
-interface Known {
+interface LastCount {
   /** Of the file as it was last seen or written: another one after every write. Undefined: there is no file. */
   readonly mark: string | undefined;
   readonly value: number;
@@ -43,24 +43,24 @@ const longestStepMs = 5 * 60_000;
 export function createObservedTime(storeRoot: StoreRoot, clock: Clock): ObservedTime {
   const { files, context } = storeRoot;
   const name = createHash('sha256').update(context.instance).digest('hex').slice(0, 24);
-  const path = storeRoot.own('observed', name);
-  let known: Known | undefined;
+  const path = storeRoot.ownPath('observed', name);
+  let known: LastCount | undefined;
   let isSaving = false;
   let unsaved: unknown;
 
-  async function stored(): Promise<Pick<Known, 'mark' | 'value'>> {
+  async function stored(): Promise<Pick<LastCount, 'mark' | 'value'>> {
     try {
       return parse((await files.read(path, limit)).toString('utf8')) ?? nothing;
     } catch (cause) {
-      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnfitFile) return nothing;
+      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnsuitableFile) return nothing;
       throw cause;
     }
   }
 
-  async function write({ value }: Known): Promise<string> {
+  async function write({ value }: LastCount): Promise<string> {
     const mark = randomBytes(8).toString('hex');
-    const fresh = storeRoot.scratch();
-    await files.makeFolder(storeRoot.own('observed'));
+    const fresh = storeRoot.scratchPath();
+    await files.makeFolder(storeRoot.ownPath('observed'));
     await files.writeNew(
       fresh,
       `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,
@@ -70,7 +70,7 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
   }
 
   /** Time counts only while the file says what this process last knew: otherwise another process counted it already. */
-  async function count(): Promise<Known> {
+  async function count(): Promise<LastCount> {
     const found = await stored();
     const at = clock.elapsed();
     if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, at };
@@ -109,7 +109,7 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
 
 const nothing = { mark: undefined, value: 0 };
 
-function parse(text: string): Pick<Known, 'mark' | 'value'> | undefined {
+function parse(text: string): Pick<LastCount, 'mark' | 'value'> | undefined {
   try {
     const json = JSON.parse(text) as Readonly<Record<string, unknown>> | null;
     const { elapsed, mark } = json ?? {};

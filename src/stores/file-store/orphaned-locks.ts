@@ -2,26 +2,26 @@ import { eachBounded } from '#base/each-bounded.ts';
 import type { Scope } from '#base/log.ts';
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
-import { unlessBusy } from './finish-interrupted.ts';
+import { ignoreBusy } from './finish-interrupted.ts';
 import { recordedNames } from './read-verbs.ts';
 import { trashedId } from './trash-names.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const readsAtOnce = 16;
 /** For each of them all records are read once more. */
-const mostRemoved = 16;
+const maxRemoved = 16;
 
 /**
  * Removes lock files of volumes that no longer exist. A late host re-created them, or a host died before it removed them. Only the
  * records show which ones, so we read the records when there are more lock files than volumes.
  */
-export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void> {
-  const { storeRoot } = parts;
-  const { files, others } = storeRoot;
-  if (others === undefined) return;
-  const locks = (await files.names(storeRoot.own('locks'))).filter(isVolumeId);
-  const trashed = new Set((await files.names(storeRoot.own('trash'))).map(trashedId));
-  const retained = new Set(await files.names(storeRoot.own('retained')));
+export async function removeOrphanedLocks(ctx: VerbContext, scope: Scope): Promise<void> {
+  const { storeRoot } = ctx;
+  const { files, hostLocks } = storeRoot;
+  if (hostLocks === undefined) return;
+  const locks = (await files.names(storeRoot.ownPath('locks'))).filter(isVolumeId);
+  const trashed = new Set((await files.names(storeRoot.ownPath('trash'))).map(trashedId));
+  const retained = new Set(await files.names(storeRoot.ownPath('retained')));
   const candidates = locks.filter((id) => !trashed.has(id) && !retained.has(`${id}.meta`));
   const names = recordedNames(await files.names(storeRoot.root));
   if (candidates.length <= names.length) return;
@@ -29,20 +29,20 @@ export async function removeGoneLocks(parts: Parts, scope: Scope): Promise<void>
   let unreadable = 0;
   await eachBounded(names, readsAtOnce, async (name) => {
     scope.signal.throwIfAborted();
-    const read = await parts.read(name);
+    const read = await ctx.read(name);
     if (read.state === 'ok') known.add(read.meta.id);
     if (read.state === 'unreadable') unreadable++;
   });
   if (unreadable > 0) return;
-  for (const id of candidates.filter((each) => !known.has(each)).slice(0, mostRemoved))
-    await unlessBusy(removeLock(parts, id, scope));
+  for (const id of candidates.filter((each) => !known.has(each)).slice(0, maxRemoved))
+    await ignoreBusy(removeLock(ctx, id, scope));
 }
 
-async function removeLock(parts: Parts, id: VolumeId, scope: Scope): Promise<void> {
-  const { others } = parts.storeRoot;
-  if (others === undefined || (await others.holderOf(id)) !== 'nobody') return;
-  await parts.alone(id, scope, async (held) => {
+async function removeLock(ctx: VerbContext, id: VolumeId, scope: Scope): Promise<void> {
+  const { hostLocks } = ctx.storeRoot;
+  if (hostLocks === undefined || (await hostLocks.holderOf(id)) !== 'nobody') return;
+  await ctx.withVolumeLock(id, scope, async (held) => {
     // Its record may have moved while the others were read.
-    if (await parts.isGone(id, held)) others.forget(id, 'gone');
+    if (await ctx.hasNoRecord(id, held)) hostLocks.forget(id, 'gone');
   });
 }

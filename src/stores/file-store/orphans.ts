@@ -6,21 +6,21 @@ import type { Housekeeping } from '#core/ports.ts';
 import { findAdoptable, holdsVolumes } from './adopt.ts';
 import { leftovers } from './leftovers.ts';
 import { inspect } from './read-verbs.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 const readsAtOnce = 16;
 
-export function createOrphans(parts: Parts): Housekeeping['orphans'] {
-  const { storeRoot, during } = parts;
+export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
+  const { storeRoot, runVerb } = ctx;
   const store = storeRoot.store;
 
   async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
-    const read = await parts.read(name);
+    const read = await ctx.read(name);
     // Gone since the listing.
     if (read.state === 'absent') return undefined;
     if (read.state !== 'ok')
       return { store, kind: 'unreadable-record', name, detail: read.error.message, action: read.error.action };
-    const { volume, condition, detail } = await inspect(parts, read.meta);
+    const { volume, condition, detail } = await inspect(ctx, read.meta);
     if (condition === 'missing') {
       return {
         store,
@@ -31,7 +31,7 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
       };
     }
     // On a shared store other hosts' volumes are as good as our own.
-    if (volume.instance === storeRoot.context.instance || storeRoot.others !== undefined) return undefined;
+    if (volume.instance === storeRoot.context.instance || storeRoot.hostLocks !== undefined) return undefined;
     return {
       store,
       kind: 'unknown-volume',
@@ -49,24 +49,24 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
       scope.signal.throwIfAborted();
       // Held, so that a volume being made at this moment is not taken for one without data.
       const orphan = isVolumeName(name)
-        ? await during(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
+        ? await runVerb(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
         : badlyNamed(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
-    for (const { name, reason } of await findAdoptable(parts, scope)) {
+    for (const { name, reason } of await findAdoptable(ctx, scope)) {
       // Every ext4 has the first: nobody left it there. The second are our own.
       if (name === 'lost+found' || reason === holdsVolumes) continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }
-    for (const name of await leftovers(storeRoot)) found.push(leftover(store, storeRoot.own('tmp', name)));
-    for (const left of parts.undeletable) {
-      const path = storeRoot.own('deleting', left.name);
-      if ((await storeRoot.files.look(path)) !== undefined) found.push(undeletable(store, path, left.why));
+    for (const name of await leftovers(storeRoot)) found.push(leftover(store, storeRoot.ownPath('tmp', name)));
+    for (const left of ctx.undeletable) {
+      const path = storeRoot.ownPath('deleting', left.name);
+      if ((await storeRoot.files.lstat(path)) !== undefined) found.push(undeletable(store, path, left.why));
     }
     return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   }
 
-  return (scope) => during('looking for orphans', [], scope, () => find(scope), 'long');
+  return (scope) => runVerb('looking for orphans', [], scope, () => find(scope), 'long');
 }
 
 function badlyNamed(store: Orphan['store'], name: string): Orphan {

@@ -3,7 +3,7 @@ import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Meta } from './meta.ts';
 import { recordedPaths } from './nested-data.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 
 /** Tells a folder that holds volumes from a volume. No volume can have this name. */
 const marker = '.stowage-folder';
@@ -11,21 +11,21 @@ const folderMode = 0o755;
 const markerText = 'Stowage keeps volumes in this folder.\n';
 
 /** The folders a volume's data lie in, the uppermost first. */
-function parentsOf({ storeRoot }: Parts, { path }: Pick<Meta, 'path'>): string[] {
+function parentsOf({ storeRoot }: VerbContext, { path }: Pick<Meta, 'path'>): string[] {
   const names = path?.split('/').slice(0, -1) ?? [];
   return names.map((_, i) => `${storeRoot.root}/${names.slice(0, i + 1).join('/')}`);
 }
 
 /** Never inside what is, or may be, another volume's data. */
-export async function makeParents(parts: Parts, meta: Meta, scope: Scope): Promise<void> {
-  for (const folder of parentsOf(parts, meta)) {
-    if (await isFolder(parts, folder)) continue;
-    if (!(await isNew(parts, folder)) && !(await isLeftUnmarked(parts, folder, scope))) throw occupied(folder);
-    await mark(parts, folder);
+export async function makeParents(ctx: VerbContext, meta: Meta, scope: Scope): Promise<void> {
+  for (const folder of parentsOf(ctx, meta)) {
+    if (await isParentFolder(ctx, folder)) continue;
+    if (!(await tryCreateFolder(ctx, folder)) && !(await isLeftUnmarked(ctx, folder, scope))) throw occupied(folder);
+    await mark(ctx, folder);
   }
 }
 
-async function isNew({ storeRoot }: Parts, folder: string): Promise<boolean> {
+async function tryCreateFolder({ storeRoot }: VerbContext, folder: string): Promise<boolean> {
   try {
     await storeRoot.files.newFolder(folder, folderMode);
     return true;
@@ -36,27 +36,27 @@ async function isNew({ storeRoot }: Parts, folder: string): Promise<boolean> {
 }
 
 /** A crash came between making and marking it, or another host is about to: it is empty, and no volume's data. */
-async function isLeftUnmarked(parts: Parts, folder: string, scope: Scope): Promise<boolean> {
-  if ((await parts.storeRoot.files.look(folder))?.type !== 'directory') return false;
-  const names = await parts.storeRoot.files.names(folder);
-  return names.every((name) => name === marker) && !(await recordedPaths(parts, scope)).has(folder);
+async function isLeftUnmarked(ctx: VerbContext, folder: string, scope: Scope): Promise<boolean> {
+  if ((await ctx.storeRoot.files.lstat(folder))?.type !== 'directory') return false;
+  const names = await ctx.storeRoot.files.names(folder);
+  return names.every((name) => name === marker) && !(await recordedPaths(ctx, scope)).has(folder);
 }
 
 /** Of data that are taken in where they are: their folders hold volumes from now on. */
-export async function markParents(parts: Parts, meta: Meta): Promise<void> {
-  for (const folder of parentsOf(parts, meta)) if (!(await isFolder(parts, folder))) await mark(parts, folder);
+export async function markParents(ctx: VerbContext, meta: Meta): Promise<void> {
+  for (const folder of parentsOf(ctx, meta)) if (!(await isParentFolder(ctx, folder))) await mark(ctx, folder);
 }
 
-async function mark({ storeRoot }: Parts, folder: string): Promise<void> {
+async function mark({ storeRoot }: VerbContext, folder: string): Promise<void> {
   await storeRoot.files.writeNew(`${folder}/${marker}`, markerText).catch((cause: unknown) => {
     if (!isErrno(cause, 'EEXIST')) throw cause;
   });
 }
 
 /** A folder that Stowage made to hold volumes. */
-export async function isFolder({ storeRoot }: Parts, folder: string): Promise<boolean> {
+export async function isParentFolder({ storeRoot }: VerbContext, folder: string): Promise<boolean> {
   try {
-    return (await storeRoot.files.look(`${folder}/${marker}`)) !== undefined;
+    return (await storeRoot.files.lstat(`${folder}/${marker}`)) !== undefined;
   } catch (cause) {
     if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'EACCES')) return false;
     throw cause;
@@ -64,9 +64,9 @@ export async function isFolder({ storeRoot }: Parts, folder: string): Promise<bo
 }
 
 /** Folders that the volume was the last in go with it. */
-export async function pruneParents(parts: Parts, meta: Meta): Promise<void> {
-  const { files } = parts.storeRoot;
-  for (const folder of parentsOf(parts, meta).reverse()) {
+export async function pruneParents(ctx: VerbContext, meta: Meta): Promise<void> {
+  const { files } = ctx.storeRoot;
+  for (const folder of parentsOf(ctx, meta).reverse()) {
     try {
       if ((await files.names(folder)).some((name) => name !== marker)) return;
       await files.unlink(`${folder}/${marker}`);

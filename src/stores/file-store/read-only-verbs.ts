@@ -5,10 +5,10 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import { notFound } from './errors.ts';
-import { isFolder } from './parent-folders.ts';
-import { recordedNames, unobvious } from './read-verbs.ts';
+import { isParentFolder } from './parent-folders.ts';
+import { pathIfUnusual, recordedNames } from './read-verbs.ts';
 import type { StoreRoot } from './store-root.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 const looksAtOnce = 16;
@@ -25,21 +25,22 @@ interface Found {
 }
 
 /** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
-export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
-  const { storeRoot, layout, during, dataPath, volume } = parts;
+export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
+  const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   const { files } = storeRoot;
 
   async function look(name: VolumeName): Promise<Found | undefined> {
-    const read = await parts.read(name).catch(() => undefined);
+    const read = await ctx.read(name).catch(() => undefined);
     const recorded = read?.state === 'ok' ? read.meta : undefined;
     const path = dataPath(recorded ?? { name });
-    const there = await files.look(path);
-    if (there === undefined || layout.wrongWith(there) !== undefined || (await holdsOthers(path))) return undefined;
+    const there = await files.lstat(path);
+    if (there === undefined || layout.unsuitableBecause(there) !== undefined || (await holdsOthers(path)))
+      return undefined;
     if (recorded !== undefined) return { path, volume: volume(recorded) };
-    const { bytes, access } = await layout.appraise(path);
-    const id = derivedId(storeRoot.base, name);
+    const { bytes, access } = await layout.inspectData(path);
+    const id = derivedId(storeRoot.baseUri, name);
     const requestId = `existing:${id}`;
-    const createdAt = Math.floor(there.madeAt);
+    const createdAt = Math.floor(there.createdAt);
     const instance = storeRoot.context.instance;
     const fields = {
       id,
@@ -57,10 +58,10 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
   }
 
   const holdsOthers = async (path: string): Promise<boolean> =>
-    (await layout.isStore(path)) || (await isFolder(parts, path));
+    (await layout.isStore(path)) || (await isParentFolder(ctx, path));
 
   const candidates = (scope: Scope): Promise<{ readonly data: VolumeName[]; readonly elsewhere: VolumeName[] }> =>
-    during(listing, [], scope, async () => {
+    runVerb(listing, [], scope, async () => {
       const entries = await files.list(storeRoot.root);
       const data = entries.flatMap(({ name: file, type }) => {
         if (type !== (layout.kind === 'directory' ? 'directory' : 'file') || !file.endsWith(layout.suffix)) return [];
@@ -77,10 +78,10 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
     const { data, elsewhere } = await candidates(scope);
     const visible: VolumeName[] = [];
     await eachBounded(data, looksAtOnce, async (name) => {
-      if (!(await during(listing, [], scope, () => holdsOthers(dataPath({ name }))))) visible.push(name);
+      if (!(await runVerb(listing, [], scope, () => holdsOthers(dataPath({ name }))))) visible.push(name);
     });
     await eachBounded(elsewhere, looksAtOnce, async (name) => {
-      if ((await during(listing, [], scope, () => look(name))) !== undefined) visible.push(name);
+      if ((await runVerb(listing, [], scope, () => look(name))) !== undefined) visible.push(name);
     });
     return visible;
   };
@@ -94,24 +95,24 @@ export function createReadOnlyVerbs(parts: Parts): Pick<FileStore, Verbs> {
   return {
     names,
     get: (name, scope) =>
-      during(`reading volume ${quoted(name)}`, [], scope, async () => {
+      runVerb(`reading volume ${quoted(name)}`, [], scope, async () => {
         const found = await look(name);
         if (found === undefined) return undefined;
-        return { volume: found.volume, condition: 'ok' as const, ...unobvious(parts, found.path, name) };
+        return { volume: found.volume, condition: 'ok' as const, ...pathIfUnusual(ctx, found.path, name) };
       }),
     list: async function* (scope) {
       for (const name of await names(scope)) {
-        const found = await during(`reading volume ${quoted(name)}`, [], scope, () => look(name));
+        const found = await runVerb(`reading volume ${quoted(name)}`, [], scope, () => look(name));
         if (found !== undefined) yield found.volume;
       }
     },
     source: (ref, scope) =>
-      during(`locating volume ${quoted(ref.name)}`, [], scope, async () => {
+      runVerb(`locating volume ${quoted(ref.name)}`, [], scope, async () => {
         const { path, volume: found } = await held(ref);
         return layout.source(path, found);
       }),
     usage: (ref, scope) =>
-      during(
+      runVerb(
         `measuring volume ${quoted(ref.name)}`,
         [],
         scope,
@@ -170,6 +171,6 @@ function createRefusals(storeRoot: StoreRoot): Pick<FileStore, Changes> {
 /** Stable without anything being stored: the same place and name give the same id. */
 function derivedId(base: string, name: string): VolumeId {
   const hex = createHash('sha256').update(`${base}\n${name}`).digest('hex');
-  const parts = [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20, 32)];
-  return `sv1-${parts.join('-')}` as VolumeId;
+  const groups = [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20, 32)];
+  return `sv1-${groups.join('-')}` as VolumeId;
 }

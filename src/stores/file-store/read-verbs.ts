@@ -3,9 +3,9 @@ import type { Inspection, VolumeName } from '#core/model.ts';
 import { isVolumeName, quoted } from '#core/names.ts';
 import type { ChangedByOthers } from '#core/ports.ts';
 import { dataUnusable } from './errors.ts';
-import { hasMoved } from './finish-interrupted.ts';
+import { hasDataMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
-import type { Parts } from './verb-context.ts';
+import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
 const readsAtOnce = 16;
@@ -20,31 +20,31 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
 }
 
 /** For a store that others work on too. */
-export function createMarks({ storeRoot, during }: Parts): Required<ChangedByOthers> {
+export function createChangeMarks({ storeRoot, runVerb }: VerbContext): Required<ChangedByOthers> {
   return {
     marks: (scope) =>
-      during('listing volumes', [], scope, async () => {
+      runVerb('listing volumes', [], scope, async () => {
         const marks = new Map((await storeRoot.files.list(storeRoot.root)).map(({ name, mark = '' }) => [name, mark]));
         return new Map(recordedNames([...marks.keys()]).map((name) => [name, marks.get(`${name}.meta`) ?? '']));
       }),
   };
 }
 
-export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'names' | 'source' | 'usage'> {
-  const { storeRoot, layout, during, dataPath, held, volume } = parts;
+export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list' | 'names' | 'source' | 'usage'> {
+  const { storeRoot, layout, runVerb, dataPath, findOrThrow, volume } = ctx;
   const { files } = storeRoot;
   const names = (scope: Scope): Promise<readonly VolumeName[]> =>
-    during('listing volumes', [], scope, async () => recordedNames(await files.names(storeRoot.root)));
+    runVerb('listing volumes', [], scope, async () => recordedNames(await files.names(storeRoot.root)));
 
   return {
     names,
     get: (name, scope) =>
-      during(`reading volume ${quoted(name)}`, [], scope, async () => {
-        const read = await parts.read(name);
+      runVerb(`reading volume ${quoted(name)}`, [], scope, async () => {
+        const read = await ctx.read(name);
         if (read.state === 'absent') return undefined;
-        if (read.state === 'ok') return inspect(parts, read.meta);
+        if (read.state === 'ok') return inspect(ctx, read.meta);
         // Cut off: being made or taken at this moment, by another host perhaps, or never finished. Nobody was told of it.
-        const isNobodys = storeRoot.others !== undefined || (await files.look(dataPath({ name }))) === undefined;
+        const isNobodys = storeRoot.hostLocks !== undefined || (await files.lstat(dataPath({ name }))) === undefined;
         if (read.state === 'torn' && isNobodys) return undefined;
         throw read.error;
       }),
@@ -54,51 +54,55 @@ export function createReading(parts: Parts): Pick<FileStore, 'get' | 'list' | 'n
         scope.signal.throwIfAborted();
         const some = all.slice(i, i + readsAtOnce);
         const reads = await Promise.all(
-          some.map((name) => during('listing volumes', [], scope, () => parts.read(name))),
+          some.map((name) => runVerb('listing volumes', [], scope, () => ctx.read(name))),
         );
         for (const read of reads) if (read.state === 'ok') yield volume(read.meta);
       }
     },
     source: (ref, scope) =>
       // Held, as finding it may have to finish what was half done with it.
-      during(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (at) => {
-        const meta = await held(ref, at);
-        return layout.source(await usable(parts, meta), meta);
+      runVerb(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (at) => {
+        const meta = await findOrThrow(ref, at);
+        return layout.source(await usableDataPath(ctx, meta), meta);
       }),
     usage: async (ref, scope) => {
       const doing = `measuring volume ${quoted(ref.name)}`;
-      const [path, meta] = await during(doing, [ref.name, ref.id], scope, async (at) => {
-        const found = await held(ref, at);
-        return [await usable(parts, found), found] as const;
+      const [path, meta] = await runVerb(doing, [ref.name, ref.id], scope, async (at) => {
+        const found = await findOrThrow(ref, at);
+        return [await usableDataPath(ctx, found), found] as const;
       });
       // Not held: measuring takes as long as the volume is large.
-      return during(doing, [], scope, () => layout.usage(path, meta, scope), 'long');
+      return runVerb(doing, [], scope, () => layout.usage(path, meta, scope), 'long');
     },
   };
 }
 
 /** The path of data that are there and are what they should be. */
-export async function usable({ storeRoot, layout, dataPath }: Parts, meta: Meta): Promise<string> {
+export async function usableDataPath({ storeRoot, layout, dataPath }: VerbContext, meta: Meta): Promise<string> {
   const path = dataPath(meta);
-  const found = await storeRoot.files.look(path);
-  const wrong = found === undefined ? 'does not exist' : layout.wrongWith(found);
+  const found = await storeRoot.files.lstat(path);
+  const wrong = found === undefined ? 'does not exist' : layout.unsuitableBecause(found);
   if (wrong !== undefined) throw dataUnusable(meta.name, path, wrong);
   return path;
 }
 
-export async function inspect(parts: Parts, meta: Meta): Promise<Inspection> {
-  const path = parts.dataPath(meta);
-  const volume = parts.volume(meta);
-  const found = await parts.storeRoot.files.look(path);
-  const wrong = found === undefined ? 'does not exist' : parts.layout.wrongWith(found);
-  if (wrong === undefined) return { volume, condition: 'ok', ...unobvious(parts, path, meta.name) };
-  const moved = meta.movingTo !== undefined && (await hasMoved(parts, meta, meta.movingTo));
+export async function inspect(ctx: VerbContext, meta: Meta): Promise<Inspection> {
+  const path = ctx.dataPath(meta);
+  const volume = ctx.volume(meta);
+  const found = await ctx.storeRoot.files.lstat(path);
+  const wrong = found === undefined ? 'does not exist' : ctx.layout.unsuitableBecause(found);
+  if (wrong === undefined) return { volume, condition: 'ok', ...pathIfUnusual(ctx, path, meta.name) };
+  const moved = meta.movingTo !== undefined && (await hasDataMoved(ctx, meta, meta.movingTo));
   if (moved) return { volume, condition: 'ok', detail: `it is being renamed to ${meta.movingTo}` };
-  return { volume, condition: 'missing', detail: `${path} ${wrong}`, ...unobvious(parts, path, meta.name) };
+  return { volume, condition: 'missing', detail: `${path} ${wrong}`, ...pathIfUnusual(ctx, path, meta.name) };
 }
 
 /** The path of data that are not where their name says. */
-export function unobvious({ storeRoot, layout }: Parts, path: string, name: string): Pick<Inspection, 'path'> {
+export function pathIfUnusual(
+  { storeRoot, layout }: VerbContext,
+  path: string,
+  name: string,
+): Pick<Inspection, 'path'> {
   const below = path.slice(storeRoot.root.length).replace(/^\//, '');
   return below === `${name}${layout.suffix}` ? {} : { path: below };
 }

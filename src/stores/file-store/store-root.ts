@@ -1,7 +1,7 @@
 import type { StowageError } from '#core/errors.ts';
 import type { Room, SeenUse, StoreName, VolumeId } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
-import type { InFlight } from './call-slots.ts';
+import type { CallSlots } from './call-slots.ts';
 import type { Files } from './files.ts';
 import type { Meta } from './meta.ts';
 
@@ -13,23 +13,23 @@ export interface StoreRoot {
   /** As people know it; every path here begins with it. */
   readonly root: string;
   /** The same for every Stowage that reads the store: what ids of volumes without a record are made from. */
-  readonly base: string;
+  readonly baseUri: string;
   /** As its own record says. Undefined: there is none, or not for this user. */
   readonly identity: string | undefined;
   /** `<root>/.stowage/<part>` */
-  own(...parts: readonly string[]): string;
+  ownPath(...parts: readonly string[]): string;
   metaPath(name: string): string;
   /** A path in `.stowage/tmp` that nobody else uses. */
-  scratch(): string;
+  scratchPath(): string;
   /** Left by an earlier run of this instance. */
   isLeftover(scratchName: string): boolean;
   /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
   verify(): Promise<void>;
-  readonly inFlight: InFlight;
+  readonly callSlots: CallSlots;
   /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
   sync(): Promise<void>;
   /** Replaces a record atomically and durably. `sure` is called at the last moment, and may throw. */
-  replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
+  replaceRecord(path: string, meta: Meta, sure?: () => void): Promise<void>;
   readonly reserve: Reserve;
   /** What its file system has for the user that this process is to it. */
   room(signal?: AbortSignal): Promise<Room>;
@@ -39,7 +39,7 @@ export interface StoreRoot {
    */
   serverTime?(): Promise<number | undefined>;
   /** Undefined: the store is locked, nobody else works on it. */
-  readonly others: HostLocks | undefined;
+  readonly hostLocks: HostLocks | undefined;
   /** What was thrown, for people. `doing` completes "… failed". May take a moment to find out why. */
   failure(cause: unknown, doing: string): StowageError | Promise<StowageError>;
   close(): Promise<void>;
@@ -48,7 +48,7 @@ export interface StoreRoot {
 /** Room kept back, so that a full store can still be emptied: moving a volume to the trash takes a block or two. */
 export interface Reserve {
   /** Repeats what found no room, giving up a piece each time. So it must be work that can be repeated. */
-  backing<T>(work: () => Promise<T>): Promise<T>;
+  retryWithReserve<T>(work: () => Promise<T>): Promise<T>;
   /** Makes the pieces that are missing, where there is room enough. */
   refill(): Promise<void>;
 }
@@ -57,7 +57,7 @@ export interface Reserve {
  * A host that has not moved for so long can be taken for dead by others. One that lives must therefore not go on with
  * anything after half of it, but give up and begin anew: see `Limit`.
  */
-export const takenForDeadMs = 60_000;
+export const presumedDeadMs = 60_000;
 
 /** Volumes that this host holds, until it disposes of this. */
 export interface Hold extends AsyncDisposable {
@@ -83,12 +83,12 @@ export interface HostLocks {
    */
   holderOf(id: VolumeId): Promise<'nobody' | 'another' | 'stale'>;
   /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */
-  take(path: string): Promise<void>;
+  takeName(path: string): Promise<void>;
   /**
    * Of an empty or cut-off record on which nobody works any more: an earlier one of ours, or one that has not changed
    * for long, while we looked now and then. It is empty and ours from then on, as if just taken. `isTorn` is asked last.
    */
-  takeOver(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
+  takeOverName(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
   /** Which of them, and of this one, use a volume. For who holds it: none of them begins to meanwhile. */
   usesOf(id: VolumeId): Promise<readonly SeenUse[]>;
 }

@@ -11,11 +11,11 @@ import type { ObservedTime } from './observed-time.ts';
 import type { HostLocks } from './store-root.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
 import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
-import type { HeldScope, Parts } from './verb-context.ts';
+import type { HeldScope, VerbContext } from './verb-context.ts';
 
 const readsAtOnce = 16;
 /** Records that change in one round of maintenance; the rest waits for the next one. */
-const mostWrites = 100;
+const maxWritesPerRound = 100;
 /** Records that do not change are read again after this time: another host may have restored and deleted the volume. */
 const rereadAfterMs = 3_600_000;
 
@@ -25,31 +25,31 @@ interface Remembered {
   readonly at: number;
 }
 
-export interface Purging extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
+export interface TrashPurge extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
   /** Of a volume that is deleted now. */
   newExpiry(retention: number): Promise<Expiry>;
 }
 
-export function createPurging(parts: Parts, observedTime: ObservedTime): Purging {
-  const { storeRoot, during, clock } = parts;
-  const { files, context, others } = storeRoot;
+export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): TrashPurge {
+  const { storeRoot, runVerb, clock } = ctx;
+  const { files, context, hostLocks } = storeRoot;
   const remembered = new Map<VolumeId, Remembered>();
   const reported = new Set<VolumeId>();
-  const recordOf = (id: VolumeId): string => storeRoot.own('trash', id, 'meta');
+  const recordOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, 'meta');
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), context.instance);
 
   const serverTime = async (): Promise<number | undefined> =>
     storeRoot.serverTime === undefined ? clock.now() : await storeRoot.serverTime();
-  const about = (observed: number, serverNow: number): Observer => ({
+  const observerAt = (observed: number, serverNow: number): Observer => ({
     instance: context.instance,
-    isShared: others !== undefined,
+    isShared: hostLocks !== undefined,
     observed,
     serverNow: Math.round(serverNow),
   });
 
   async function observe(): Promise<Observer | undefined> {
     const [serverNow, observed] = await Promise.all([serverTime(), observedTime.now()]);
-    return serverNow === undefined ? undefined : about(observed, serverNow);
+    return serverNow === undefined ? undefined : observerAt(observed, serverNow);
   }
 
   function remember(id: VolumeId, found: MetaRead): Meta | undefined {
@@ -59,7 +59,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   const looking = <T>(scope: Scope, work: () => Promise<T>): Promise<T> =>
-    during('looking for expired entries of the trash', [], scope, work);
+    runVerb('looking for expired entries of the trash', [], scope, work);
 
   /** Undefined: the entry is on its way in or out, or cannot be read. */
   async function look(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
@@ -81,14 +81,14 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
 
   /** Writes into the entry what it must say before it can expire; with the volume held, by what the entry says then. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
-    const work = during(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
+    const work = runVerb(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
       const meta = remember(id, await read(id));
       const expiry = meta && expiryOf(meta, retention);
       const observer = expiry && (await observe());
       if (meta === undefined || expiry === undefined || observer === undefined) return;
       const decided = judge(expiry, observer);
       if (decided.verdict !== 'record') return;
-      await storeRoot.replace(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
+      await storeRoot.replaceRecord(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
       remember(id, { state: 'ok', meta: { ...meta, expiry: decided.expiry } });
     });
     await work.catch((cause: unknown) => {
@@ -114,19 +114,21 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     isWanted: (meta: Meta) => Promise<boolean>,
   ): Promise<boolean> {
     let found = await read(id);
-    if (found.state === 'absent' && (await putBack(parts, id, scope))) found = await read(id);
+    if (found.state === 'absent' && (await putBack(ctx, id, scope))) found = await read(id);
     const meta = remember(id, found);
-    if (found.state === 'absent') others?.forget(id, 'not found');
+    if (found.state === 'absent') hostLocks?.forget(id, 'not found');
     else if (found.state !== 'ok') throw found.error;
-    if (meta === undefined || (await finishRestore(parts, meta, scope)) !== undefined) return false;
-    if (!(await isWanted(meta)) || !(await moveToDeleting(parts, meta, scope))) return false;
-    others?.forget(id, 'gone');
+    if (meta === undefined || (await finishRestore(ctx, meta, scope)) !== undefined) return false;
+    if (!(await isWanted(meta)) || !(await moveToDeleting(ctx, meta, scope))) return false;
+    hostLocks?.forget(id, 'gone');
     remembered.delete(id);
     return true;
   }
 
   const purging = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
-    during(`purging ${id} from the trash`, [id], scope, (held) => storeRoot.reserve.backing(() => work(held)));
+    runVerb(`purging ${id} from the trash`, [id], scope, (held) =>
+      storeRoot.reserve.retryWithReserve(() => work(held)),
+    );
 
   async function isExpired({ expiry }: Meta): Promise<boolean> {
     const observer = await observe();
@@ -135,7 +137,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   const holderOf = (id: VolumeId, scope: Scope): ReturnType<HostLocks['holderOf']> =>
-    looking(scope, async () => (await others?.holderOf(id)) ?? 'nobody');
+    looking(scope, async () => (await hostLocks?.holderOf(id)) ?? 'nobody');
 
   async function recordAll(ids: readonly VolumeId[], retention: number, scope: Scope): Promise<void> {
     const stale: VolumeId[] = [];
@@ -149,8 +151,8 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const names = await looking(scope, () => files.names(storeRoot.own('trash')));
-    await finishStaged(parts, names, scope);
+    const names = await looking(scope, () => files.names(storeRoot.ownPath('trash')));
+    await finishStaged(ctx, names, scope);
     const ids = names.filter(isVolumeId);
     const present = new Set(ids);
     for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);
@@ -159,10 +161,10 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     let asked: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
       // Most entries wait for their owner's own time: the server is asked only where its time can matter.
-      if (judge(expiry, about(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
+      if (judge(expiry, observerAt(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
       asked ??= looking(scope, serverTime);
       const serverNow = await asked;
-      return serverNow === undefined ? 'keep' : judge(expiry, about(observed, serverNow)).verdict;
+      return serverNow === undefined ? 'keep' : judge(expiry, observerAt(observed, serverNow)).verdict;
     };
     const due: TrashEntry[] = [];
     const unrecorded: VolumeId[] = [];
@@ -173,10 +175,10 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       if (expiry === undefined || meta === undefined) return;
       const verdict = await decide(expiry);
       // Another host is at work on it, or died a moment ago: there is time.
-      if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(parts, meta));
+      if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(ctx, meta));
       if (verdict === 'record') unrecorded.push(id);
     });
-    await recordAll(unrecorded.slice(0, mostWrites), retention, scope);
+    await recordAll(unrecorded.slice(0, maxWritesPerRound), retention, scope);
     return due;
   }
 
@@ -200,7 +202,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   };
 }
 
-export function entryOf({ volume }: Pick<Parts, 'volume'>, meta: Meta): TrashEntry {
+export function entryOf({ volume }: Pick<VerbContext, 'volume'>, meta: Meta): TrashEntry {
   const { deletedAt = 0, expiry } = meta;
   return {
     volume: volume(meta),

@@ -7,22 +7,22 @@ import { StowageError, stowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeName, VolumeRef } from '#core/model.ts';
 import { inUseElsewhere } from '#core/mount-errors.ts';
 import { isVolumeId } from '#core/names.ts';
-import type { InFlight } from './call-slots.ts';
-import { beingMade, notFound } from './errors.ts';
-import { isRefusal, type Left } from './files.ts';
+import type { CallSlots } from './call-slots.ts';
+import { beingCreated, notFound } from './errors.ts';
+import { isDefiniteFailure, type Unremovable } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
 import type { Layout } from './layout.ts';
 import type { Meta, MetaRead } from './meta.ts';
-import { isMoving, readNamedMeta, volumeOf } from './meta.ts';
+import { hasMoveIntent, readNamedMeta, volumeOf } from './meta.ts';
 import { recordedNames } from './read-verbs.ts';
-import { type StoreRoot, takenForDeadMs } from './store-root.ts';
+import { presumedDeadMs, type StoreRoot } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 /**
  * How long a verb can go on before other hosts may take this one for dead. It begins when the lock or the name was taken, not when the
  * work or a retry of it begins. Without other hosts: for ever.
  */
-export interface Limit {
+export interface HoldLimit {
   isOver(): boolean;
   /** Throws when it is over: nothing more may be changed then. The next call finds out how far this one came. */
   check(): void;
@@ -30,11 +30,11 @@ export interface Limit {
 
 /** Of work that holds a volume against other hosts, or that changes no volume that exists. */
 export interface HeldScope extends Scope {
-  readonly limit: Limit;
+  readonly limit: HoldLimit;
 }
 
 /** What the verbs of one open store share. */
-export interface Parts {
+export interface VerbContext {
   readonly storeRoot: StoreRoot;
   readonly layout: Layout;
   readonly clock: Clock;
@@ -45,15 +45,15 @@ export interface Parts {
    * Holds the names and a place, checks the root, and turns whatever is thrown into a StowageError. Names that are ids
    * are held against other hosts too: what changes a volume that exists names its id.
    */
-  during<T>(
+  runVerb<T>(
     doing: string,
     names: readonly string[],
     scope: Scope,
     work: (scope: HeldScope) => Promise<T>,
-    length?: keyof InFlight,
+    length?: keyof CallSlots,
   ): Promise<T>;
   /** As `during`, for what gets a volume out of the way if it is here. May repeat the work: a full store gives up reserve for it. */
-  emptying(
+  runRemoval(
     doing: string,
     ref: VolumeRef,
     scope: Scope,
@@ -62,29 +62,29 @@ export interface Parts {
     how?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
   /** Removes the volume's quota records, which are kept beside its data. Absent is success. */
-  forgetQuota(meta: Meta): Promise<void>;
+  removeQuota(meta: Meta): Promise<void>;
   /** With a volume held against other hosts, for who holds its name here already. */
-  alone<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
+  withVolumeLock<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
   /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
   find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
   /** As `find`, but absence is an error. */
-  held(ref: VolumeRef, scope: HeldScope): Promise<Meta>;
+  findOrThrow(ref: VolumeRef, scope: HeldScope): Promise<Meta>;
   /** For who holds the volume: no record of it is left anywhere. Reads all of them. */
-  isGone(id: VolumeId, scope: HeldScope): Promise<boolean>;
+  hasNoRecord(id: VolumeId, scope: HeldScope): Promise<boolean>;
   /** As `find`, also under the name that another host has given it since. */
   findRenamed(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
   /** For who holds the volume: throws when a host uses it. Who begins to holds it too, so it is refused or refuses us. */
-  refuseUsed(meta: Meta, verb: string): Promise<void>;
+  refuseIfUsed(meta: Meta, verb: string): Promise<void>;
   /** As `takeTorn`, without waiting. False: somebody works on it, or it has changed. */
-  tryTakeTorn(name: VolumeName): Promise<boolean>;
+  tryTakeOverTorn(name: VolumeName): Promise<boolean>;
   /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
-  takeTorn(name: VolumeName, scope: Scope): Promise<boolean>;
+  takeOverTorn(name: VolumeName, scope: Scope): Promise<boolean>;
   /** From now on: for names, which are taken by creating a record. Work that holds a volume has the limit of its scope. */
-  limit(): Limit;
+  limit(): HoldLimit;
   /** Something failed half-way since the last full sweep, or there was none yet. */
-  unsettled: boolean;
+  needsSweep: boolean;
   /** What the last `reclaim` had to leave in `deleting/`. */
-  undeletable: readonly Left[];
+  undeletable: readonly Unremovable[];
 }
 
 /** Between making an empty record and filling it lies one call to the server. */
@@ -92,15 +92,15 @@ const tornPatienceMs = 5_000;
 const tornPauseMs = 50;
 const readsAtOnce = 16;
 
-export function createParts(storeRoot: StoreRoot, layout: Layout, clock: Clock): Parts {
-  const { files, others } = storeRoot;
+export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: Clock): VerbContext {
+  const { files, hostLocks } = storeRoot;
   const locks = createKeyedLock();
   const read = (name: VolumeName): Promise<MetaRead> =>
     readNamedMeta(files, storeRoot.metaPath(name), name, storeRoot.context.instance);
 
   const isTorn = async (name: VolumeName): Promise<boolean> => (await read(name)).state === 'torn';
 
-  async function explained(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
+  async function explain(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
     if (cause instanceof StowageError) return cause;
     if (scope.signal.aborted) return stowageError(scope.signal.reason);
     // The whole store being gone explains more than the one file that was missed.
@@ -113,19 +113,19 @@ export function createParts(storeRoot: StoreRoot, layout: Layout, clock: Clock):
     if (found.state === 'absent') return undefined;
     if (found.state !== 'ok') {
       // With other hosts only who makes a record leaves it empty, so it is no volume's yet.
-      if (found.state === 'torn' && (others !== undefined || (await files.look(parts.dataPath(ref))) === undefined))
+      if (found.state === 'torn' && (hostLocks !== undefined || (await files.lstat(ctx.dataPath(ref))) === undefined))
         return undefined;
       throw found.error;
     }
     if (found.meta.id !== ref.id) return undefined;
-    if (!isMoving(found.meta) || !(await finishInterrupted(parts, found.meta, scope))) return found.meta;
+    if (!hasMoveIntent(found.meta) || !(await finishInterrupted(ctx, found.meta, scope))) return found.meta;
     const { movingTo } = found.meta;
     return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo }, scope);
   }
 
   /** By its id alone. Only where other hosts can rename it: all records are read. */
-  async function elsewhere(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
-    if (others === undefined) return undefined;
+  async function findByIdAlone(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
+    if (hostLocks === undefined) return undefined;
     let found: Meta | undefined;
     await eachBounded(recordedNames(await files.names(storeRoot.root)), readsAtOnce, async (name) => {
       scope.signal.throwIfAborted();
@@ -135,19 +135,19 @@ export function createParts(storeRoot: StoreRoot, layout: Layout, clock: Clock):
     return found;
   }
 
-  function limitFrom(since: number): Limit {
-    const isOver = (): boolean => others !== undefined && clock.elapsed() - since > takenForDeadMs / 2;
+  function limitFrom(since: number): HoldLimit {
+    const isOver = (): boolean => hostLocks !== undefined && clock.elapsed() - since > presumedDeadMs / 2;
     return {
       isOver,
       check: () => {
-        if (isOver()) throw new DeadlineExceeded(takenForDeadMs / 2);
+        if (isOver()) throw new DeadlineExceeded(presumedDeadMs / 2);
       },
     };
   }
 
   async function alone<T>(ids: readonly VolumeId[], scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T> {
-    if (others === undefined || ids.length === 0) return work({ ...scope, limit: limitFrom(clock.elapsed()) });
-    const held = await others.hold(ids, scope.signal);
+    if (hostLocks === undefined || ids.length === 0) return work({ ...scope, limit: limitFrom(clock.elapsed()) });
+    const held = await hostLocks.hold(ids, scope.signal);
     try {
       const result = await work({ ...scope, limit: limitFrom(held.since) });
       await held[Symbol.asyncDispose]();
@@ -155,74 +155,75 @@ export function createParts(storeRoot: StoreRoot, layout: Layout, clock: Clock):
     } catch (cause) {
       // A server that does not answer is not waited for a second time.
       const letGo = held[Symbol.asyncDispose]();
-      if (isRefusal(cause) || cause instanceof DeadlineExceeded) await letGo;
+      if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await letGo;
       throw cause;
     }
   }
 
-  const parts: Parts = {
+  const ctx: VerbContext = {
     storeRoot,
     layout,
     clock,
     read,
     find,
-    unsettled: true,
+    needsSweep: true,
     undeletable: [],
     dataPath: ({ name, path }) => `${storeRoot.root}/${path ?? `${name}${layout.suffix}`}`,
     volume: (meta) => volumeOf(meta, storeRoot.store),
-    during: async (doing, names, scope, work, length = 'short') => {
+    runVerb: async (doing, names, scope, work, length = 'short') => {
       try {
         scope.signal.throwIfAborted();
         using _held = await locks.hold(names, scope.signal);
-        using _place = await storeRoot.inFlight[length].take(scope.signal);
+        using _place = await storeRoot.callSlots[length].acquire(scope.signal);
         await storeRoot.verify();
         return await alone(names.filter(isVolumeId), scope, work);
       } catch (cause) {
         // A refusal changed nothing; anything else may have stopped half-way.
-        if (!(cause instanceof StowageError)) parts.unsettled = true;
-        throw await explained(cause, doing, scope);
+        if (!(cause instanceof StowageError)) ctx.needsSweep = true;
+        throw await explain(cause, doing, scope);
       }
     },
-    alone: (id, scope, work) => alone([id], scope, work),
-    forgetQuota: async ({ enforce, id }) => {
-      if (enforce) await layout.forget?.(id);
+    withVolumeLock: (id, scope, work) => alone([id], scope, work),
+    removeQuota: async ({ enforce, id }) => {
+      if (enforce) await layout.removeQuota?.(id);
     },
-    emptying: (doing, ref, scope, work, how) =>
-      parts.during(doing, [ref.name, ref.id], scope, (held) =>
-        storeRoot.reserve.backing(async () => {
-          const meta = await parts.findRenamed(ref, held);
-          if (meta === undefined) return others?.forget(ref.id, 'not found');
-          await parts.refuseUsed(meta, 'deleted');
+    runRemoval: (doing, ref, scope, work, how) =>
+      ctx.runVerb(doing, [ref.name, ref.id], scope, (held) =>
+        storeRoot.reserve.retryWithReserve(async () => {
+          const meta = await ctx.findRenamed(ref, held);
+          if (meta === undefined) return hostLocks?.forget(ref.id, 'not found');
+          await ctx.refuseIfUsed(meta, 'deleted');
           held.limit.check();
-          if (how?.keepsQuota !== true) await parts.forgetQuota(meta);
+          if (how?.keepsQuota !== true) await ctx.removeQuota(meta);
           await work(meta, held);
         }),
       ),
-    findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await elsewhere(ref.id, scope)),
-    isGone: async (id, scope) =>
-      !(await files.names(storeRoot.own('trash'))).some((name) => trashedId(name) === id) &&
-      (await files.look(storeRoot.own('retained', `${id}.meta`))) === undefined &&
-      (await elsewhere(id, scope)) === undefined,
-    refuseUsed: async (meta, verb) => {
-      const uses = (await others?.usesOf(meta.id)) ?? [];
-      if (uses.length > 0) throw inUseElsewhere(parts.volume(meta), verb, uses);
+    findRenamed: async (ref, scope) => (await find(ref, scope)) ?? (await findByIdAlone(ref.id, scope)),
+    hasNoRecord: async (id, scope) =>
+      !(await files.names(storeRoot.ownPath('trash'))).some((name) => trashedId(name) === id) &&
+      (await files.lstat(storeRoot.ownPath('retained', `${id}.meta`))) === undefined &&
+      (await findByIdAlone(id, scope)) === undefined,
+    refuseIfUsed: async (meta, verb) => {
+      const uses = (await hostLocks?.usesOf(meta.id)) ?? [];
+      if (uses.length > 0) throw inUseElsewhere(ctx.volume(meta), verb, uses);
     },
-    held: async (ref, scope) => {
+    findOrThrow: async (ref, scope) => {
       const meta = await find(ref, scope);
       if (meta !== undefined) return meta;
-      others?.forget(ref.id, 'not found');
+      hostLocks?.forget(ref.id, 'not found');
       throw notFound(ref.name, storeRoot.store);
     },
-    tryTakeTorn: async (name) => others === undefined || others.takeOver(storeRoot.metaPath(name), () => isTorn(name)),
-    takeTorn: async (name, scope) => {
+    tryTakeOverTorn: async (name) =>
+      hostLocks === undefined || hostLocks.takeOverName(storeRoot.metaPath(name), () => isTorn(name)),
+    takeOverTorn: async (name, scope) => {
       for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
-        if (await parts.tryTakeTorn(name)) return true;
+        if (await ctx.tryTakeOverTorn(name)) return true;
         await clock.sleep(tornPauseMs, scope.signal);
         if (!(await isTorn(name))) return false;
       }
-      throw beingMade(name, storeRoot.store);
+      throw beingCreated(name, storeRoot.store);
     },
     limit: () => limitFrom(clock.elapsed()),
   };
-  return parts;
+  return ctx;
 }

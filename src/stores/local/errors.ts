@@ -1,10 +1,10 @@
 import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 
-type About = CodeAndReason & { readonly why: string; readonly action: string };
+type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
 /** What a system call's error means for a store in this directory. The only place that reads errno for people. */
-const meanings: Readonly<Record<string, (root: string) => About>> = {
+const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOSPC: (root) => ({
     code: 'exhausted',
     reason: 'store-full',
@@ -46,9 +46,9 @@ const meanings: Readonly<Record<string, (root: string) => About>> = {
   }),
   EMFILE: () => tooManyFiles,
   ENFILE: () => tooManyFiles,
-  EIO: (root) => sick(root),
-  ESTALE: (root) => sick(root),
-  ENOTCONN: (root) => sick(root),
+  EIO: (root) => ioError(root),
+  ESTALE: (root) => ioError(root),
+  ENOTCONN: (root) => ioError(root),
   ENOENT: (root) => ({
     code: 'unavailable',
     reason: 'store-damaged',
@@ -57,21 +57,21 @@ const meanings: Readonly<Record<string, (root: string) => About>> = {
   }),
 };
 
-const permission = (root: string): About => ({
+const permission = (root: string): Explanation => ({
   code: 'denied',
   reason: 'store-permission',
   why: `the user Stowage runs as may not do that in ${root}`,
   action: `Give that user ownership of ${root} (chown), or run Stowage as root.`,
 });
 
-const sick = (root: string): About => ({
+const ioError = (root: string): Explanation => ({
   code: 'unavailable',
   reason: 'store-io-error',
   why: `the file system of ${root} gave an input/output error`,
   action: 'Look at dmesg for the disk or the server behind it; try again when it is healthy.',
 });
 
-const tooManyFiles: About = {
+const tooManyFiles: Explanation = {
   code: 'unavailable',
   reason: 'too-many-open-files',
   why: 'the limit of open files is reached',

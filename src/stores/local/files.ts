@@ -3,15 +3,15 @@ import { constants } from 'node:fs';
 import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
 import { isErrno } from '#base/errno.ts';
 import { writeAll } from '#base/write-all.ts';
-import { type Files, type FileType, type Look, UnfitFile } from '../file-store/files.ts';
+import { type FileInfo, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
 
 /** The file system of this machine. */
 export const localFiles: Files = {
-  look: async (path) => {
+  lstat: async (path) => {
     const found = await lstatIfThere(path);
-    return found && lookOf(found);
+    return found && fileInfoOf(found);
   },
   names: (folder) => readdir(folder),
   list: async (folder) =>
@@ -38,7 +38,7 @@ export const localFiles: Files = {
   unlink: unlinkIfThere,
   rmdir: (path) => rmdir(path),
   removeAll: (path) => rm(path, { recursive: true, force: true }),
-  empty: emptyFolder,
+  emptyFolder,
   scan: (top, signal) => scanTree(top, signal),
   sync: syncFolder,
 };
@@ -46,9 +46,9 @@ export const localFiles: Files = {
 const typeOf = (entry: Dirent | Stats): FileType =>
   entry.isDirectory() ? 'directory' : entry.isFile() ? 'file' : entry.isSymbolicLink() ? 'link' : 'other';
 
-export const lookOf = (stats: Stats): Look => ({
+export const fileInfoOf = (stats: Stats): FileInfo => ({
   type: typeOf(stats),
-  madeAt: stats.birthtimeMs,
+  createdAt: stats.birthtimeMs,
   changedAt: stats.ctimeMs,
 });
 
@@ -90,8 +90,8 @@ export async function readBounded(path: string, limit: number): Promise<Buffer> 
   const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   try {
     const opened = await file.stat();
-    if (opened.isDirectory()) throw new UnfitFile('it is a directory');
-    if (!opened.isFile()) throw new UnfitFile('it is not a plain file');
+    if (opened.isDirectory()) throw new UnsuitableFile('it is a directory');
+    if (!opened.isFile()) throw new UnsuitableFile('it is not a plain file');
     return await readToEnd(file, opened.size, limit);
   } finally {
     await file.close();
@@ -111,7 +111,7 @@ export async function readToEnd(file: Pick<FileHandle, 'read'>, size: number, li
       if (bytesRead === 0 || length >= size) return buffer.subarray(0, length);
       continue;
     }
-    if (length > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+    if (length > limit) throw new UnsuitableFile(`it is larger than ${limit} bytes`);
     buffer = Buffer.concat([buffer, Buffer.allocUnsafe(limit + 1 - length)]);
   }
 }

@@ -32,7 +32,7 @@ export interface Ext4Geometry {
   readonly descriptorBlocks: bigint | undefined;
 }
 
-export interface Found {
+export interface FoundFileSystem {
   readonly geometry: Geometry;
   /** What `df` calls the size. */
   readonly usable: bigint;
@@ -112,18 +112,23 @@ function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
 }
 
 /** Undefined: no file system that we know, or one whose superblock cannot be true. */
-export async function readGeometry(path: string): Promise<Found | undefined> {
+export async function readGeometry(path: string): Promise<FoundFileSystem | undefined> {
   const found = await readSuperblock(path);
   if (found === undefined) return undefined;
   return found.kind === 'xfs' ? xfsGeometry(found) : ext4Geometry(found);
 }
 
-function xfsGeometry({ blockBytes: block, blocks, groupBlocks, logBlocks }: XfsSuperblock): Found | undefined {
+function xfsGeometry({
+  blockBytes: block,
+  blocks,
+  groupBlocks,
+  logBlocks,
+}: XfsSuperblock): FoundFileSystem | undefined {
   if (groupBlocks < leastXfsGroup || logBlocks > blocks) return undefined;
   return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
 }
 
-function ext4Geometry(superblock: Ext4Superblock): Found | undefined {
+function ext4Geometry(superblock: Ext4Superblock): FoundFileSystem | undefined {
   const { blockBytes: block, blocks, groupBlocks, descriptorBytes: descriptorSize, inodeTableBlocks } = superblock;
   if (groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
   if (descriptorSize < 32n || descriptorSize > block) return undefined;

@@ -7,7 +7,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
-import { mostFileCalls, shortCalls } from './slots-by-device.ts';
+import { maxFileCalls, shortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
@@ -23,7 +23,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
     onTestFinished(async () => void (await thaw()));
     // One for each of the two stores being opened there, and one for all that goes on elsewhere.
-    const threads = `${mostFileCalls + 3}`;
+    const threads = `${maxFileCalls + 3}`;
     const working = run(
       process.execPath,
       ['--disable-warning=ExperimentalWarning', program, disk, join(ground.folder, 'fine')],

@@ -9,7 +9,7 @@ import { dataUnusable } from '../file-store/errors.ts';
 import type { Layout } from '../file-store/layout.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
-import { blockSize, type Found, fileSize, MiB, readGeometry } from './geometry.ts';
+import { blockSize, type FoundFileSystem, fileSize, MiB, readGeometry } from './geometry.ts';
 import type { FilesystemType, TopDirectory } from './mkfs.ts';
 import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
@@ -34,13 +34,13 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
   }
 
   async function discard(path: string, id: VolumeId): Promise<void> {
-    await renameIfThere(path, storeRoot.own('deleting', `${id}.img`));
+    await renameIfThere(path, storeRoot.ownPath('deleting', `${id}.img`));
   }
 
   async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
     const { bytes, access } = want;
     refuse(bytes);
-    const scratch = storeRoot.scratch();
+    const scratch = storeRoot.scratchPath();
     try {
       if (access === 'block') await enlarge(scratch, roundUp(bytes), 'new');
       else if (typeFor(bytes) === 'xfs') {
@@ -67,7 +67,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
     canEnforce: true,
     opaque: true,
     filesystemFor: typeFor,
-    refuse: (bytes) => refuse(bytes),
+    refuseUnsupported: (bytes) => refuse(bytes),
     make,
     discard,
     // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
@@ -76,14 +76,14 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
       if (unused !== true) throw notEmpty({ store: storeRoot.store, name });
       await discard(path, id);
     },
-    wrongWith: ({ type }) =>
+    unsuitableBecause: ({ type }) =>
       type === 'file' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a plain file',
     grow: async (path, meta, bytes) => {
       refuse(bytes);
       await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));
     },
     source: async (path, { access }) => {
-      const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
+      const filesystem = access === 'block' ? undefined : (await requireGeometry(path)).geometry.filesystem;
       return { kind: 'loop', node: storeRoot.context.node, path, filesystem };
     },
     usage: async (path, { unused }) => {
@@ -94,7 +94,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
       return { bytes, files: 0n, complete: true, empty: unused === true, measuredAt: clock.now() };
     },
     isStore: async () => false,
-    appraise: async (path) => {
+    inspectData: async (path) => {
       const found = await readGeometry(path);
       return found === undefined
         ? { reason: 'it holds neither an xfs nor an ext4 file system', access: 'block' }
@@ -105,14 +105,14 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
 
 const roundUp = (bytes: bigint): bigint => ((bytes + blockSize - 1n) / blockSize) * blockSize;
 
-async function known(path: string): Promise<Found> {
+async function requireGeometry(path: string): Promise<FoundFileSystem> {
   const found = await readGeometry(path);
   if (found !== undefined) return found;
   throw dataUnusable(path, path, 'holds neither an xfs nor an ext4 file system');
 }
 
 async function grownSize(path: string, bytes: bigint): Promise<bigint> {
-  const { geometry } = await known(path);
+  const { geometry } = await requireGeometry(path);
   const size = fileSize(geometry, bytes);
   // The superblock was written by whoever used the volume; it must not make a small request a huge file.
   if (size > bytes * 2n + 1024n * MiB) throw dataUnusable(path, path, 'holds a damaged file system');

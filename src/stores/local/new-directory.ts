@@ -18,10 +18,10 @@ export async function createDirectoryMaker(
     };
   return async (path) => {
     // Complete before it is visible: what has the volume's name has its owner and mode too.
-    const scratch = storeRoot.scratch();
+    const scratch = storeRoot.scratchPath();
     await mkdir(scratch, { mode: 0o700 });
     try {
-      await dress(scratch, options);
+      await setOwnerAndMode(scratch, options);
       await rename(scratch, path);
     } catch (cause) {
       await rmdir(scratch).catch(() => undefined);
@@ -30,7 +30,7 @@ export async function createDirectoryMaker(
   };
 }
 
-async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<void> {
+async function setOwnerAndMode(path: string, { uid, gid, mode }: LocalOptions): Promise<void> {
   // -1 leaves it as it is; chown before chmod, since chown clears set-id bits.
   if (uid !== undefined || gid !== undefined) await chown(path, uid ?? -1, gid ?? -1);
   await chmod(path, mode);
@@ -38,7 +38,7 @@ async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<vo
 
 /** Tried rather than computed: the umask, the parent's set-gid bit and default ACLs all have a say. */
 async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promise<boolean> {
-  const probe = storeRoot.scratch();
+  const probe = storeRoot.scratchPath();
   try {
     await mkdir(probe, { mode: options.mode });
   } catch (cause) {
@@ -50,7 +50,7 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
     const { uid, gid, mode } = await lstat(probe);
     const owned = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
     if (owned && (mode & 0o7777) === options.mode) return true;
-    await dress(probe, options);
+    await setOwnerAndMode(probe, options);
     return false;
   } catch (cause) {
     if (!isErrno(cause, 'EPERM')) throw cause;

@@ -18,14 +18,14 @@ import { rootChanged, rootMissing, storeFailure } from './errors.ts';
 import { localFiles, lstatIfThere, unlinkIfThere, writeNew } from './files.ts';
 import { lockStore } from './lock.ts';
 import type { LocalOptions } from './options.ts';
-import { filesIn, folderInCache, isPlain } from './page-cache-files.ts';
+import { answersFromCache, filesIn, folderInCache } from './page-cache-files.ts';
 import { createReserve } from './reserve.ts';
 import { roomAt } from './room.ts';
-import type { InFlightOn } from './slots-by-device.ts';
+import type { SlotsOfDevice } from './slots-by-device.ts';
 
 const folders = ['tmp', 'deleting', 'trash', 'retained'];
 
-interface Found {
+interface FoundRoot {
   readonly root: string;
   readonly device: bigint;
   readonly files: Files;
@@ -33,7 +33,7 @@ interface Found {
 }
 
 /** Checked by device and inode: a path alone would also fit the empty mount point below an unmounted disk. */
-async function find(options: LocalOptions): Promise<Found> {
+async function findRoot(options: LocalOptions): Promise<FoundRoot> {
   const missing = (cause: unknown): never => {
     const code = errnoOf(cause);
     throw code === 'ENOENT' || code === 'ENOTDIR'
@@ -54,7 +54,7 @@ async function find(options: LocalOptions): Promise<Found> {
     if (!isFirst(await stat(root, { bigint: true }).catch(missing))) throw rootChanged(root);
   });
   // In line where the kernel knows it: every call of the store begins with this, and a thread takes longer than all of it.
-  const mayAsk = await isPlain(root).catch(missing);
+  const mayAsk = await answersFromCache(root).catch(missing);
   const verify = async (): Promise<void> => {
     const known = mayAsk ? folderInCache(root) : undefined;
     if (known === undefined || !isFirst(known)) await lookAgain();
@@ -62,26 +62,26 @@ async function find(options: LocalOptions): Promise<Found> {
   return { root, device: first.dev, files: await filesIn(root).catch(missing), verify };
 }
 
-const common = ({ root, files, verify }: Found) => ({
+const commonParts = ({ root, files, verify }: FoundRoot) => ({
   root,
   verify,
   files,
-  base: `local://${root}`,
-  others: undefined,
+  baseUri: `local://${root}`,
+  hostLocks: undefined,
   room: () => roomAt(root),
   failure: (cause: unknown, doing: string) => storeFailure(cause, doing, root),
 });
 
-export async function openReadOnlyPlace(
+export async function openReadOnlyStoreRoot(
   options: LocalOptions,
   store: StoreName,
   context: StoreContext,
-  inFlightOn: InFlightOn,
+  slotsOfDevice: SlotsOfDevice,
 ): Promise<StoreRoot> {
-  const found = await find(options);
-  const own = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
+  const found = await findRoot(options);
+  const ownPath = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
   // Records that this user may not read do not matter: directories are volumes all the same.
-  const recorded = await readIdentity(localFiles, own('store.json')).catch((cause: unknown) => {
+  const recorded = await readIdentity(localFiles, ownPath('store.json')).catch((cause: unknown) => {
     if (cause instanceof StowageError) throw cause;
     return { layout: options.layout, uuid: context.identity };
   });
@@ -93,62 +93,63 @@ export async function openReadOnlyPlace(
   return {
     store,
     context,
-    own,
+    ownPath,
     identity: recorded?.uuid,
-    inFlight: inFlightOn(found.device),
-    ...common(found),
+    callSlots: slotsOfDevice(found.device),
+    ...commonParts(found),
     metaPath: (name) => join(found.root, `${name}.meta`),
-    scratch: never,
+    scratchPath: never,
     isLeftover: () => false,
     sync: never,
-    replace: never,
-    reserve: { backing: (work) => work(), refill: async () => undefined },
+    replaceRecord: never,
+    reserve: { retryWithReserve: (work) => work(), refill: async () => undefined },
     close: async () => undefined,
   };
 }
 
-export async function openPlace(
+export async function openStoreRoot(
   options: LocalOptions,
   store: StoreName,
   context: StoreContext,
   log: Log,
-  inFlightOn: InFlightOn,
+  slotsOfDevice: SlotsOfDevice,
 ): Promise<StoreRoot> {
-  const found = await find(options);
+  const found = await findRoot(options);
   const { root } = found;
-  const own = (...parts: readonly string[]): string => join(root, '.stowage', ...parts);
+  const ownPath = (...parts: readonly string[]): string => join(root, '.stowage', ...parts);
   const run = randomBytes(6).toString('hex');
   let scratches = 0;
   await using stack = new AsyncDisposableStack();
   try {
-    await refuseForeign(own());
+    await refuseForeign(ownPath());
     await refuseOtherStore(
       localFiles,
       root,
       store,
-      await readIdentity(localFiles, own('store.json')),
+      await readIdentity(localFiles, ownPath('store.json')),
       context.identity,
     );
-    await refuseShared(root, own('locks'));
-    await makeOwnFolder(own());
-    for (const folder of folders) await mkdir(own(folder), { mode: 0o700, recursive: true });
-    const scratch = (): string => own('tmp', `${run}-${++scratches}`);
+    await refuseShared(root, ownPath('locks'));
+    await makeOwnFolder(ownPath());
+    for (const folder of folders) await mkdir(ownPath(folder), { mode: 0o700, recursive: true });
+    const scratchPath = (): string => ownPath('tmp', `${run}-${++scratches}`);
     // Taking the lock is the one thing that is done on the main thread. On a disk that hangs it would stop the whole
     // server; so first something is written that hangs there instead, on a thread.
-    await probe(scratch());
-    stack.use(await lockStore(own('lock'), own('owner.json'), root));
-    const recorded = await readIdentity(localFiles, own('store.json'));
+    await probeWrite(scratchPath());
+    stack.use(await lockStore(ownPath('lock'), ownPath('owner.json'), root));
+    const recorded = await readIdentity(localFiles, ownPath('store.json'));
     if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, options.layout);
-    const identity = recorded?.uuid ?? (await writeIdentity(localFiles, own('store.json'), scratch(), options.layout));
-    await sign(own('owner.json'), scratch(), context, log);
+    const identity =
+      recorded?.uuid ?? (await writeIdentity(localFiles, ownPath('store.json'), scratchPath(), options.layout));
+    await writeOwnerFile(ownPath('owner.json'), scratchPath(), context, log);
     // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
     stack.defer(() => handle.close());
-    const inFlight = inFlightOn(found.device);
+    const callSlots = slotsOfDevice(found.device);
     const shared = coalesced(() => handle.sync());
-    const sync = (): Promise<void> => inFlight.short.lend(shared);
-    const replace = async (path: string, meta: Meta): Promise<void> => {
-      const fresh = scratch();
+    const sync = (): Promise<void> => callSlots.short.releaseDuring(shared);
+    const replaceRecord = async (path: string, meta: Meta): Promise<void> => {
+      const fresh = scratchPath();
       await writeNew(fresh, encodeMeta(meta));
       await rename(fresh, path).catch(async (cause: unknown) => {
         await unlinkIfThere(fresh);
@@ -162,14 +163,14 @@ export async function openPlace(
     return {
       store,
       context,
-      own,
-      scratch,
+      ownPath,
+      scratchPath,
       sync,
-      replace,
+      replaceRecord,
       identity,
-      inFlight,
-      reserve: createReserve({ own, root }),
-      ...common(found),
+      callSlots,
+      reserve: createReserve({ ownPath, root }),
+      ...commonParts(found),
       metaPath: (name) => join(root, `${name}.meta`),
       isLeftover: (name) => !name.startsWith(`${run}-`),
       close: () => held.disposeAsync(),
@@ -215,7 +216,7 @@ async function makeOwnFolder(path: string): Promise<void> {
 }
 
 /** A full disk has answered too, and the store must open: volumes can be deleted. */
-async function probe(path: string): Promise<void> {
+async function probeWrite(path: string): Promise<void> {
   try {
     await writeNew(path, 'probe');
     await unlinkIfThere(path);
@@ -225,11 +226,11 @@ async function probe(path: string): Promise<void> {
 }
 
 /** For the message that a second opener gets. A full disk must not keep the store from opening: deleting needs it open. */
-async function sign(path: string, scratch: string, context: StoreContext, log: Log): Promise<void> {
+async function writeOwnerFile(path: string, scratchPath: string, context: StoreContext, log: Log): Promise<void> {
   try {
     const { instance, node } = context;
-    await writeNew(scratch, `${JSON.stringify({ version: formatVersion, instance, pid: process.pid, node })}\n`);
-    await rename(scratch, path);
+    await writeNew(scratchPath, `${JSON.stringify({ version: formatVersion, instance, pid: process.pid, node })}\n`);
+    await rename(scratchPath, path);
   } catch (cause) {
     if (!isFull(cause)) throw cause;
     log.warn('no room to note who holds the store', { path });

@@ -33,7 +33,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
 
   test('are looked at and read in line when the kernel has them in memory', async () => {
     const files = await filesIn(at('store'));
-    expect(await isInLine(files.look(at('store', 'one.meta')))).toBe(true);
+    expect(await isInLine(files.lstat(at('store', 'one.meta')))).toBe(true);
     expect(await isInLine(files.read(at('store', 'one.meta'), 100))).toBe(true);
   });
 
@@ -64,7 +64,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     const said = async <T>(work: Promise<T>): Promise<T | string> => work.catch((thrown: unknown) => String(thrown));
     for (const name of ['one.meta', 'sub', 'link', 'empty', 'long', 'pipe', 'missing', 'one.meta/below']) {
       const path = at('store', name);
-      expect([name, await said(files.look(path))]).toEqual([name, await said(localFiles.look(path))]);
+      expect([name, await said(files.lstat(path))]).toEqual([name, await said(localFiles.lstat(path))]);
       for (const limit of [5, 100, 10_000, 20_000])
         expect([name, await said(files.read(path, limit))]).toEqual([name, await said(localFiles.read(path, limit))]);
     }
@@ -83,7 +83,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     const files = await filesIn(at('store'));
     execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('store', 'sub')]);
     writeFileSync(at('store', 'sub', 'inner'), 'below');
-    expect(await isInLine(files.look(at('store', 'sub')))).toBe(false);
+    expect(await isInLine(files.lstat(at('store', 'sub')))).toBe(false);
     expect(await isInLine(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
     expect((await files.read(at('store', 'sub', 'inner'), 100)).toString()).toBe('below');
   });
@@ -93,7 +93,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     execFileSync('mount', ['-t', 'ramfs', '--', 'stowage-test', at('other')]);
     writeFileSync(at('other', 'one.meta'), 'some record');
     const files = await filesIn(at('other'));
-    expect(await isInLine(files.look(at('other', 'one.meta')))).toBe(false);
+    expect(await isInLine(files.lstat(at('other', 'one.meta')))).toBe(false);
     expect(await isInLine(files.read(at('other', 'one.meta'), 100))).toBe(false);
   });
 });

@@ -1,14 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import { mkdir, truncate, writeFile } from 'node:fs/promises';
 import { isFull } from '../file-store/files.ts';
-import { createBacking, pieceBytes, pieces, plenty } from '../file-store/reserve.ts';
+import { createRetryWithReserve, minFreeFactor, pieceBytes, pieceCount } from '../file-store/reserve.ts';
 import type { Reserve, StoreRoot } from '../file-store/store-root.ts';
 import { lstatIfThere, unlinkIfThere } from './files.ts';
 import { roomAt } from './room.ts';
 
 /** In `.stowage/reserve`. */
-export function createReserve(storeRoot: Pick<StoreRoot, 'own' | 'root'>): Reserve {
-  const names = Array.from({ length: pieces }, (_, i) => storeRoot.own('reserve', `${i}`));
+export function createReserve(storeRoot: Pick<StoreRoot, 'ownPath' | 'root'>): Reserve {
+  const names = Array.from({ length: pieceCount }, (_, i) => storeRoot.ownPath('reserve', `${i}`));
 
   async function removePiece(): Promise<boolean> {
     for (const path of names) {
@@ -23,8 +23,8 @@ export function createReserve(storeRoot: Pick<StoreRoot, 'own' | 'root'>): Reser
     const missing: string[] = [];
     for (const path of names) if ((await lstatIfThere(path))?.size !== pieceBytes) missing.push(path);
     if (missing.length === 0) return;
-    if ((await roomAt(storeRoot.root)).freeBytes < BigInt(missing.length * pieceBytes * plenty)) return;
-    await mkdir(storeRoot.own('reserve'), { mode: 0o700, recursive: true });
+    if ((await roomAt(storeRoot.root)).freeBytes < BigInt(missing.length * pieceBytes * minFreeFactor)) return;
+    await mkdir(storeRoot.ownPath('reserve'), { mode: 0o700, recursive: true });
     // Random, as zeros would take no room where the file system compresses. Not synced: it is no loss.
     for (const path of missing) {
       await unlinkIfThere(path);
@@ -33,7 +33,7 @@ export function createReserve(storeRoot: Pick<StoreRoot, 'own' | 'root'>): Reser
   }
 
   return {
-    backing: createBacking(removePiece),
+    retryWithReserve: createRetryWithReserve(removePiece),
     refill: async () => {
       await make().catch((cause: unknown) => {
         if (!isFull(cause)) throw cause;

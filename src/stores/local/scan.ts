@@ -7,7 +7,7 @@ import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Scanned } from '../file-store/files.ts';
 import { openRaw } from './raw-entries.ts';
-import { callsAtOnce } from './slots-by-device.ts';
+import { fileCallsPerLongCall } from './slots-by-device.ts';
 
 interface Directory {
   readonly path: Buffer;
@@ -45,10 +45,10 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
   const linked = new Set<string>();
   const first = await lstat(top, { bigint: true });
   const waiting: Directory[] = [];
-  later({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
+  enqueue({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
   bytes += first.blocks * blockSize;
 
-  function later(directory: Directory): void {
+  function enqueue(directory: Directory): void {
     const cost = directory.path.length + perPath;
     if (kept + cost > limits.paths) complete = false;
     else {
@@ -67,7 +67,7 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
 
   function count(path: Buffer, entry: BigIntStats): void {
     if (entry.dev !== first.dev) return;
-    if (entry.isDirectory()) later({ path, dev: entry.dev, ino: entry.ino });
+    if (entry.isDirectory()) enqueue({ path, dev: entry.dev, ino: entry.ino });
     else if (entry.nlink > 1n && !isFirst(entry.ino)) return;
     bytes += entry.blocks * blockSize;
     files += 1n;
@@ -102,7 +102,7 @@ async function scanOne(
     // Where there is no /proc (not Linux), the path has to do.
     const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
     const list = await openRaw(via);
-    await eachBounded(list, callsAtOnce, async ({ name }) => {
+    await eachBounded(list, fileCallsPerLongCall, async ({ name }) => {
       signal.throwIfAborted();
       try {
         count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));

@@ -1,4 +1,4 @@
-import { createPlaces, type InFlight } from '../file-store/call-slots.ts';
+import { type CallSlots, createSlots } from '../file-store/call-slots.ts';
 
 /**
  * A disk that does not answer keeps each file call for ever, and with it one of the few threads that all stores share.
@@ -10,20 +10,20 @@ import { createPlaces, type InFlight } from '../file-store/call-slots.ts';
 export const shortCalls = 16;
 const longCalls = 3;
 /** File calls that one long call has under way at once. */
-export const callsAtOnce = 4;
+export const fileCallsPerLongCall = 4;
 /** The most file calls that one store can have under way, whatever is asked of it. */
-export const mostFileCalls = shortCalls + longCalls * callsAtOnce;
+export const maxFileCalls = shortCalls + longCalls * fileCallsPerLongCall;
 
 /** By device: several stores on one disk that does not answer hold no more than one would. */
-export type InFlightOn = (device: bigint) => InFlight;
+export type SlotsOfDevice = (device: bigint) => CallSlots;
 
-export function createInFlightByDevice(): InFlightOn {
-  const disks = new Map<bigint, InFlight>();
+export function createSlotsByDevice(): SlotsOfDevice {
+  const disks = new Map<bigint, CallSlots>();
   return (device) => {
-    const known = disks.get(device) ?? createInFlight();
+    const known = disks.get(device) ?? createDeviceSlots();
     disks.set(device, known);
     return known;
   };
 }
 
-const createInFlight = (): InFlight => ({ short: createPlaces(shortCalls), long: createPlaces(longCalls) });
+const createDeviceSlots = (): CallSlots => ({ short: createSlots(shortCalls), long: createSlots(longCalls) });

@@ -5,12 +5,12 @@ import { join } from 'node:path';
 import { eachBounded } from '#base/each-bounded.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
-import type { Left } from '../file-store/files.ts';
+import type { Unremovable } from '../file-store/files.ts';
 import { openRaw } from './raw-entries.ts';
-import { callsAtOnce } from './slots-by-device.ts';
+import { fileCallsPerLongCall } from './slots-by-device.ts';
 
 const treesAtOnce = 2;
-const entriesAtOnce = callsAtOnce / treesAtOnce;
+const entriesAtOnce = fileCallsPerLongCall / treesAtOnce;
 /** Something may still be writing through an open handle; it gets this many chances to lose the race. */
 const attempts = 3;
 // Not in node:fs; the value is the same on every architecture Node runs Linux on.
@@ -27,7 +27,7 @@ const O_PATH = 0o10000000;
  *
  * Gives what it had to leave. Nothing else is remembered: a tree may have more directories than memory has room for.
  */
-export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Left[]> {
+export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]> {
   const refilled = new Map<string, number>();
   const left = new Map<string, string>();
   const prefix = `part-${randomBytes(6).toString('hex')}-`;
@@ -39,7 +39,7 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
     let refused: unknown;
     try {
       if ((await lstat(at)).isDirectory()) {
-        refused = await clear(at, scope.signal, moveUp);
+        refused = await emptyDirectory(at, scope.signal, moveUp);
         await rmdir(at);
       } else await unlink(at);
       refilled.delete(name);
@@ -77,19 +77,19 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
 }
 
 /** Empties one directory of the folder, and gives the first reason why something in it could not be removed. */
-async function clear(
+async function emptyDirectory(
   directory: string,
   signal: AbortSignal,
   moveUp: (at: string | Buffer) => Promise<void>,
 ): Promise<unknown> {
   const base = Buffer.from(`${directory}/`);
   let refused: unknown;
-  const list = await unlocking(directory, () => openRaw(base));
+  const list = await withAccess(directory, () => openRaw(base));
   await eachBounded(list, entriesAtOnce, async (entry) => {
     signal.throwIfAborted();
     const at = Buffer.concat([base, entry.name]);
     try {
-      await unlocking(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
+      await withAccess(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
     } catch (cause) {
       // EISDIR, ENOTDIR: it was replaced since it was listed; the next round sees what it is now.
       if (!isErrno(cause, 'ENOENT', 'EISDIR', 'ENOTDIR')) refused ??= cause;
@@ -104,12 +104,12 @@ async function removeDirectory(at: Buffer, moveUp: (at: Buffer) => Promise<void>
   } catch (cause) {
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST')) throw cause;
     // Moving a directory elsewhere rewrites its '..', which needs permission to write to the directory itself.
-    await unlocking(at, () => moveUp(at));
+    await withAccess(at, () => moveUp(at));
   }
 }
 
 /** An ordinary user owns these directories but may have been shut out by their mode. */
-async function unlocking<T>(directory: string | Buffer, work: () => Promise<T>): Promise<T> {
+async function withAccess<T>(directory: string | Buffer, work: () => Promise<T>): Promise<T> {
   try {
     return await work();
   } catch (cause) {

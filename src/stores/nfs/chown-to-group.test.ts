@@ -22,9 +22,9 @@ import { scope } from '#testing/contracts/store.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
 import type { FileHandle, NfsClient, SetAttributes } from '#wire/nfs3/index.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
-import { createGiving } from './chown-to-group.ts';
+import { createChownToGroup } from './chown-to-group.ts';
 import { createConnect } from './connect.ts';
-import type { NfsPlace } from './open-store-root.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
 import { parseOptions } from './options.ts';
 
 const run = promisify(execFile);
@@ -77,7 +77,7 @@ async function volume(
     return await session.nfs.setattr(handle, ...rest);
   };
   const nfs = { ...session.nfs, setattr };
-  const storeRoot = { session: { ...session, nfs }, failure: (cause: unknown) => cause } as unknown as NfsPlace;
+  const storeRoot = { session: { ...session, nfs }, failure: (cause: unknown) => cause } as unknown as NfsStoreRoot;
   const way = { root: Buffer.from(root).toString('base64') };
   const source = { kind: 'nfs', hosts: [server.host], path: '/export', way } as unknown as Source;
   return {
@@ -88,7 +88,7 @@ async function volume(
     set,
     sets,
     give: (to, signal = scope.signal) =>
-      createGiving(storeRoot, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
+      createChownToGroup(storeRoot, parsed)(source, to, { ...scope, signal }).catch((thrown: unknown) => thrown),
     about: (name) => {
       const { uid, gid, mode } = lstatSync(join(directory, name));
       return `${uid}:${gid} ${(mode & 0o7777).toString(8)}`;

@@ -11,20 +11,20 @@ import {
 } from '#wire/nfs3/index.ts';
 import { credential } from '#wire/rpc/message.ts';
 import { identityOf } from './connect.ts';
-import type { NfsPlace } from './open-store-root.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
 
 /** What the group may then do; in directories new things become the group's, too. */
-const rights = { directory: 0o2070, other: 0o060 } as const;
+const groupRights = { directory: 0o2070, other: 0o060 } as const;
 /** Nothing that is run as its owner or group may become so for another one. */
-const kept = 0o1777;
+const keptModeBits = 0o1777;
 const atOnce = 16;
 
 /**
  * Gives all files of a volume to a group, as a kubelet does, and leaves owners as they are. The top directory comes last: while it is not
  * the group's, there may be something below that is not; when it is, nobody looks below it any more.
  */
-export function createGiving(storeRoot: NfsPlace, options: NfsOptions): NonNullable<Store['chownToGroup']> {
+export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['chownToGroup']> {
   const { squash, timeout } = options;
   return async (source, group, { signal, log }) => {
     if (source.kind !== 'nfs') return;
@@ -34,33 +34,33 @@ export function createGiving(storeRoot: NfsPlace, options: NfsOptions): NonNulla
     const identity = identityOf(options);
     const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
     const limit = createLimiter(atOnce);
-    let given = 0;
+    let changed = 0;
 
-    const give = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
-      const set = toBeSet(attributes, group);
+    const chownEntry = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
+      const set = missingChanges(attributes, group);
       if (set === undefined) return;
       await limit.run(() => nfs.setattr(handle, set, how));
-      given++;
+      changed++;
     };
 
     try {
       const before = await nfs.getattr(top, how);
-      if (toBeSet(before, group) === undefined) return;
+      if (missingChanges(before, group) === undefined) return;
       await walkTree(
         nfs,
         top,
         async ({ handle, attributes }) => {
           // Another file system that is mounted there is not the volume's.
           if (attributes.fsid !== before.fsid) return false;
-          await give(handle, attributes).catch((cause: unknown) => {
+          await chownEntry(handle, attributes).catch((cause: unknown) => {
             if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
           });
           return true;
         },
         how,
       );
-      await give(top, before);
-      if (toBeSet(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
+      await chownEntry(top, before);
+      if (missingChanges(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
     } catch (cause) {
       if (signal.aborted) throw stowageError(signal.reason);
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
@@ -68,19 +68,19 @@ export function createGiving(storeRoot: NfsPlace, options: NfsOptions): NonNulla
         ? cause
         : await storeRoot.failure(cause, `giving the volume's files to group ${group}`);
     }
-    log.info('a volume was given to a group', { path: source.path, group, files: given });
+    log.info('a volume was given to a group', { path: source.path, group, files: changed });
   };
 }
 
 /** Undefined: it is so already. */
-function toBeSet({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
+function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
   const isGroups = gid === group;
   // A link has no rights of its own.
   if (type === fileType.link) return isGroups ? undefined : { gid: group };
   const isFolder = type === fileType.directory;
-  const wanted = isFolder ? rights.directory : rights.other;
+  const wanted = isFolder ? groupRights.directory : groupRights.other;
   if (isGroups && (mode & wanted) === wanted) return undefined;
-  return { gid: group, mode: (isGroups || isFolder ? mode : mode & kept) | wanted };
+  return { gid: group, mode: (isGroups || isFolder ? mode : mode & keptModeBits) | wanted };
 }
 
 function refused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {

@@ -12,12 +12,12 @@ import {
   type NfsClient,
   RpcError,
 } from '#wire/nfs3/index.ts';
-import { CertificateWanted, HostUnknown, TlsFilesUnreadable } from './connection-errors.ts';
-import { type CountedRpc, counted } from './counted-rpc.ts';
-import { hungUp, whyHungUp } from './diagnosis.ts';
+import { ClientCertificateRejected, HostNotFound, TlsFilesUnreadable } from './connection-errors.ts';
+import { type CountedRpc, createCountedRpc } from './counted-rpc.ts';
+import { detectHangUp, explainHangUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { createMount } from './mounting.ts';
-import { createEnter, type Network } from './network.ts';
+import { createEnterNetwork, type Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
 
 /** A server that answers, and the directory that was asked for. */
@@ -29,7 +29,7 @@ export interface Session {
   /** The handle of the store's directory; asked for anew at each call. */
   mount(signal: AbortSignal): Promise<FileHandle>;
   /** Why, where the server takes connections only to end them at once. */
-  hungUp(signal: AbortSignal): Promise<Error | undefined>;
+  findHangUp(signal: AbortSignal): Promise<Error | undefined>;
   /** Calls that were sent to the server so far, by all stores that share its connections. */
   readonly calls: number;
   close(): void;
@@ -46,21 +46,21 @@ const nfsPort = 2049;
 export function createConnect(clock: Clock, find?: FindNamespace): Connect {
   const shared = new Map<string, { users: number; readonly rpc: CountedRpc }>();
 
-  function rent(key: string, make: () => CountedRpc): CountedRpc {
+  function acquireRpc(key: string, make: () => CountedRpc): CountedRpc {
     const known = shared.get(key) ?? { users: 0, rpc: make() };
     known.users++;
     shared.set(key, known);
     return known.rpc;
   }
 
-  function giveBack(key: string): void {
+  function releaseRpc(key: string): void {
     const known = shared.get(key);
     if (known === undefined || --known.users > 0) return;
     shared.delete(key);
     known.rpc.close();
   }
 
-  const enter = createEnter(clock, find);
+  const enter = createEnterNetwork(clock, find);
 
   return async (options, onStep, signal) => {
     using opened = new DisposableStack();
@@ -73,17 +73,17 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
     const port = options.port ?? nfsPort;
     const reached = { options, addresses, port, dial };
     const key = keyOf(options, port);
-    const rpc = rent(key, () =>
-      counted(createRpcClient({ ...dial(addresses, port), connections: options.connections })),
+    const rpc = acquireRpc(key, () =>
+      createCountedRpc(createRpcClient({ ...dial(addresses, port), connections: options.connections })),
     );
-    opened.defer(() => giveBack(key));
+    opened.defer(() => releaseRpc(key));
     const nfs = createNfsClient(rpc, clock);
     const connected = (): void => onStep('connect', `${rpc.address.host}, port ${rpc.address.port}`);
     try {
       await nfs.null({ signal, deadlineMs: options.timeout });
     } catch (cause) {
-      const why = signal.aborted ? cause : await hungUp(cause, reached, signal);
-      if (isAboutTls(why)) connected();
+      const why = signal.aborted ? cause : await explainHangUp(cause, reached, signal);
+      if (isTlsFailure(why)) connected();
       throw why;
     }
     connected();
@@ -95,7 +95,7 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
       addresses,
       port,
       mount: (until) => mount(onStep, until),
-      hungUp: (until) => whyHungUp(reached, until),
+      findHangUp: (until) => detectHangUp(reached, until),
       get calls() {
         return rpc.sent;
       },
@@ -111,8 +111,8 @@ const keyOf = (options: NfsOptions, port: number): string => {
 };
 
 /** The way to the server is fine up to here. */
-export const isAboutTls = (cause: unknown): boolean =>
-  cause instanceof CertificateWanted ||
+export const isTlsFailure = (cause: unknown): boolean =>
+  cause instanceof ClientCertificateRejected ||
   cause instanceof TlsFilesUnreadable ||
   (cause instanceof RpcError && cause.failure === 'tls');
 
@@ -131,7 +131,7 @@ async function resolve(
   const asked = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
   const found = asked.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
   const failure = asked.find((answer) => answer.status === 'rejected')?.reason;
-  if (found.length === 0) throw new HostUnknown(hosts.join(', '), failure);
+  if (found.length === 0) throw new HostNotFound(hosts.join(', '), failure);
   return [...new Set(found)];
 }
 

@@ -1,7 +1,7 @@
 import type { Export, MountStatusName } from '#wire/nfs3/index.ts';
 
 /** None of the names has an address. */
-export class HostUnknown extends Error {
+export class HostNotFound extends Error {
   readonly host: string;
   constructor(host: string, cause: unknown) {
     super(`no address for ${host}`, { cause });
@@ -19,30 +19,30 @@ export class TlsFilesUnreadable extends Error {
 }
 
 /** The server ends every connection before a word is said. */
-export class HungUp extends Error {}
+export class ServerHangsUp extends Error {}
 
 /** The same, once it has seen that we have no certificate, or which. */
-export class CertificateWanted extends Error {}
+export class ClientCertificateRejected extends Error {}
 
 /** The NFS service is there, the MOUNT service is not. */
-export class MountUnanswered extends Error {
+export class MountServiceUnreachable extends Error {
   readonly port: number;
   /** How we came to ask there. */
-  readonly by: PortFrom;
-  constructor({ port, by }: Found, about: ErrorOptions) {
+  readonly source: PortSource;
+  constructor({ port, by }: ServicePort, about: ErrorOptions) {
     super(`no MOUNT service on port ${port}`, about);
     this.port = port;
-    this.by = by;
+    this.source = by;
   }
 }
 
 /** Where a service is, and who says so. */
-export interface Found {
+export interface ServicePort {
   readonly port: number;
-  readonly by: PortFrom;
+  readonly by: PortSource;
 }
 
-type PortFrom = 'option' | 'portmapper' | 'guess';
+type PortSource = 'option' | 'portmapper' | 'guess';
 
 export interface Refusal {
   readonly path: string;
@@ -61,14 +61,14 @@ export class ExportRefused extends Error {
 }
 
 /** What we lack in the eyes of a server, as far as it could be found out. */
-export type Wanted = 'privileged-port' | 'tls' | undefined;
+export type MissingRequirement = 'privileged-port' | 'tls' | undefined;
 
 /** The server turns every call away, whatever it asks for. */
-export class NotAdmitted extends Error {
-  readonly wanted: Wanted;
-  constructor(wanted: Wanted, about: ErrorOptions) {
+export class CallsDenied extends Error {
+  readonly missing: MissingRequirement;
+  constructor(wanted: MissingRequirement, about: ErrorOptions) {
     super('the server takes no calls from us', about);
-    this.wanted = wanted;
+    this.missing = wanted;
   }
 }
 

@@ -4,23 +4,23 @@ import { nfsProgram, type RpcClient, RpcError } from '#wire/nfs3/index.ts';
 export type CountedRpc = RpcClient & { readonly sent: number };
 
 /** RFC 1813, section 3.3: SETATTR, WRITE to LINK, COMMIT. */
-const changing: ReadonlySet<number> = new Set([2, 7, 8, 9, 10, 11, 12, 13, 14, 15, 21]);
+const changingProcedures: ReadonlySet<number> = new Set([2, 7, 8, 9, 10, 11, 12, 13, 14, 15, 21]);
 
 /** Of what only asks, nobody wonders whether it was done. */
-const ofReading = (cause: unknown): unknown =>
+const withoutMaybeDone = (cause: unknown): unknown =>
   cause instanceof RpcError && cause.maybeDone
     ? new RpcError(cause.message, { failure: cause.failure, cause: cause.cause })
     : cause;
 
-export function counted(rpc: RpcClient): CountedRpc {
+export function createCountedRpc(rpc: RpcClient): CountedRpc {
   let sent = 0;
   return {
     call: (procedure, args, options, recover) => {
       sent++;
-      if (procedure.program === nfsProgram && changing.has(procedure.number))
+      if (procedure.program === nfsProgram && changingProcedures.has(procedure.number))
         return rpc.call(procedure, args, options, recover);
       return rpc.call(procedure, args, options, (cause, since) => {
-        const told = ofReading(cause);
+        const told = withoutMaybeDone(cause);
         if (recover === undefined) throw told;
         return recover(told, since);
       });

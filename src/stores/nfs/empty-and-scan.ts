@@ -14,7 +14,7 @@ import {
   removeTree,
   walkTree,
 } from '#wire/nfs3/index.ts';
-import type { Left, Scanned } from '../file-store/files.ts';
+import type { Scanned, Unremovable } from '../file-store/files.ts';
 import { asSystemError } from './system-error.ts';
 
 const treesAtOnce = 4;
@@ -25,8 +25,8 @@ export async function emptyFolder(
   folder: FileHandle,
   scope: Scope,
   within: { readonly deadlineMs: number },
-): Promise<readonly Left[]> {
-  const left: Left[] = [];
+): Promise<readonly Unremovable[]> {
+  const left: Unremovable[] = [];
   const { signal } = scope;
   for await (const page of listDirectory(nfs, folder, { ...within, signal, namesOnly: true }))
     await eachBounded(page, treesAtOnce, async (entry) => {
@@ -47,7 +47,7 @@ export async function emptyFolder(
 }
 
 /** More files with several names than these are not remembered; then the figures are a lower bound. */
-const mostLinks = 250_000;
+const maxLinks = 250_000;
 
 export async function scanTree(
   nfs: NfsClient,
@@ -68,7 +68,7 @@ export async function scanTree(
         if (attributes.fsid !== fsid) return false;
         if (attributes.type !== fileType.directory && attributes.links > 1) {
           if (linked.has(attributes.fileId)) return true;
-          if (linked.size >= mostLinks) complete = false;
+          if (linked.size >= maxLinks) complete = false;
           else linked.add(attributes.fileId);
         }
         bytes += BigInt(attributes.used);

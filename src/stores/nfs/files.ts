@@ -12,7 +12,7 @@ import {
   type SetAttributes,
   stability,
 } from '#wire/nfs3/index.ts';
-import { type Entry, type Files, type FileType, UnfitFile } from '../file-store/files.ts';
+import { type Entry, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
 import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
 import { isSameMark, isTaken } from './lock-marks.ts';
@@ -24,7 +24,7 @@ export interface NfsFiles extends Files {
   /** Exclusively, empty, and known again by its mark (see lock-marks.ts) until something is written. */
   create(path: string): Promise<void>;
   /** Empties it and gives it a mark of ours, unless it has changed since it was seen so. */
-  remark(path: string, seen: Attributes): Promise<boolean>;
+  resetMark(path: string, seen: Attributes): Promise<boolean>;
   /** Gives what is at `from` a second name, exclusively (`EEXIST`). */
   link(from: string, to: string): Promise<void>;
   mkdir(path: string, set: SetAttributes): Promise<void>;
@@ -43,7 +43,7 @@ export interface NfsFilesParts {
   readonly folders: Folders;
   readonly deadlineMs: number;
   /** A new time for each file that is made, so that a repeated call can tell its own from another's. */
-  mark(): { readonly seconds: number; readonly nanoseconds: number };
+  nextMark(): { readonly seconds: number; readonly nanoseconds: number };
 }
 
 interface Found {
@@ -54,9 +54,9 @@ interface Found {
 /** Of a directory whose entries are all kept in memory: a server that never comes to an end is not believed. */
 const mostEntries = 500_000;
 /** One that starts anew at every write, or says so, is not waited for. */
-const mostRestarts = 3;
+const maxRestarts = 3;
 /** How often a record can be replaced by others between finding and reading it. */
-const mostReplaced = 8;
+const maxReplacements = 8;
 
 const types = new Map<number, FileType>([
   [fileType.regular, 'file'],
@@ -74,7 +74,7 @@ async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonl
 }
 
 /** What one server keeps in one directory, by calls each of which has its deadline. */
-export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts): NfsFiles {
+export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesParts): NfsFiles {
   const within = { deadlineMs };
   const listing = { ...within, mostEntries };
   const { at } = folders;
@@ -101,7 +101,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
 
   const make = (path: string): Promise<FileHandle> =>
     at(path, async (folder, name) => {
-      const how = { mode: 'guarded', set: { mode: 0o600, mtime: mark() } } as const;
+      const how = { mode: 'guarded', set: { mode: 0o600, mtime: nextMark() } } as const;
       return (await nfs.create(folder, name, how, within)).handle;
     });
 
@@ -114,11 +114,11 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         .write(handle, done, data.subarray(done), stability.fileSync, within)
         .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
       // It may give less than it was asked for; nothing at all would go on for ever.
-      if (count === 0) throw new UnfitFile(`${path} cannot be written: the server takes nothing`);
+      if (count === 0) throw new UnsuitableFile(`${path} cannot be written: the server takes nothing`);
       // Of a server that started anew in between, what was written may be lost: from the beginning, then.
       const isKept = committed === stability.fileSync || (await nfs.commit(handle, 0, 0, within)).verifier === verifier;
-      if (!isKept && ++restarts > mostRestarts)
-        throw new UnfitFile(`${path} cannot be written: the server keeps nothing`);
+      if (!isKept && ++restarts > maxRestarts)
+        throw new UnsuitableFile(`${path} cannot be written: the server keeps nothing`);
       done = isKept ? done + count : 0;
       const after = change?.after;
       seconds = after === undefined ? seconds : ms(after.mtime, after.mtimeNs);
@@ -132,7 +132,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     try {
       const changedAt = await fill(path, handle, text);
       // A server that leaves the time as it was made: a file that is not empty must not seem to be marked.
-      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touched(nfs, handle, within);
+      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;
@@ -155,33 +155,33 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     });
 
   const attributesOf = async (path: string): Promise<Attributes | undefined> =>
-    (await absentFolderIsAbsent(find(path)))?.attributes;
+    (await undefinedIfFolderAbsent(find(path)))?.attributes;
 
-  const look: Files['look'] = async (path) => {
+  const look: Files['lstat'] = async (path) => {
     const found = await attributesOf(path);
     if (found === undefined) return undefined;
     // The protocol knows no time of birth.
     return {
       type: typeOf(found),
-      madeAt: ms(found.mtime, found.mtimeNs),
+      createdAt: ms(found.mtime, found.mtimeNs),
       changedAt: ms(found.ctime, found.ctimeNs),
     };
   };
 
   return {
-    look,
+    lstat: look,
     attributes: attributesOf,
     mkdir,
     unlink,
     create: async (path) => {
       await make(path);
     },
-    remark: async (path, { fileId, ctime, ctimeNs }) => {
+    resetMark: async (path, { fileId, ctime, ctimeNs }) => {
       const found = await find(path);
       if (found?.attributes.fileId !== fileId) return false;
       const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
       try {
-        const mtime = mark();
+        const mtime = nextMark();
         await nfs.setattr(found.handle, { size: 0, mtime }, { ...within, ifChangedAt });
         // Not every server locks the file between comparing and changing: of two who try at the same moment, the last has it.
         const now = await nfs.getattr(found.handle, within);
@@ -217,14 +217,14 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
           return await readFound(path, limit);
         } catch (cause) {
           // Another host replaced it between two calls.
-          if (again >= mostReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
+          if (again >= maxReplacements || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
         }
       }
     },
     writeNew: async (path, text) => fillNew(path, await make(path), text),
     write: async (path, text) => fill(path, (await find(path))?.handle ?? (await make(path)), text),
     overwrite: async (path, text, limit) => {
-      const { handle, attributes } = (await absentFolderIsAbsent(find(path))) ?? {};
+      const { handle, attributes } = (await undefinedIfFolderAbsent(find(path))) ?? {};
       if (handle === undefined || attributes?.type !== fileType.regular || attributes.size > limit) return false;
       try {
         await fill(path, handle, text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))));
@@ -237,7 +237,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     },
     writeNewUnless: async (beside, path, text) => {
       // Both at once: the file gets its text, and with it a meaning, only when both answers are known.
-      const [data, made] = await Promise.allSettled([absentFolderIsAbsent(find(beside)), make(path)]);
+      const [data, made] = await Promise.allSettled([undefinedIfFolderAbsent(find(beside)), make(path)]);
       if (made.status === 'rejected') {
         if (isErrno(made.reason, 'EEXIST')) return 'one of them is there';
         throw made.reason;
@@ -261,7 +261,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
       }
     },
-    touch: (folder) => folders.in(folder, (handle) => touched(nfs, handle, within)),
+    touch: (folder) => folders.in(folder, (handle) => touch(nfs, handle, within)),
     handle: (path) => folders.in(path, async (handle) => handle),
     rename: async (from, to) => {
       try {
@@ -283,7 +283,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       await at(path, (folder, name) => removeTree(nfs, folder, name, within));
       folders.forget(path);
     },
-    empty: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
+    emptyFolder: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
     scan: (top, signal) => folders.in(top, (handle) => scanTree(nfs, handle, signal, within)),
     // A server has made a change durable when it answers: RFC 1813, section 4.8.
     sync: async () => undefined,
@@ -291,20 +291,20 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
 }
 
 function refuseUnfit({ type, size }: Attributes, limit: number): void {
-  if (type === fileType.link) throw new UnfitFile('it is a symbolic link');
-  if (type === fileType.directory) throw new UnfitFile('it is a directory');
-  if (type !== fileType.regular) throw new UnfitFile('it is not a plain file');
-  if (size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+  if (type === fileType.link) throw new UnsuitableFile('it is a symbolic link');
+  if (type === fileType.directory) throw new UnsuitableFile('it is a directory');
+  if (type !== fileType.regular) throw new UnsuitableFile('it is not a plain file');
+  if (size > limit) throw new UnsuitableFile(`it is larger than ${limit} bytes`);
 }
 
-async function touched(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
+async function touch(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
   const { after } = await nfs.setattr(handle, { mtime: 'now' }, within);
   const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, within));
   return ms(mtime, mtimeNs);
 }
 
 /** A file in a folder that is not there is not there. */
-export async function absentFolderIsAbsent<T>(found: Promise<T>): Promise<T | undefined> {
+export async function undefinedIfFolderAbsent<T>(found: Promise<T>): Promise<T | undefined> {
   try {
     return await found;
   } catch (cause) {

@@ -9,14 +9,14 @@ export interface Folders {
   /** With the folder that a path lies in, and its name there. Errors of the server carry a system's code. */
   at<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
   /** With the folders of two paths. */
-  between<T>(from: string, to: string, work: (from: Place, to: Place) => Promise<T>): Promise<T>;
+  between<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;
   /** With the folder itself. */
   in<T>(path: string, work: (folder: FileHandle) => Promise<T>): Promise<T>;
   /** It was moved or removed. */
   forget(path: string): void;
 }
 
-interface Place {
+interface Location {
   readonly directory: FileHandle;
   readonly name: string;
 }
@@ -32,10 +32,10 @@ export interface FoldersParts {
 }
 
 /** `.stowage`, and what lies right in it. */
-const isKept = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
+const isCached = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
 
 export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: FoldersParts): Folders {
-  const kept = new Map<string, FileHandle>();
+  const cachedHandles = new Map<string, FileHandle>();
 
   const namesOf = (path: string): string[] => {
     if (path === root) return [];
@@ -47,22 +47,22 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     const last = names.at(-1);
     if (last === undefined) return rootHandle();
     const key = names.join('/');
-    const known = kept.get(key);
+    const known = cachedHandles.get(key);
     if (known !== undefined) return known;
     const { handle, attributes } = await nfs.lookup(await handleOf(names.slice(0, -1)), last, { deadlineMs });
     const { type } = attributes ?? (await nfs.getattr(handle, { deadlineMs }));
     // A link is never followed: it could lead anywhere.
     if (type !== fileType.directory) throw Object.assign(new Error(`${key} is not a directory`), { code: 'ENOTDIR' });
-    if (isKept(names)) kept.set(key, handle);
+    if (isCached(names)) cachedHandles.set(key, handle);
     return handle;
   }
 
-  async function again<T>(work: () => Promise<T>): Promise<T> {
+  async function retryOnStaleHandle<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (cause) {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw asSystemError(cause);
-      kept.clear();
+      cachedHandles.clear();
       await renew();
     }
     try {
@@ -72,7 +72,7 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     }
   }
 
-  async function placeOf(path: string): Promise<Place> {
+  async function locate(path: string): Promise<Location> {
     const names = namesOf(path);
     const name = names.pop();
     if (name === undefined) throw new Error(`${path} is the root`);
@@ -81,15 +81,16 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
 
   return {
     at: (path, work) =>
-      again(async () => {
-        const { directory, name } = await placeOf(path);
+      retryOnStaleHandle(async () => {
+        const { directory, name } = await locate(path);
         return work(directory, name);
       }),
-    between: (from, to, work) => again(async () => work(await placeOf(from), await placeOf(to))),
-    in: (path, work) => again(async () => work(await handleOf(namesOf(path)))),
+    between: (from, to, work) => retryOnStaleHandle(async () => work(await locate(from), await locate(to))),
+    in: (path, work) => retryOnStaleHandle(async () => work(await handleOf(namesOf(path)))),
     forget: (path) => {
       const key = namesOf(path).join('/');
-      for (const each of kept.keys()) if (each === key || each.startsWith(`${key}/`)) kept.delete(each);
+      for (const each of cachedHandles.keys())
+        if (each === key || each.startsWith(`${key}/`)) cachedHandles.delete(each);
     },
   };
 }

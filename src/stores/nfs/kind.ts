@@ -9,34 +9,34 @@ import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../file-store/identity.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createMarks } from '../file-store/read-verbs.ts';
-import { createParts } from '../file-store/verb-context.ts';
+import { createChangeMarks } from '../file-store/read-verbs.ts';
+import { createVerbContext } from '../file-store/verb-context.ts';
 import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../file-store/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
-import { createGiving } from './chown-to-group.ts';
+import { createChownToGroup } from './chown-to-group.ts';
 import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
 import { nfsFailure } from './failures.ts';
 import { newProcessMark } from './lock-marks.ts';
-import { blamedOf, type NfsPlace, openNfsPlace, shortDeadlineMs } from './open-store-root.ts';
+import { errorContextOf, type NfsStoreRoot, openNfsStoreRoot, shortDeadlineMs } from './open-store-root.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
 import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
 import { createSharedChecks } from './shared-checks.ts';
 import { createUses } from './uses.ts';
-import { createUsable } from './write-access.ts';
+import { createWriteAccessCheck } from './write-access.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
 export function createNfsStoreKind(
   clock: Clock = systemClock(),
   connect: Connect = createConnect(clock),
-  anew: () => Connect = () => createConnect(clock),
+  connectAfresh: () => Connect = () => createConnect(clock),
 ): FileStoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
-  const ways: Ways = {
+  const ways: KindParts = {
     clock,
     connect,
-    anew,
+    connectAfresh,
     shared: createSharedChecks(),
     removeLeftovers,
     marks: { own: newProcessMark(), dead: [] },
@@ -59,17 +59,17 @@ export function createNfsStoreKind(
     probe: async (config, { readOnly }, scope, from) => {
       const given = parseOptions(config.uri, config.options);
       const options = from === undefined ? given : { ...given, network: from };
-      return await checked(ways, config, { options, store: config.name, readOnly }, scope);
+      return await runCheck(ways, config, { options, store: config.name, readOnly }, scope);
     },
   };
 }
 
-interface Ways {
+interface KindParts {
   readonly clock: Clock;
   /** Shares its connections among stores. */
   readonly connect: Connect;
   /** Shares with nobody, and knows nothing of before. */
-  readonly anew: () => Connect;
+  readonly connectAfresh: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
   /** Of this process, unless it has been given others. */
@@ -77,8 +77,8 @@ interface Ways {
   readonly held: Set<string>;
 }
 
-const checked = (
-  { clock, connect, anew, shared, removeLeftovers }: Ways,
+const runCheck = (
+  { clock, connect, connectAfresh, shared, removeLeftovers }: KindParts,
   { uri, options: given }: StoreConfig,
   about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
@@ -92,7 +92,7 @@ const checked = (
     removeLeftovers: (...checked) => removeLeftovers(same, ...checked),
   };
   const check = (signal: AbortSignal) =>
-    checkNfs({ ...parts, connect: isSingle ? connect : anew() }, { ...scope, signal });
+    checkNfs({ ...parts, connect: isSingle ? connect : connectAfresh() }, { ...scope, signal });
   return shared(same, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });
@@ -102,14 +102,14 @@ async function open(
   config: StoreConfig,
   { readOnly }: StorePolicy,
   context: StoreContext,
-  ways: Ways,
+  ways: KindParts,
   scope: Scope,
 ): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
   const { clock, connect, held } = ways;
   const marks = context.marks ?? ways.marks;
-  const storeRoot = await openNfsPlace({ options, store, context, clock, connect, readOnly, marks, held }, scope);
+  const storeRoot = await openNfsStoreRoot({ options, store, context, clock, connect, readOnly, marks, held }, scope);
   const { uid, gid, mode, pathTemplate } = options;
   const quotas = createQuotas(storeRoot);
   const layout = createDirectoryLayout({
@@ -124,20 +124,20 @@ async function open(
     // The system's client knows nothing of them.
     quotas: options.client === 'host' ? undefined : quotas,
   });
-  const parts = createParts(storeRoot, layout, clock);
+  const parts = createVerbContext(storeRoot, layout, clock);
   return {
     ...layoutTraits(parts),
-    changedByOthers: readOnly ? {} : createMarks(parts),
+    changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
-    ...(readOnly ? {} : { usable: createUsable(storeRoot, options) }),
+    ...(readOnly ? {} : { usable: createWriteAccessCheck(storeRoot, options) }),
     // Where everybody is one user, a mount shows whatever group is wanted.
-    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(storeRoot, options) }),
-    check: (at) => checked(ways, config, { options, store, readOnly }, at),
+    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
+    check: (at) => runCheck(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) =>
       (await readIdentity(storeRoot.files, `${storeRoot.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
       ping(storeRoot.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
-        Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, blamedOf(options, store))),
+        Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, errorContextOf(options, store))),
       ),
     ...createVerbs(parts, readOnly),
     ...(readOnly ? {} : { uses: createUses(parts, storeRoot) }),
@@ -150,28 +150,28 @@ const hangUpMs = 500;
 const graceMs = 250;
 
 /** Fails early if the server ends every connection at once, so that callers with little patience can tell that from silence. */
-async function ping({ nfs, hungUp }: Session, within: Within, clock: Clock): Promise<void> {
+async function ping({ nfs, findHangUp }: Session, within: Within, clock: Clock): Promise<void> {
   const answered = nfs.null(within);
   if (!(await endsWithin(answered, hangUpMs, clock))) {
-    const first = await Promise.race([hungUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
+    const first = await Promise.race([findHangUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
     if (first instanceof Error && !(await endsWithin(answered, graceMs, clock))) throw first;
   }
   try {
     await answered;
   } catch (cause) {
-    throw (await hungUp(within.signal)) ?? cause;
+    throw (await findHangUp(within.signal)) ?? cause;
   }
 }
 
-interface Way {
+interface SourceParts {
   readonly options: NfsOptions;
   readonly readOnly: boolean;
-  readonly storeRoot: NfsPlace;
+  readonly storeRoot: NfsStoreRoot;
   readonly quota: NfsQuota | undefined;
 }
 
 /** What whoever mounts it needs to know. */
-function sourceOf({ options, readOnly, storeRoot, quota }: Way, at: string, handle: FileHandle): Source {
+function sourceOf({ options, readOnly, storeRoot, quota }: SourceParts, at: string, handle: FileHandle): Source {
   const { root, session } = storeRoot;
   const { addresses, port } = session;
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;

@@ -13,7 +13,7 @@ export interface LockIoParts {
 }
 
 /** How often other hosts can touch the folder between two calls of ours. */
-const mostProbes = 8;
+const maxProbes = 8;
 
 const isGone = (cause: unknown): boolean => isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE');
 
@@ -74,7 +74,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
       }),
     comparesNanoseconds: () =>
       folders.in(ownFolder, async (folder) => {
-        for (let probe = 0; probe < mostProbes; probe++) {
+        for (let probe = 0; probe < maxProbes; probe++) {
           const before = ctimeOf(await touchFolder(folder));
           try {
             await touchFolder(folder, { ...before, nanoseconds: before.nanoseconds ^ 1 });

@@ -7,7 +7,7 @@ import { lookup } from 'node:dns/promises';
 import { connect, type Socket } from 'node:net';
 import process from 'node:process';
 import { localEnd } from '#wire/rpc/local-end.ts';
-import { type Answer, failed, mostQuestions, type Question, readQuestion } from './network-messages.ts';
+import { type Answer, failed, maxQuestions, type Question, readQuestion } from './network-messages.ts';
 
 /** Whoever asked has given up long before. */
 const longestMs = 60_000;
@@ -57,7 +57,7 @@ function forget(id: number): void {
 function serve(question: Question): void {
   const { id, ask } = question;
   if (ask === 'forget') forget(id);
-  else if (open.size >= mostQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
+  else if (open.size >= maxQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
   else if (ask === 'connect') openConnection(question);
   else void findAddresses(id, question.host);
 }

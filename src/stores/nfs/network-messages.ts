@@ -22,7 +22,7 @@ export type Answer =
   | { readonly kind: 'failed'; readonly id: number; readonly code: string | undefined; readonly message: string };
 
 /** The most that one process is asked at a time. */
-export const mostQuestions = 512;
+export const maxQuestions = 512;
 const mostAddresses = 64;
 const longestHost = 255;
 const longestText = 1000;

@@ -4,7 +4,7 @@ import { extname, join } from 'node:path';
 import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
-import { type Answer, mostQuestions, type Question, readAnswer } from './network-messages.ts';
+import { type Answer, maxQuestions, type Question, readAnswer } from './network-messages.ts';
 
 type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
@@ -27,7 +27,7 @@ export class NotEntered extends Error {
   }
 }
 
-interface Waiting {
+interface PendingQuestion {
   resolve(found: { readonly answer: Answer; readonly socket: Socket | undefined }): void;
   reject(cause: unknown): void;
 }
@@ -74,7 +74,7 @@ function createRunning(
   onReady: () => void,
   onFailed: (cause: NotEntered) => void,
 ): NetworkProcess {
-  const waiting = new Map<number, Waiting>();
+  const waiting = new Map<number, PendingQuestion>();
   let next = 1;
   let isOver = false;
 
@@ -95,17 +95,17 @@ function createRunning(
     waiting.delete(answer.id);
     asker.resolve({ answer, socket });
   });
-  const said = lastWords(child);
+  const said = lastStderrLine(child);
   child.once('error', (cause) => end(cause.message, cause));
   child.once('close', () => end(said()));
 
-  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<Waited> {
+  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
     using limit = clock.deadline(longestMs, signal);
     limit.signal.throwIfAborted();
     if (isOver) throw new Error('the process in the network namespace ended');
-    if (waiting.size >= mostQuestions) throw new Error('too many connections are being made at once');
+    if (waiting.size >= maxQuestions) throw new Error('too many connections are being made at once');
     const id = next++;
-    const { promise, resolve, reject } = Promise.withResolvers<Waited>();
+    const { promise, resolve, reject } = Promise.withResolvers<AnswerWithSocket>();
     waiting.set(id, { resolve, reject });
     using _ = onAbort(limit.signal, () => {
       reject(limit.signal.reason);
@@ -146,7 +146,7 @@ function createRunning(
   };
 }
 
-type Waited = Parameters<Waiting['resolve']>[0];
+type AnswerWithSocket = Parameters<PendingQuestion['resolve']>[0];
 
 /** As if it had happened here. */
 function failureOf(answer: Answer): Error {
@@ -155,7 +155,7 @@ function failureOf(answer: Answer): Error {
 }
 
 /** The end of what it complained about. */
-function lastWords(child: ChildProcess): () => string {
+function lastStderrLine(child: ChildProcess): () => string {
   let said = '';
   child.stderr?.on('data', (chunk: Buffer) => {
     said = (said + chunk.toString()).slice(-saidMost);

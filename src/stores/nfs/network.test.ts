@@ -19,8 +19,8 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
 import type { FileStore, FileStoreKind } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
-import { createEnter, type Network } from './network.ts';
-import { mostQuestions } from './network-messages.ts';
+import { createEnterNetwork, type Network } from './network.ts';
+import { maxQuestions } from './network-messages.ts';
 
 const refusal = (work: Promise<unknown>): Promise<StowageError> =>
   work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   }
 
   async function enter(): Promise<Network> {
-    const network = await createEnter(systemClock())(`netns:${far.name}`, scope.signal);
+    const network = await createEnterNetwork(systemClock())(`netns:${far.name}`, scope.signal);
     onTestFinished(() => network[Symbol.dispose]());
     return network;
   }
@@ -141,7 +141,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
 
   test('connections that were made in a namespace end when there is another under its name', async () => {
     const clock = createFakeClock();
-    const network = await createEnter(clock)(`netns:${far.name}`, scope.signal);
+    const network = await createEnterNetwork(clock)(`netns:${far.name}`, scope.signal);
     onTestFinished(() => network[Symbol.dispose]());
     const connect = (): Promise<Socket> => network.connect({ address: far, signal: scope.signal });
     const socket = await connect();
@@ -214,13 +214,13 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   test('a connection that nobody waits for any more is given up', async () => {
     const network = await enter();
     const address = { host: far.silent, port: 2049 };
-    const underWay = Array.from({ length: mostQuestions + 1 }, () => {
+    const underWay = Array.from({ length: maxQuestions + 1 }, () => {
       const signal = AbortSignal.timeout(2_000);
       return network.connect({ address, localPort: undefined, signal }).catch((cause: unknown) => String(cause));
     });
     const ends = await Promise.all(underWay);
     expect(ends.filter((end) => end === 'Error: too many connections are being made at once')).toHaveLength(1);
-    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(mostQuestions);
+    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(maxQuestions);
     // The process there has given them up as well: it would not take another one otherwise.
     const own = { address: { host: far.host, port: far.port }, localPort: undefined };
     (await network.connect({ ...own, signal: AbortSignal.timeout(5_000) })).destroy();
@@ -239,7 +239,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
 
   test('the process ends with us, however we end', async () => {
     await far.hasPids(0);
-    const us = running(`await createEnter(systemClock())('netns:${far.name}', new AbortController().signal);
+    const us = running(`await createEnterNetwork(systemClock())('netns:${far.name}', new AbortController().signal);
       console.log('entered');`);
     await once(us.stdout ?? us, 'data');
     expect(await far.pids()).toHaveLength(1);
@@ -268,7 +268,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   test.skipIf(needs('ordinary-user'))('whoever may not enter it is told what it takes', async () => {
     const us = running(
       `const signal = new AbortController().signal;
-       const told = await createEnter(systemClock())('netns:${far.name}', signal).catch((e) => e);
+       const told = await createEnterNetwork(systemClock())('netns:${far.name}', signal).catch((e) => e);
        console.log(JSON.stringify([told.code, told.reason, told.action]));`,
       asOrdinaryUser,
     );
@@ -281,7 +281,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
 /** A program of its own that can enter namespaces. */
 function running(text: string, as: typeof asOrdinaryUser = ([file = '', ...args]) => [file, args]): ChildProcess {
   const imports = ['base/clock.ts', 'stores/nfs/network.ts'].map((file, i) => {
-    return `import { ${['systemClock', 'createEnter'][i]} } from '#${file}';`;
+    return `import { ${['systemClock', 'createEnterNetwork'][i]} } from '#${file}';`;
   });
   const how = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval'];
   const [file, args] = as([process.execPath, ...how, [...imports, text].join('\n')]);

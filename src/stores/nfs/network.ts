@@ -15,13 +15,13 @@ export interface Network extends Disposable {
 }
 
 /** Enters a network by its namespace. Whoever enters the same one shares a process, which ends with the last. */
-export type Enter = (network: string, signal: AbortSignal) => Promise<Network>;
+export type EnterNetwork = (network: string, signal: AbortSignal) => Promise<Network>;
 
 /** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
-export function createEnter(clock: Clock, find: FindNamespace = asItIs): Enter {
-  const entered = new Map<string, Entered & { users: number }>();
+export function createEnterNetwork(clock: Clock, find: FindNamespace = asItIs): EnterNetwork {
+  const entered = new Map<string, NamespaceAccess & { users: number }>();
   return async (network, signal) => {
-    const shared = entered.get(network) ?? { users: 0, ...createEntered(network, clock, find) };
+    const shared = entered.get(network) ?? { users: 0, ...createNamespaceAccess(network, clock, find) };
     entered.set(network, shared);
     shared.users++;
     using leaving = new DisposableStack();
@@ -41,46 +41,46 @@ export function createEnter(clock: Clock, find: FindNamespace = asItIs): Enter {
 }
 
 async function connect(
-  { reach }: Entered,
+  { reach }: NamespaceAccess,
   { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
   signal: AbortSignal,
 ): Promise<Socket> {
   const there = await reach(signal);
   const socket = await there.connect({ address: host, port, localPort }, signal);
-  there.keep(socket);
+  there.track(socket);
   return socket;
 }
 
-interface Entered {
+interface NamespaceAccess {
   /** The process that runs there; started where there is none. */
-  reach(signal: AbortSignal): Promise<Reached>;
+  reach(signal: AbortSignal): Promise<NamespaceConnections>;
   close(): void;
 }
 
-interface Reached extends Pick<NetworkProcess, 'lookup' | 'connect'> {
+interface NamespaceConnections extends Pick<NetworkProcess, 'lookup' | 'connect'> {
   /** A connection of it, which ends when the network is another. */
-  keep(socket: Socket): void;
+  track(socket: Socket): void;
 }
 
 /** A namespace, the process in it, and the connections that were made there. */
-interface Within {
+interface EnteredNamespace {
   readonly namespace: string;
   isOver(): boolean;
   readonly started: Promise<NetworkProcess>;
-  keep(socket: Socket): void;
+  track(socket: Socket): void;
   abandon(): void;
 }
 
 /** A connection in a namespace that nothing is attached to any more is silent: calls on it would wait until they are late. */
 const lookMs = 5_000;
 
-function createEntered(network: string, clock: Clock, find: FindNamespace): Entered {
+function createNamespaceAccess(network: string, clock: Clock, find: FindNamespace): NamespaceAccess {
   const closing = new AbortController();
-  let current: Within | undefined;
+  let current: EnteredNamespace | undefined;
   let looking: Disposable | undefined;
 
   /** Under nobody's signal: others may wait for it too. */
-  function start(namespaceRef: string, namespace: string): Within {
+  function start(namespaceRef: string, namespace: string): EnteredNamespace {
     let isOver: () => boolean = () => false;
     const started = enterNetwork(namespaceRef)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
@@ -93,7 +93,7 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
       isOver = () => true;
     });
     lookLater();
-    return { namespace, started, isOver: () => isOver(), ...createKept() };
+    return { namespace, started, isOver: () => isOver(), ...createTrackedSockets() };
   }
 
   function end(): void {
@@ -103,7 +103,7 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   }
 
   /** Where it is now. Another one may have been made under the same name since; ours would still be in the old one. */
-  async function whereabouts(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
+  async function locateNamespace(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
     const namespaceRef = await find(network, signal);
     const namespace = await namespaceAt(network, namespaceRef);
     closing.signal.throwIfAborted();
@@ -122,20 +122,20 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   async function look(): Promise<void> {
     using limit = clock.deadline(lookMs, closing.signal);
     // What is wrong with it is told to who needs it.
-    await whereabouts(limit.signal).catch(() => undefined);
+    await locateNamespace(limit.signal).catch(() => undefined);
     if (current !== undefined) lookLater();
   }
 
   return {
     reach: async (signal) => {
       signal.throwIfAborted();
-      const [namespaceRef, namespace] = await whereabouts(signal);
+      const [namespaceRef, namespace] = await locateNamespace(signal);
       if (current?.isOver() === true) end();
       current ??= start(namespaceRef, namespace);
-      const { started, keep } = current;
+      const { started, track } = current;
       try {
         const { lookup, connect } = await unlessAborted(started, signal);
-        return { lookup, connect, keep };
+        return { lookup, connect, track };
       } catch (cause) {
         signal.throwIfAborted();
         throw cause instanceof NotEntered ? notEntered(network, cause) : cause;
@@ -148,11 +148,11 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   };
 }
 
-function createKept(): Pick<Within, 'keep' | 'abandon'> {
+function createTrackedSockets(): Pick<EnteredNamespace, 'track' | 'abandon'> {
   const sockets = new Set<Socket>();
   let isAbandoned = false;
   return {
-    keep: (socket) => {
+    track: (socket) => {
       if (isAbandoned) return void socket.destroy();
       sockets.add(socket);
       socket.once('close', () => sockets.delete(socket));

@@ -7,35 +7,35 @@ import { StowageError } from '#core/errors.ts';
 import type { Room, StoreName } from '#core/model.ts';
 import type { ProcessMarks, StoreContext } from '#core/ports.ts';
 import { type FileHandle, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
-import { createPlaces } from '../file-store/call-slots.ts';
-import { otherStore } from '../file-store/errors.ts';
-import { isRefusal } from '../file-store/files.ts';
+import { createSlots } from '../file-store/call-slots.ts';
+import { differentStore } from '../file-store/errors.ts';
+import { isDefiniteFailure } from '../file-store/files.ts';
 import { identityText, readIdentity, refuseOtherLayout, refuseOtherStore } from '../file-store/identity.ts';
 import { encodeMeta } from '../file-store/meta.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { type Connect, identityOf, type Session } from './connect.ts';
 import { createExplain } from './diagnosis.ts';
-import { type Blamed, nfsFailure } from './failures.ts';
-import { absentFolderIsAbsent, createNfsFiles, type NfsFiles } from './files.ts';
+import { type ErrorContext, nfsFailure } from './failures.ts';
+import { createNfsFiles, type NfsFiles, undefinedIfFolderAbsent } from './files.ts';
 import { createFolders, type Folders } from './folders.ts';
 import { createGuardTicks } from './guard-ticks.ts';
-import { createOthers } from './host-locks.ts';
+import { createHostLocks } from './host-locks.ts';
 import { createLockFile } from './lock-file.ts';
 import { createLockIo } from './lock-io.ts';
 import { createMarks } from './lock-marks.ts';
 import { type NfsOptions, shownPlace } from './options.ts';
 import { createNfsReserve } from './reserve.ts';
-import { createScratches } from './scratch-names.ts';
+import { createScratchNames } from './scratch-names.ts';
 import { serverTime } from './server-time.ts';
-import { createSeenUses, type SeenUses } from './use-record-reader.ts';
+import { createUseRecordReader, type UseRecordReader } from './use-record-reader.ts';
 
-export interface NfsPlace extends StoreRoot {
+export interface NfsStoreRoot extends StoreRoot {
   readonly files: NfsFiles;
   readonly session: Session;
-  readonly uses: SeenUses;
+  readonly uses: UseRecordReader;
 }
 
-export interface OpenParts {
+export interface OpenNfsStoreRoot {
   readonly options: NfsOptions;
   readonly store: StoreName;
   readonly context: StoreContext;
@@ -58,9 +58,9 @@ const identityPauseMs = 100;
 /** For one call that a list of stores waits for. */
 export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): number => Math.min(timeout, 5_000);
 
-export const blamedOf = (options: NfsOptions, store: string): Blamed => ({
+export const errorContextOf = (options: NfsOptions, store: string): ErrorContext => ({
   store,
-  place: shownPlace(options),
+  location: shownPlace(options),
   server: options.hosts.join(', '),
   uid: identityOf(options).uid,
   privileged: options.sourcePorts !== undefined,
@@ -68,9 +68,10 @@ export const blamedOf = (options: NfsOptions, store: string): Blamed => ({
   network: options.network,
 });
 
-export async function openNfsPlace(parts: OpenParts, scope: Scope): Promise<NfsPlace> {
+export async function openNfsStoreRoot(parts: OpenNfsStoreRoot, scope: Scope): Promise<NfsStoreRoot> {
   const { options, store } = parts;
-  const failure = (cause: unknown, doing: string): StowageError => nfsFailure(cause, doing, blamedOf(options, store));
+  const failure = (cause: unknown, doing: string): StowageError =>
+    nfsFailure(cause, doing, errorContextOf(options, store));
   try {
     const session = await parts.connect(options, () => undefined, scope.signal);
     try {
@@ -86,45 +87,46 @@ export async function openNfsPlace(parts: OpenParts, scope: Scope): Promise<NfsP
 }
 
 async function open(
-  { options, store, context, clock, readOnly, marks: process, held }: OpenParts,
+  { options, store, context, clock, readOnly, marks: process, held }: OpenNfsStoreRoot,
   session: Session,
   first: FileHandle,
   failure: (cause: unknown, doing: string) => StowageError,
   scope: Scope,
-): Promise<NfsPlace> {
+): Promise<NfsStoreRoot> {
   const { nfs } = session;
   const explain = createExplain(session, clock);
   const root = shownPlace(options);
-  const own = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
+  const ownPath = (...names: readonly string[]): string => [root, '.stowage', ...names].join('/');
   const marks = createMarks(process);
-  const keeper = { handle: first, identity: undefined as string | undefined };
+  const current = { handle: first, identity: undefined as string | undefined };
   const deadlineMs = options.timeout;
   const foldersAt = (rootHandle: () => FileHandle, renew: () => Promise<void>): Folders =>
     createFolders({ nfs, root, rootHandle, renew, deadlineMs });
-  const filesIn = (found: Folders): NfsFiles => createNfsFiles({ nfs, folders: found, deadlineMs, mark: marks.next });
+  const filesIn = (found: Folders): NfsFiles =>
+    createNfsFiles({ nfs, folders: found, deadlineMs, nextMark: marks.next });
   const renew = coalesced(async () => {
-    if (!(await isStale(nfs, keeper.handle, options.timeout))) return;
-    const fresh = await session.mount(AbortSignal.timeout(options.timeout * 2));
+    if (!(await isStale(nfs, current.handle, options.timeout))) return;
+    const freshHandle = await session.mount(AbortSignal.timeout(options.timeout * 2));
     // Nothing else is done there before it is known to be the store.
     const there = filesIn(
       foldersAt(
-        () => fresh,
+        () => freshHandle,
         async () => undefined,
       ),
     );
-    const uuid = (await readIdentity(there, own('store.json')))?.uuid;
-    if (uuid !== keeper.identity)
-      throw otherStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${keeper.identity}`);
-    keeper.handle = fresh;
+    const uuid = (await readIdentity(there, ownPath('store.json')))?.uuid;
+    if (uuid !== current.identity)
+      throw differentStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${current.identity}`);
+    current.handle = freshHandle;
   });
-  const handles = foldersAt(() => keeper.handle, renew);
+  const handles = foldersAt(() => current.handle, renew);
   const files = filesIn(handles);
-  const scratches = createScratches({ instance: context.instance, marks: process, clock });
-  const scratch = (): string => own('tmp', scratches.next());
-  const uses = createSeenUses({ files, folder: own('users'), scratch });
-  const io = createLockIo({ nfs, folders: handles, deadlineMs, ownFolder: own('tmp') });
+  const scratches = createScratchNames({ instance: context.instance, marks: process, clock });
+  const scratchPath = (): string => ownPath('tmp', scratches.next());
+  const uses = createUseRecordReader({ files, folder: ownPath('users'), scratchPath });
+  const io = createLockIo({ nfs, folders: handles, deadlineMs, ownFolder: ownPath('tmp') });
   const lockFile = createLockFile({ io, marks, clock, ticks: createGuardTicks(io) });
-  const others = createOthers({
+  const hostLocks = createHostLocks({
     files,
     io,
     lockFile,
@@ -134,18 +136,18 @@ async function open(
     held,
     log: scope.log,
     usesOf: uses.listHeld,
-    folder: own('locks'),
-    spare: own('store.json'),
-    keyOf: (path) => `${keeper.identity} ${path.slice(root.length)}`,
+    folder: ownPath('locks'),
+    spareLock: ownPath('store.json'),
+    keyOf: (path) => `${current.identity} ${path.slice(root.length)}`,
   });
 
   const room = async (signal?: AbortSignal): Promise<Room> => {
     const within = { deadlineMs: shortDeadlineMs(options), ...(signal === undefined ? {} : { signal }) };
-    const { totalBytes, availableBytes } = await nfs.fsstat(keeper.handle, within);
+    const { totalBytes, availableBytes } = await nfs.fsstat(current.handle, within);
     return { totalBytes, freeBytes: availableBytes };
   };
 
-  const recorded = await readIdentity(files, own('store.json')).catch((cause: unknown) => {
+  const recorded = await readIdentity(files, ownPath('store.json')).catch((cause: unknown) => {
     // Read-only: records that we may not read do not matter, directories are volumes all the same.
     if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
     if (cause instanceof StowageError && cause.reason === 'record-unreadable' && !readOnly) return undefined;
@@ -154,59 +156,60 @@ async function open(
   await refuseOtherStore(files, root, store, recorded, context.identity);
   if (recorded !== undefined) refuseOtherLayout(root, recorded.layout, 'directory');
   if (!readOnly) {
-    await refuseLocked(files, root, own('lock'));
-    await files.makeFolder(own());
-    for (const folder of folders) await files.makeFolder(own(folder));
-    keeper.identity =
-      recorded?.uuid ?? (await establish({ files, path: own('store.json'), scratch: scratch(), clock, scope }));
-  } else keeper.identity = recorded?.uuid;
+    await refuseLocked(files, root, ownPath('lock'));
+    await files.makeFolder(ownPath());
+    for (const folder of folders) await files.makeFolder(ownPath(folder));
+    current.identity =
+      recorded?.uuid ??
+      (await createIdentity({ files, path: ownPath('store.json'), scratchPath: scratchPath(), clock, scope }));
+  } else current.identity = recorded?.uuid;
 
   return {
     store,
     context,
     files,
     root,
-    own,
-    scratch,
+    ownPath,
+    scratchPath,
     session,
     uses,
-    identity: keeper.identity,
-    base: `nfs://${options.hosts[0]}${options.path}`,
+    identity: current.identity,
+    baseUri: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
     isLeftover: scratches.isLeftover,
     // The handle is the directory: one that was put in its place has another.
     verify: async () => undefined,
-    inFlight: { short: createPlaces(shortCalls), long: createPlaces(longCalls) },
+    callSlots: { short: createSlots(shortCalls), long: createSlots(longCalls) },
     failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
-    replace: async (path, meta, sure) => {
-      const fresh = scratch();
+    replaceRecord: async (path, meta, sure) => {
+      const fresh = scratchPath();
       await files.writeNew(fresh, encodeMeta(meta));
       try {
         sure?.();
         if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
       } catch (cause) {
         // Where the server did not answer, the record may be in its place already.
-        if (isRefusal(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+        if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
         throw cause;
       }
     },
     room,
     reserve: createNfsReserve({
       files,
-      folder: own('reserve'),
-      scratch,
+      folder: ownPath('reserve'),
+      scratchPath,
       free: async () => (await room()).freeBytes,
     }),
-    serverTime: () => serverTime(files, own('tmp'), scratch),
-    others: readOnly ? undefined : others,
+    serverTime: () => serverTime(files, ownPath('tmp'), scratchPath),
+    hostLocks: readOnly ? undefined : hostLocks,
     close: async () => session.close(),
   };
 }
 
 /** What keeps hosts on an export apart does not keep out the one that has it as a directory of its own. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
-  if ((await absentFolderIsAbsent(files.look(lock))) === undefined) return;
+  if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
   throw new StowageError(`${root} is a local store of the machine it lies on`, {
     code: 'conflict',
     reason: 'store-local-elsewhere',
@@ -225,38 +228,38 @@ async function isStale(nfs: NfsClient, handle: FileHandle, deadlineMs: number): 
   }
 }
 
-interface Establishing {
+interface CreateIdentity {
   readonly files: NfsFiles;
   /** Of `store.json`. */
   readonly path: string;
-  readonly scratch: string;
+  readonly scratchPath: string;
   readonly clock: Clock;
   readonly scope: Scope;
 }
 
 /** Gives a new store its name, in one step; of several hosts that do, one wins, and all take its name. */
-async function establish(parts: Establishing): Promise<string> {
-  const { files, path, scratch } = parts;
+async function createIdentity(parts: CreateIdentity): Promise<string> {
+  const { files, path, scratchPath } = parts;
   const uuid = randomUUID();
   const text = identityText(uuid, 'directory');
-  await files.writeNew(scratch, text);
+  await files.writeNew(scratchPath, text);
   try {
     // A server without links says so in its own way. What a crash leaves empty there is for people to remove.
-    await files.link(scratch, path).catch((cause: unknown) => {
-      if (isErrno(cause, 'EEXIST') || !isRefusal(cause)) throw cause;
+    await files.link(scratchPath, path).catch((cause: unknown) => {
+      if (isErrno(cause, 'EEXIST') || !isDefiniteFailure(cause)) throw cause;
       return files.writeNew(path, text);
     });
     return uuid;
   } catch (cause) {
-    if (isErrno(cause, 'EEXIST')) return await nameOfStore(parts);
+    if (isErrno(cause, 'EEXIST')) return await awaitIdentity(parts);
     throw cause;
   } finally {
-    await files.unlink(scratch);
+    await files.unlink(scratchPath);
   }
 }
 
 /** Where there are no links, another host may still be writing it. */
-async function nameOfStore({ files, path, clock, scope }: Establishing): Promise<string> {
+async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Promise<string> {
   for (const since = clock.elapsed(); ; ) {
     try {
       const uuid = (await readIdentity(files, path))?.uuid;
@@ -264,12 +267,12 @@ async function nameOfStore({ files, path, clock, scope }: Establishing): Promise
     } catch (cause) {
       if (!(cause instanceof StowageError) || clock.elapsed() - since > identityPatienceMs) throw cause;
     }
-    if (clock.elapsed() - since > identityPatienceMs) throw nameless(path);
+    if (clock.elapsed() - since > identityPatienceMs) throw identityUnreadable(path);
     await clock.sleep(identityPauseMs, scope.signal);
   }
 }
 
-function nameless(path: string): StowageError {
+function identityUnreadable(path: string): StowageError {
   return new StowageError(`${path} does not say which store this is`, {
     code: 'conflict',
     reason: 'record-unreadable',

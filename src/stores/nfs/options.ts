@@ -63,13 +63,13 @@ function invalid(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'store-option-invalid', action });
 }
 
-const bad = (key: keyof typeof optionHelp, value: string): StowageError =>
+const invalidValue = (key: keyof typeof optionHelp, value: string): StowageError =>
   invalid(`${quoted(value)} is not a value for the option ${key}`, `${key}: ${optionHelp[key]}.`);
 
-function whole(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
+function integer(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
   const value = given[key];
   if (value === undefined) return undefined;
-  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw bad(key, value);
+  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw invalidValue(key, value);
   return Number(value);
 }
 
@@ -77,7 +77,7 @@ function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, all
   const value = given[key];
   if (value === undefined) return undefined;
   const found = allowed.find((one) => one === value);
-  if (found === undefined) throw bad(key, value);
+  if (found === undefined) throw invalidValue(key, value);
   return found;
 }
 
@@ -88,7 +88,7 @@ function flag(given: Given, key: 'soft' | 'hard' | 'sync'): boolean | undefined 
 
 function mode(given: Given): number {
   const value = given['mode'] ?? '0755';
-  if (!/^0?[0-7]{3,4}$/.test(value)) throw bad('mode', value);
+  if (!/^0?[0-7]{3,4}$/.test(value)) throw invalidValue('mode', value);
   return Number.parseInt(value, 8);
 }
 
@@ -98,7 +98,7 @@ const smallestTransfer = 4096;
 function transfer(given: Given, key: 'rsize' | 'wsize'): number {
   const value = given[key];
   const bytes = value === undefined ? BigInt(largestTransfer) : parseSize(value);
-  if (bytes === undefined || bytes < smallestTransfer || bytes > largestTransfer) throw bad(key, value ?? '');
+  if (bytes === undefined || bytes < smallestTransfer || bytes > largestTransfer) throw invalidValue(key, value ?? '');
   return Number(bytes);
 }
 
@@ -107,7 +107,7 @@ const longestTimeout = 10 * 60_000;
 function timeout(given: Given): number {
   const value = given['timeout'] ?? '10s';
   const ms = parseDuration(value);
-  if (ms === undefined || ms < 100 || ms > longestTimeout) throw bad('timeout', value);
+  if (ms === undefined || ms < 100 || ms > longestTimeout) throw invalidValue('timeout', value);
   return ms;
 }
 
@@ -120,9 +120,9 @@ function hard(given: Given): boolean {
 
 function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
   if (given['sourceport'] === 'privileged') return 'privileged';
-  const port = whole(given, 'sourceport', 1, 65_535);
+  const port = integer(given, 'sourceport', 1, 65_535);
   // One port is one connection.
-  if (port !== undefined && (whole(given, 'nconnect', 1, 16) ?? 1) > 1)
+  if (port !== undefined && (integer(given, 'nconnect', 1, 16) ?? 1) > 1)
     throw invalid('several connections cannot have one source port', `Use sourceport=privileged, or nconnect=1.`);
   return port;
 }
@@ -131,7 +131,7 @@ function tls(given: Given): NfsOptions['tls'] {
   const value = given['tls'];
   if (value === undefined || value === 'off' || value === 'false') return undefined;
   if (value === '' || value === 'on' || value === 'true') return { folder: undefined };
-  if (!isAbsolute(value)) throw bad('tls', value);
+  if (!isAbsolute(value)) throw invalidValue('tls', value);
   return { folder: value };
 }
 
@@ -139,7 +139,7 @@ function network(given: Given): string | undefined {
   const value = given['network'];
   if (value === undefined) return undefined;
   if (isAbsolute(value) || /^(?:netns|docker|podman):[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
-  throw bad('network', value);
+  throw invalidValue('network', value);
 }
 
 /** What the system's client cannot do. */
@@ -160,14 +160,14 @@ function client(given: Given): NfsOptions['client'] {
   );
 }
 
-function wrongUri(uri: string, why: string): StowageError {
+function invalidUri(uri: string, why: string): StowageError {
   return invalid(
     `${quoted(uri)} is not the URI of an NFS store: ${why}`,
     'Write nfs://, a server and the path of its export, for example nfs://10.10.2.4/export/silver',
   );
 }
 
-interface Where {
+interface ParsedUri {
   readonly hosts: NfsOptions['hosts'];
   readonly port: number | undefined;
   readonly path: string;
@@ -179,25 +179,25 @@ const isHost = (host: string): boolean =>
   host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
 
-function whereOf(uri: string): Where {
-  if (uri.includes('#')) throw wrongUri(uri, "it has a # in it, where a URI's path ends");
+function parseUri(uri: string): ParsedUri {
+  if (uri.includes('#')) throw invalidUri(uri, "it has a # in it, where a URI's path ends");
   const [, authority = '', rest = ''] = /^nfs:\/\/([^/?]*)([^?]*)/.exec(uri) ?? [];
   const [, given = '', port] = /^(.*?)(?::(\d{1,5}))?$/.exec(authority) ?? [];
   const hosts = given.split(',');
   const [first, ...others] = hosts;
-  if (first === undefined || !hosts.every(isHost)) throw wrongUri(uri, 'it names no server');
+  if (first === undefined || !hosts.every(isHost)) throw invalidUri(uri, 'it names no server');
   if (port !== undefined && (Number(port) < 1 || Number(port) > 65_535))
-    throw wrongUri(uri, `there is no port ${port}`);
+    throw invalidUri(uri, `there is no port ${port}`);
   let path: string;
   try {
     path = decodeURIComponent(rest);
   } catch (cause) {
-    throw wrongUri(uri, `it has a broken %-escape (${String(cause)})`);
+    throw invalidUri(uri, `it has a broken %-escape (${String(cause)})`);
   }
-  if (path === '') throw wrongUri(uri, 'the path is missing');
-  if (/[\0-\x1f]/.test(path)) throw wrongUri(uri, 'the path contains control characters');
-  if (path.split('/').includes('..')) throw wrongUri(uri, 'the path must not contain ..');
-  if (Buffer.byteLength(path) > longestPath) throw wrongUri(uri, `the path is longer than ${longestPath} bytes`);
+  if (path === '') throw invalidUri(uri, 'the path is missing');
+  if (/[\0-\x1f]/.test(path)) throw invalidUri(uri, 'the path contains control characters');
+  if (path.split('/').includes('..')) throw invalidUri(uri, 'the path must not contain ..');
+  if (Buffer.byteLength(path) > longestPath) throw invalidUri(uri, `the path is longer than ${longestPath} bytes`);
   const clean = normalize(path);
   return {
     hosts: [bare(first), ...others.map(bare)],
@@ -207,8 +207,8 @@ function whereOf(uri: string): Where {
 }
 
 export function parseOptions(uri: string, given: Given): NfsOptions {
-  const { hosts, port, path } = whereOf(uri);
-  const asked = whole(given, 'port', 1, 65_535);
+  const { hosts, port, path } = parseUri(uri);
+  const asked = integer(given, 'port', 1, 65_535);
   if (asked !== undefined && port !== undefined && asked !== port)
     throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
@@ -217,18 +217,18 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
     hosts,
     path,
     port: asked ?? port,
-    mountPort: whole(given, 'mountport', 1, 65_535),
-    uid: whole(given, 'uid', 0, largestId),
-    gid: whole(given, 'gid', 0, largestId),
+    mountPort: integer(given, 'mountport', 1, 65_535),
+    uid: integer(given, 'uid', 0, largestId),
+    gid: integer(given, 'gid', 0, largestId),
     mode: mode(given),
     squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
-    retries: whole(given, 'retries', 0, 100),
+    retries: integer(given, 'retries', 0, 100),
     sync: flag(given, 'sync') ?? false,
     timeout: timeout(given),
     hard: hard(given),
     maxRead: transfer(given, 'rsize'),
     maxWrite: transfer(given, 'wsize'),
-    connections: whole(given, 'nconnect', 1, 16) ?? 1,
+    connections: integer(given, 'nconnect', 1, 16) ?? 1,
     sourcePorts: sourcePorts(given),
     tls: tls(given),
     network: network(given),

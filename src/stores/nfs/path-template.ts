@@ -21,13 +21,13 @@ const separator = /\/(?![^{}]*\})/;
 const label = 'label:';
 const isWord = (text: string): boolean =>
   text === 'name' || text === 'id' || (text.startsWith(label) && isLabelKey(text.slice(label.length)));
-const mostFolders = 8;
+const maxParts = 8;
 /** As many as a record takes. */
 const longestPath = 1024;
 
 export function parsePathTemplate(template: string): DataPaths {
   const parts = template.split(separator);
-  if (parts.length > mostFolders) throw invalid(template, `it has more than ${mostFolders} parts`);
+  if (parts.length > maxParts) throw invalid(template, `it has more than ${maxParts} parts`);
   for (const part of parts) {
     for (const [, found = ''] of part.matchAll(token))
       if (!isWord(found)) throw invalid(template, `{${found}} is unknown`);
@@ -38,7 +38,7 @@ export function parsePathTemplate(template: string): DataPaths {
   refuseAmbiguous(template, parts.at(-1) ?? '');
   return {
     pathFor: (want) => {
-      const path = parts.map((part) => fill(part, want)).join('/');
+      const path = parts.map((part) => fillPart(part, want)).join('/');
       if (path.length > longestPath) throw unfit(want.name, path);
       return path;
     },
@@ -81,7 +81,7 @@ function createMatch(template: string): DataPaths['volumeAt'] {
   };
 }
 
-function fill(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
+function fillPart(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
   const text = part.replaceAll(token, (_all, found: string) => {
     if (found === 'name') return name;
     if (found === 'id') return id;

@@ -11,7 +11,7 @@ import {
 import { isProbeName, probeText, type Within } from './probe.ts';
 
 /** Where a check has just made, and removed, a file of its own. */
-export interface Checked {
+export interface CheckedDirectory {
   readonly nfs: NfsClient;
   readonly root: FileHandle;
   /** In seconds, by the server's clock. */
@@ -22,15 +22,15 @@ export interface Checked {
  * Removes the files of checks whose process was killed before it could. `about`: which directory, and as whom. Nothing is thrown:
  * what it cannot remove now is found by a later one.
  */
-export type RemoveLeftovers = (about: string, checked: Checked, within: Within, log: Log) => Promise<void>;
+export type RemoveLeftovers = (about: string, checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
 
 /**
  * A check takes seconds. Whatever has lain there for so long belongs to none that is at work, on whatever host; nor is the
  * directory, which may be large, listed more often.
  */
-const oldMs = 10 * 60_000;
+const leftoverAfterMs = 10 * 60_000;
 /** Of the time that a check has. */
-const mostMs = 2_000;
+const maxMs = 2_000;
 
 export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
   /** When each was listed. */
@@ -38,7 +38,7 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
 
   function isDue(about: string): boolean {
     const now = clock.elapsed();
-    for (const [one, at] of listed) if (now - at >= oldMs) listed.delete(one);
+    for (const [one, at] of listed) if (now - at >= leftoverAfterMs) listed.delete(one);
     if (listed.has(about)) return false;
     listed.set(about, now);
     return true;
@@ -46,8 +46,8 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
 
   return async (about, checked, { signal, deadlineMs }, log) => {
     if (!isDue(about)) return;
-    using limit = clock.deadline(mostMs, signal);
-    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, mostMs) };
+    using limit = clock.deadline(maxMs, signal);
+    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, maxMs) };
     const failed = (cause: unknown): void =>
       log.debug('a file that a check may have left was not removed', { cause: String(cause) });
     try {
@@ -59,10 +59,15 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
   };
 }
 
-async function removeIfOld({ nfs, root, now }: Checked, name: string, within: Within, log: Log): Promise<void> {
+async function removeIfOld(
+  { nfs, root, now }: CheckedDirectory,
+  name: string,
+  within: Within,
+  log: Log,
+): Promise<void> {
   const found = await nfs.lookup(root, name, within);
   const about = found.attributes ?? (await nfs.getattr(found.handle, within));
-  if ((now - about.mtime) * 1000 < oldMs || !(await isProbe(nfs, found.handle, about, within))) return;
+  if ((now - about.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, about, within))) return;
   await nfs.remove(root, name, within);
   log.info('removed a file that an interrupted check had left', { name });
 }

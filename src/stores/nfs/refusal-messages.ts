@@ -1,9 +1,9 @@
-import { isListed, type NotAdmitted, type Refusal } from './connection-errors.ts';
-import type { About, Blamed } from './failures.ts';
+import { type CallsDenied, isListed, type Refusal } from './connection-errors.ts';
+import type { ErrorContext, Explanation } from './failures.ts';
 
 const mostShown = 10;
 
-function offers({ exported }: Refusal): string {
+function exportList({ exported }: Refusal): string {
   if (exported === undefined || exported.length === 0) return '';
   const shown = exported.slice(0, mostShown).map(({ path }) => path);
   return `; it exports ${shown.join(', ')}${exported.length > mostShown ? ' and others' : ''}`;
@@ -13,13 +13,13 @@ function offers({ exported }: Refusal): string {
  * The MOUNT service said no. Some say "no access" also for what is not there, and some hide from a host what it may not mount: where
  * the export is not listed, it may be either.
  */
-export function exportRefused(refusal: Refusal, { server, store, privileged }: Blamed): About {
+export function exportRefused(refusal: Refusal, { server, store, privileged }: ErrorContext): Explanation {
   const { path, status } = refusal;
   if (status === 'ACCES' && isListed(refusal) === false) {
     return {
       code: 'unavailable',
       reason: 'nfs-export-withheld',
-      why: `${server} denies this host the directory ${path}, and does not list it: it is not exported, or not to this host${offers(refusal)}`,
+      why: `${server} denies this host the directory ${path}, and does not list it: it is not exported, or not to this host${exportList(refusal)}`,
       action: `Correct the path in the store's URI, or have the server's administrator export it to this host (exportfs -v shows what is exported to whom); then: stowage store check ${store}`,
     };
   }
@@ -27,7 +27,7 @@ export function exportRefused(refusal: Refusal, { server, store, privileged }: B
     return {
       code: 'unavailable',
       reason: 'nfs-export-unknown',
-      why: `${server} has no directory ${path} to mount${offers(refusal)}`,
+      why: `${server} has no directory ${path} to mount${exportList(refusal)}`,
       action: `Correct the path in the store's URI, or have the server's administrator export it (exportfs -v shows what is); then: stowage store check ${store}`,
     };
   }
@@ -48,8 +48,8 @@ export function exportRefused(refusal: Refusal, { server, store, privileged }: B
 }
 
 /** Every call is turned away. What is lacking was tried out, where it could be. */
-export function notAdmitted({ wanted }: NotAdmitted, { server, privileged, tls }: Blamed): About {
-  if (wanted === 'privileged-port') {
+export function callsDenied({ missing }: CallsDenied, { server, privileged, tls }: ErrorContext): Explanation {
+  if (missing === 'privileged-port') {
     return {
       code: 'denied',
       reason: 'nfs-privileged-port',
@@ -58,7 +58,7 @@ export function notAdmitted({ wanted }: NotAdmitted, { server, privileged, tls }
         "Give the store sourceport=privileged (Stowage then needs root or CAP_NET_BIND_SERVICE); or have the server's administrator export it with the option insecure.",
     };
   }
-  if (wanted === 'tls') {
+  if (missing === 'tls') {
     return {
       code: 'denied',
       reason: 'nfs-tls-required',
@@ -79,80 +79,80 @@ export function notAdmitted({ wanted }: NotAdmitted, { server, privileged, tls }
   };
 }
 
-function permission({ place, uid }: Blamed): About {
+function permission({ location, uid }: ErrorContext): Explanation {
   if (uid !== 0) {
     return {
       code: 'denied',
       reason: 'store-permission',
-      why: `user ${uid} may not do that in ${place}`,
+      why: `user ${uid} may not do that in ${location}`,
       action: `On the server, give that user the directory (chown ${uid} …), or whoever the server takes everybody for (all_squash); or have another uid in the store's options.`,
     };
   }
   return {
     code: 'denied',
     reason: 'nfs-root-squash',
-    why: `the server does not let root do that in ${place}: it seems to take root for nobody (root_squash)`,
+    why: `the server does not let root do that in ${location}: it seems to take root for nobody (root_squash)`,
     action:
       "Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash.",
   };
 }
 
 /** By the system's code for what the server answered. */
-export const refusals: Readonly<Record<string, (about: Blamed) => About>> = {
+export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) => Explanation>> = {
   EACCES: permission,
   EPERM: permission,
-  EROFS: ({ place }) => ({
+  EROFS: ({ location }) => ({
     code: 'denied',
     reason: 'nfs-read-only',
-    why: `${place} is exported, or mounted on the server, read-only`,
+    why: `${location} is exported, or mounted on the server, read-only`,
     action: "Have the server's administrator export it for writing (rw), or give the store the option readOnly=true.",
   }),
-  ENOSPC: ({ place }) => ({
+  ENOSPC: ({ location }) => ({
     code: 'exhausted',
     reason: 'store-full',
-    why: `no room is left on the server's disk of ${place}`,
+    why: `no room is left on the server's disk of ${location}`,
     action: "Delete volumes or files that are no longer needed, or have the server's administrator give it more room.",
   }),
-  EDQUOT: ({ place }) => ({
+  EDQUOT: ({ location }) => ({
     code: 'exhausted',
     reason: 'store-quota',
-    why: `the quota on the server for ${place} is used up`,
+    why: `the quota on the server for ${location} is used up`,
     action: "Have the server's administrator raise it, or delete volumes that are no longer needed.",
   }),
-  ESTALE: ({ place, store }) => ({
+  ESTALE: ({ location, store }) => ({
     code: 'unavailable',
     reason: 'nfs-stale',
-    why: `the server no longer knows ${place}: the directory was replaced, or the export changed`,
+    why: `the server no longer knows ${location}: the directory was replaced, or the export changed`,
     action: `Have the server's administrator put the original directory back, or export it again; then: stowage store check ${store}`,
   }),
-  ENOENT: ({ place, store }) => ({
+  ENOENT: ({ location, store }) => ({
     code: 'unavailable',
     reason: 'store-damaged',
-    why: `something removed ${place}, or a part of it, underneath Stowage`,
+    why: `something removed ${location}, or a part of it, underneath Stowage`,
     action: `Restart Stowage, which puts .stowage in order again, or look with: stowage store check ${store}`,
   }),
-  EIO: ({ place }) => ({
+  EIO: ({ location }) => ({
     code: 'unavailable',
     reason: 'store-io-error',
-    why: `the server gave an input/output error for ${place}`,
+    why: `the server gave an input/output error for ${location}`,
     action: "Look at the server's log and disk; try again when it is healthy.",
   }),
-  EAGAIN: ({ place }) => ({
+  EAGAIN: ({ location }) => ({
     code: 'unavailable',
     reason: 'nfs-later',
-    why: `the server needs more time for ${place}`,
+    why: `the server needs more time for ${location}`,
     action: 'Try again in a while.',
   }),
-  ENOTSUP: ({ place }) => ({
+  ENOTSUP: ({ location }) => ({
     code: 'unsupported',
     reason: 'nfs-not-supported',
-    why: `the server cannot do that in ${place}`,
+    why: `the server cannot do that in ${location}`,
     action: 'Use a server that can, or a store of another kind.',
   }),
-  EXDEV: ({ place }) => ({
+  EXDEV: ({ location }) => ({
     code: 'unsupported',
     reason: 'store-cannot-move',
-    why: `the server does not move data within ${place}, as another file system is mounted inside it`,
+    why: `the server does not move data within ${location}, as another file system is mounted inside it`,
     action: 'Have the store on one file system.',
   }),
 };

@@ -1,10 +1,10 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import type { ProcessMarks } from '#core/ports.ts';
-import { takenForDeadMs } from '../file-store/store-root.ts';
+import { presumedDeadMs } from '../file-store/store-root.ts';
 
 /** Names in `.stowage/tmp`: of the instance, of the process, of one opening of the store, and a number. */
-export interface Scratches {
+export interface ScratchNames {
   next(): string;
   /**
    * Left by a dead process: it is known to be dead, or we have known the file for too long. No name is used twice, and a host renames its
@@ -13,19 +13,19 @@ export interface Scratches {
   isLeftover(name: string): boolean;
 }
 
-export interface ScratchesParts {
+export interface ScratchNamesParts {
   readonly instance: string;
   readonly marks: ProcessMarks;
   readonly clock: Clock;
 }
 
 /** Files of other instances: of a host that is gone for good, or whose state folder was lost. */
-const strangersMs = 3_600_000;
+const otherInstanceMs = 3_600_000;
 const mostSeen = 10_000;
 
 const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
 
-export function createScratches({ instance, marks, clock }: ScratchesParts): Scratches {
+export function createScratchNames({ instance, marks, clock }: ScratchNamesParts): ScratchNames {
   const mine = createHash('sha256').update(instance).digest('hex').slice(0, 12);
   const process = `${mine}-${hex(marks.own)}`;
   const dead = marks.dead.map((mark) => `${mine}-${hex(mark)}`);
@@ -36,7 +36,7 @@ export function createScratches({ instance, marks, clock }: ScratchesParts): Scr
 
   /** Their files are gone by now, renamed or removed. */
   function forgetOld(): void {
-    for (const [name, since] of seen) if (clock.elapsed() - since > 2 * strangersMs) seen.delete(name);
+    for (const [name, since] of seen) if (clock.elapsed() - since > 2 * otherInstanceMs) seen.delete(name);
   }
 
   return {
@@ -48,7 +48,7 @@ export function createScratches({ instance, marks, clock }: ScratchesParts): Scr
       if (seen.size >= mostSeen && !seen.has(name)) return false;
       const since = seen.get(name) ?? clock.elapsed();
       seen.set(name, since);
-      return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * takenForDeadMs : strangersMs);
+      return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * presumedDeadMs : otherInstanceMs);
     },
   };
 }

@@ -3,14 +3,14 @@ import { coalesced } from '#base/coalesced.ts';
 import type { StoreCheck } from '#core/model.ts';
 
 type Check = (signal: AbortSignal) => Promise<StoreCheck>;
-type Shared = (signal: AbortSignal) => Promise<StoreCheck>;
+type SharedCheck = (signal: AbortSignal) => Promise<StoreCheck>;
 
 /**
  * However many ask at once for a check of the same store, one runs; those who asked since it began share the next one,
  * so that what they have changed before is in it.
  */
 export function createSharedChecks(): (about: string, check: Check, signal: AbortSignal) => Promise<StoreCheck> {
-  const shared = new Map<string, Shared>();
+  const shared = new Map<string, SharedCheck>();
   return (about, check, signal) => {
     const known = shared.get(about);
     if (known !== undefined) return known(signal);
@@ -22,7 +22,7 @@ export function createSharedChecks(): (about: string, check: Check, signal: Abor
   };
 }
 
-function createShared(check: Check, onIdle: () => void): Shared {
+function createShared(check: Check, onIdle: () => void): SharedCheck {
   let waiting = 0;
   let isRunning = false;
   let latest: StoreCheck | undefined;

@@ -5,7 +5,7 @@ import type { Attributes } from '#wire/nfs3/index.ts';
 const longestGapMs = 2_000;
 const mostWatched = 10_000;
 
-export interface Patience {
+export interface StaleAfter {
   /** The file must be unchanged for this long, */
   readonly afterMs: number;
   /** and we must have polled it without a gap for the last part of that time. */
@@ -13,9 +13,9 @@ export interface Patience {
 }
 
 /** Finds files of dead hosts: they do not change while the server answers. Uses only our own clock. */
-export interface Watch {
+export interface StaleFileWatch {
   /** Counts as a poll. `found`: the file's current attributes. */
-  isDead(path: string, found: Attributes, patience: Patience): boolean;
+  isDead(path: string, found: Attributes, patience: StaleAfter): boolean;
   /** The same without the last part: for polls that are far apart. */
   isUnchanged(path: string, found: Attributes, afterMs: number): boolean;
   forget(path: string): void;
@@ -28,7 +28,7 @@ interface Watched {
   readonly last: number;
 }
 
-export function createWatch(clock: Clock): Watch {
+export function createStaleFileWatch(clock: Clock): StaleFileWatch {
   const watched = new Map<string, Watched>();
 
   function poll(path: string, found: Attributes): { readonly unchangedMs: number; readonly steadyMs: number } {

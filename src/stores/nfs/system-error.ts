@@ -23,7 +23,7 @@ const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
 };
 
 /** The server said no, with the code that a system call would have given. */
-class ServerRefusal extends Error {
+class NfsSystemError extends Error {
   override readonly name = 'ServerRefusal';
   readonly code: string;
   constructor(cause: Error, said: NfsError) {
@@ -35,5 +35,5 @@ class ServerRefusal extends Error {
 /** Anything else is passed on as it is. */
 export function asSystemError(cause: unknown): unknown {
   const said = cause instanceof RemovalRefused ? cause.cause : cause;
-  return said instanceof NfsError ? new ServerRefusal(cause as Error, said) : cause;
+  return said instanceof NfsError ? new NfsSystemError(cause as Error, said) : cause;
 }

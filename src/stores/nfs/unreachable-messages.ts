@@ -2,16 +2,16 @@ import { DeadlineExceeded } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import {
+  CallsDenied,
   causesOf,
-  type HostUnknown,
-  type MountUnanswered,
-  NotAdmitted,
+  type HostNotFound,
+  type MountServiceUnreachable,
   type TlsFilesUnreadable,
 } from './connection-errors.ts';
-import type { About, Blamed } from './failures.ts';
-import { notAdmitted } from './refusal-messages.ts';
+import type { ErrorContext, Explanation } from './failures.ts';
+import { callsDenied } from './refusal-messages.ts';
 
-export const hostUnknown = ({ host }: HostUnknown, { store, network }: Blamed): About => ({
+export const hostNotFound = ({ host }: HostNotFound, { store, network }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-host-unknown',
   why: `no address is known for ${host}`,
@@ -27,21 +27,21 @@ function systemError(cause: unknown): { readonly code: string; readonly port: st
   return undefined;
 }
 
-const noRoute = ({ server, store, network }: Blamed): About => ({
+const noRoute = ({ server, store, network }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-no-route',
   why: `there is no route to ${server}${network === undefined ? '' : ` from ${network}`}`,
   action: `${network === undefined ? "Connect this host to the server's network, or name the network that leads there (option network)" : `Connect the network ${network} to the server's`}; then: stowage store check ${store}`,
 });
 
-const refused = ({ server, store, network }: Blamed, port: string): About => ({
+const refused = ({ server, store, network }: ErrorContext, port: string): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-refused',
   why: `nothing listens on ${port} of ${server}${network === undefined ? '' : `, seen from ${network}`}`,
   action: `Have the NFS server started there, or give the right port in the store's URI; then: stowage store check ${store}`,
 });
 
-const sourcePort = ({ server }: Blamed, why: string): About => ({
+const sourcePort = ({ server }: ErrorContext, why: string): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-source-port',
   why: `the source port for ${server} ${why}`,
@@ -49,7 +49,7 @@ const sourcePort = ({ server }: Blamed, why: string): About => ({
     'Use sourceport=privileged, which tries several; run Stowage as root or with CAP_NET_BIND_SERVICE; or leave the option out.',
 });
 
-const unreachables: Readonly<Record<string, (about: Blamed, port: string) => About>> = {
+const unreachables: Readonly<Record<string, (about: ErrorContext, port: string) => Explanation>> = {
   ECONNREFUSED: refused,
   EHOSTUNREACH: noRoute,
   ENETUNREACH: noRoute,
@@ -61,42 +61,42 @@ const unreachables: Readonly<Record<string, (about: Blamed, port: string) => Abo
   EACCES: (about) => sourcePort(about, 'needs the right to bind it (CAP_NET_BIND_SERVICE)'),
 };
 
-const timedOut = ({ server, store }: Blamed, maybeDone: boolean): About => ({
+const timedOut = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'deadline',
   reason: 'nfs-timeout',
   why: `${server} did not answer in time${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
   action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
 });
 
-const connectionLost = ({ server, store }: Blamed, maybeDone: boolean): About => ({
+const connectionLost = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-connection-lost',
   why: `the connection to ${server} could not be kept${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
   action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
 });
 
-export const hangsUp = ({ server, store }: Blamed, maybeDone: boolean): About => ({
+export const serverHangsUp = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-hangs-up',
   why: `${server} takes connections from this host and ends them at once${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
   action: `Have the server's administrator add this host to the addresses it allows; if a load balancer answers there, have the server behind it started. Then: stowage store check ${store}`,
 });
 
-export const garbled = ({ server }: Blamed): About => ({
+export const garbled = ({ server }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-garbled',
   why: `what ${server} answers is not NFS version 3`,
   action: "Check the port in the store's URI, and that the server speaks NFS version 3 over TCP.",
 });
 
-const closing: About = {
+const closing: Explanation = {
   code: 'unavailable',
   reason: 'store-closing',
   why: 'the store was closed',
   action: 'Try again in a moment.',
 };
 
-const noService = ({ server }: Blamed): About => ({
+const noService = ({ server }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-no-service',
   why: `${server} has no NFS version 3 service there`,
@@ -106,7 +106,7 @@ const noService = ({ server }: Blamed): About => ({
 /** No connection came about in time. */
 const isLate = (cause: RpcError): boolean => causesOf(cause).some((one) => one instanceof DeadlineExceeded);
 
-export function unanswered(cause: RpcError, about: Blamed, maybeDone = cause.maybeDone): About {
+export function rpcFailed(cause: RpcError, about: ErrorContext, maybeDone = cause.maybeDone): Explanation {
   switch (cause.failure) {
     case 'unreachable': {
       if (isLate(cause)) return timedOut(about, maybeDone);
@@ -119,14 +119,14 @@ export function unanswered(cause: RpcError, about: Blamed, maybeDone = cause.may
     case 'canceled':
       return timedOut(about, maybeDone);
     case 'denied':
-      return notAdmitted(new NotAdmitted(undefined, { cause }), about);
+      return callsDenied(new CallsDenied(undefined, { cause }), about);
     case 'unsupported':
     case 'no-procedure':
       return noService(about);
     case 'garbled':
       return garbled(about);
     case 'tls':
-      return noTls(cause, about);
+      return tlsFailed(cause, about);
     case 'closed':
       return closing;
     default:
@@ -134,31 +134,31 @@ export function unanswered(cause: RpcError, about: Blamed, maybeDone = cause.may
   }
 }
 
-const noMountService = ({ server, store }: Blamed, { port, by }: MountUnanswered): About => ({
+const noMountService = ({ server, store }: ErrorContext, { port, source }: MountServiceUnreachable): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-no-mount-service',
   why: `${server} speaks NFS, but has no MOUNT service on port ${port}`,
-  action: `${by === 'option' ? 'Correct mountport (on the server: rpcinfo -p | grep mountd), or have the service started there' : by === 'portmapper' ? "The server's portmapper names that port: have the MOUNT service started again" : 'No portmapper told where it is: give its port as mountport (on the server: rpcinfo -p | grep mountd), or have the portmapper and the MOUNT service started'}; then: stowage store check ${store}`,
+  action: `${source === 'option' ? 'Correct mountport (on the server: rpcinfo -p | grep mountd), or have the service started there' : source === 'portmapper' ? "The server's portmapper names that port: have the MOUNT service started again" : 'No portmapper told where it is: give its port as mountport (on the server: rpcinfo -p | grep mountd), or have the portmapper and the MOUNT service started'}; then: stowage store check ${store}`,
 });
 
-const mountTimedOut = ({ server, store }: Blamed, { port }: MountUnanswered): About => ({
+const mountTimedOut = ({ server, store }: ErrorContext, { port }: MountServiceUnreachable): Explanation => ({
   code: 'deadline',
   reason: 'nfs-mount-timeout',
   why: `${server} speaks NFS, but its MOUNT service did not answer in time on port ${port}`,
   action: `Try again. If it persists, have the firewall in between opened for that port, or give the right one as mountport (on the server: rpcinfo -p | grep mountd); then: stowage store check ${store}`,
 });
 
-export function mountUnanswered(cause: MountUnanswered, about: Blamed): About {
+export function mountServiceUnreachable(cause: MountServiceUnreachable, about: ErrorContext): Explanation {
   const { cause: inner } = cause;
   if (!(inner instanceof RpcError)) return noMountService(about, cause);
   const code = systemError(inner)?.code;
   const isAbsent = inner.failure === 'unsupported' || inner.failure === 'no-procedure' || inner.failure === 'garbled';
   if (isAbsent || code === 'ECONNREFUSED') return noMountService(about, cause);
   if (inner.failure === 'deadline' || code === 'ETIMEDOUT' || isLate(inner)) return mountTimedOut(about, cause);
-  return unanswered(inner, about, false);
+  return rpcFailed(inner, about, false);
 }
 
-export const tlsFiles = ({ path, cause }: TlsFilesUnreadable): About => ({
+export const tlsFilesUnreadable = ({ path, cause }: TlsFilesUnreadable): Explanation => ({
   code: 'invalid',
   reason: 'nfs-tls-files',
   why: `the file ${path} ${cause === undefined ? 'is missing' : `cannot be used (${errnoOf(cause) ?? 'unknown'})`}`,
@@ -166,7 +166,7 @@ export const tlsFiles = ({ path, cause }: TlsFilesUnreadable): About => ({
     'The folder given as tls needs ca.pem; and client.pem with client.key where the server wants a certificate. All in PEM format, the key without a passphrase, and for Stowage to read.',
 });
 
-export const certificateWanted = ({ server }: Blamed): About => ({
+export const clientCertificateRejected = ({ server }: ErrorContext): Explanation => ({
   code: 'denied',
   reason: 'nfs-tls-client-certificate',
   why: `${server} ends the encrypted connection when it sees which certificate we have, or that we have none`,
@@ -179,7 +179,7 @@ const isAboutCertificate = (code: string): boolean =>
   !code.startsWith('ERR_SSL') && /CERT|SIGNATURE|CRL|INVALID_CA|HOSTNAME/.test(code);
 
 // Node adds advice of its own, about how to run Node.
-function noTls(cause: RpcError, { server }: Blamed): About {
+function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
   const broken = causesOf(cause).find((one) => !(one instanceof RpcError));
   if (broken === undefined) {
     return {

@@ -1,7 +1,7 @@
 import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import type { NodeName, SeenUse, VolumeId } from '#core/model.ts';
-import { isFull, UnfitFile } from '../file-store/files.ts';
+import { isFull, UnsuitableFile } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
 import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-format.ts';
 
@@ -9,15 +9,15 @@ import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-f
 export const staleMs = 5 * 60_000;
 
 /** What is read of one volume, whatever a server says that there is: so many hosts, and so much of who is on them. */
-export const mostHosts = 500;
-export const mostText = 4 * 1024 * 1024;
+export const maxHosts = 500;
+export const maxTotalText = 4 * 1024 * 1024;
 /** At once. */
-const mostReads = 16;
+const maxConcurrentReads = 16;
 /** Stands for the hosts that were not read. No host can have this id, so none is taken for it. */
-export const otherHosts = '*';
+export const unreadHosts = '*';
 
 /** Use records as they lie there. */
-export interface SeenUses {
+export interface UseRecordReader {
   folderOf(id: VolumeId): string;
   writerOf(id: VolumeId): string;
   /** The host that alone may write. Undefined: there is none. Empty: who began to say so has not finished. */
@@ -30,20 +30,20 @@ export interface SeenUses {
   removeFolder(id: VolumeId): Promise<void>;
 }
 
-export interface SeenUsesParts {
+export interface UseRecordReaderParts {
   readonly files: NfsFiles;
   /** `.stowage/users` */
   readonly folder: string;
-  readonly scratch: () => string;
+  readonly scratchPath: () => string;
 }
 
-export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenUses {
+export function createUseRecordReader({ files, folder, scratchPath }: UseRecordReaderParts): UseRecordReader {
   const folderOf = (id: VolumeId): string => `${folder}/${id}`;
   const writerOf = (id: VolumeId): string => `${folderOf(id)}/${writerFile}`;
 
   /** The server's time, from a file of our own that it has just written. Undefined: it has no room for one. */
   async function now(): Promise<number | undefined> {
-    const path = scratch();
+    const path = scratchPath();
     try {
       const told = await files.write(path, '.');
       return told === 0 ? ((await files.attributes(path))?.mtime ?? 0) * 1000 : told;
@@ -61,7 +61,7 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
       return (await files.read(path, recordLimit)).toString('utf8');
     } catch (cause) {
       if (isErrno(cause, 'ENOENT')) return undefined;
-      if (cause instanceof UnfitFile || isErrno(cause, 'EACCES', 'EPERM', 'EIO')) return null;
+      if (cause instanceof UnsuitableFile || isErrno(cause, 'EACCES', 'EPERM', 'EIO')) return null;
       throw cause;
     }
   }
@@ -77,7 +77,7 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
     host: string,
     isWriter: boolean,
     time: number | undefined,
-  ): Promise<(Found & { readonly text: string }) | undefined> {
+  ): Promise<(RecordStatus & { readonly text: string }) | undefined> {
     const path = `${folderOf(id)}/${host}`;
     // Who may write uses it, also before it has said what for, or after it took that back.
     const found = (await files.attributes(path)) ?? (isWriter ? await files.attributes(writerOf(id)) : undefined);
@@ -94,17 +94,17 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
     if (holder === '' && !names.some(isHostId)) return [];
     const time = await now();
     const uses = new Map<string, SeenUse>();
-    let left = mostText;
+    let left = maxTotalText;
     let unread = 0;
     function* hosts(): Iterable<string> {
       if (holder !== '') yield holder;
       for (const name of names) {
         if (!isHostId(name) || name === holder) continue;
-        if (uses.size < mostHosts) yield name;
+        if (uses.size < maxHosts) yield name;
         else unread++;
       }
     }
-    await eachBounded(hosts(), mostReads, async (host) => {
+    await eachBounded(hosts(), maxConcurrentReads, async (host) => {
       const found = await read(id, host, host === holder, time);
       if (found === undefined) return;
       const { text, ...seen } = found;
@@ -123,7 +123,8 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
     });
   }
 
-  const namesOf = (id: VolumeId): Promise<readonly string[] | undefined> => absentIsFine(files.names(folderOf(id)));
+  const namesOf = (id: VolumeId): Promise<readonly string[] | undefined> =>
+    undefinedIfAbsent(files.names(folderOf(id)));
 
   return {
     folderOf,
@@ -136,17 +137,17 @@ export function createSeenUses({ files, folder, scratch }: SeenUsesParts): SeenU
       if (names === undefined) return [];
       const uses = await usesIn(id, names);
       if (uses.length > 0) return uses;
-      if (names.includes(writerFile)) await absentIsFine(files.unlink(writerOf(id)));
+      if (names.includes(writerFile)) await undefinedIfAbsent(files.unlink(writerOf(id)));
       await removeFolder(id);
       return [];
     },
   };
 }
 
-type Found = Pick<SeenUse, 'writer' | 'renewedAt' | 'stale'>;
+type RecordStatus = Pick<SeenUse, 'writer' | 'renewedAt' | 'stale'>;
 
 const manyOthers = (count: number, time = 0): SeenUse => ({
-  host: otherHosts,
+  host: unreadHosts,
   node: `${count} more hosts` as NodeName,
   users: [],
   writer: false,
@@ -154,7 +155,7 @@ const manyOthers = (count: number, time = 0): SeenUse => ({
   stale: false,
 });
 
-export async function absentIsFine<T>(work: Promise<T>): Promise<T | undefined> {
+export async function undefinedIfAbsent<T>(work: Promise<T>): Promise<T | undefined> {
   try {
     return await work;
   } catch (cause) {

@@ -23,11 +23,11 @@ import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import { takenForDeadMs } from '../file-store/store-root.ts';
+import { presumedDeadMs } from '../file-store/store-root.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
-import { mostHosts, mostText, otherHosts } from './use-record-reader.ts';
+import { maxHosts, maxTotalText, unreadHosts } from './use-record-reader.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
 
@@ -164,7 +164,7 @@ test('and can be broken', async () => {
 test('a host that stood still while it held the volume does not go on: another may have deleted it', async () => {
   const clock = impatient(systemClock());
   const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
-    if (procedure === 'mkdir') clock.pass(takenForDeadMs / 2 + 1_000);
+    if (procedure === 'mkdir') clock.pass(presumedDeadMs / 2 + 1_000);
     return make();
   });
   const slow = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(clock, connect) });
@@ -255,10 +255,10 @@ describe('a server that says that very many hosts use a volume', () => {
     const seen = await (await crowd()).list(volume.id, scope);
     expect(mostAtOnce).toBeLessThanOrEqual(16);
     expect(mostAtOnce).toBeGreaterThan(1);
-    expect(seen.length).toBeLessThan(mostHosts + 20);
+    expect(seen.length).toBeLessThan(maxHosts + 20);
     expect(seen.filter(({ writer }) => writer)).toMatchObject([{ host: 'h2999' }]);
     expect(seen.at(-1)).toEqual({
-      host: otherHosts,
+      host: unreadHosts,
       node: `${most - seen.length + 1} more hosts`,
       users: [],
       writer: false,
@@ -267,7 +267,7 @@ describe('a server that says that very many hosts use a volume', () => {
     });
     // Whom they have there is kept of the first.
     const told = seen.filter(({ node }) => node === 'somewhere').length;
-    expect(told).toBe(Math.floor(mostText / 65_000));
+    expect(told).toBe(Math.floor(maxTotalText / 65_000));
     expect(seen.filter(({ node, host }) => node === host)).toHaveLength(seen.length - 1 - told);
   });
 
@@ -280,8 +280,8 @@ describe('a server that says that very many hosts use a volume', () => {
       message: /it is used by host .* and 5\d\d more$/,
       action: / --host h\d+$/,
     });
-    expect(called.filter((procedure) => procedure === 'read').length).toBeLessThan(2 * mostHosts);
-    expect(await refusal(uses.remove(volume.id, otherHosts, scope))).toMatchObject({ reason: 'host-id-invalid' });
+    expect(called.filter((procedure) => procedure === 'read').length).toBeLessThan(2 * maxHosts);
+    expect(await refusal(uses.remove(volume.id, unreadHosts, scope))).toMatchObject({ reason: 'host-id-invalid' });
   });
 });
 

@@ -7,21 +7,21 @@ import { writtenElsewhere } from '#core/mount-errors.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { notFound } from '../file-store/errors.ts';
-import { isRefusal } from '../file-store/files.ts';
+import { isDefiniteFailure } from '../file-store/files.ts';
 import { finishInterrupted } from '../file-store/finish-interrupted.ts';
-import { usable } from '../file-store/read-verbs.ts';
-import type { Limit, Parts } from '../file-store/verb-context.ts';
-import type { NfsPlace } from './open-store-root.ts';
-import { absentIsFine } from './use-record-reader.ts';
+import { usableDataPath } from '../file-store/read-verbs.ts';
+import type { HoldLimit, VerbContext } from '../file-store/verb-context.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
+import { undefinedIfAbsent } from './use-record-reader.ts';
 import { encode, isHostId, recordLimit } from './uses-format.ts';
 
 /** How often the folder can vanish under us. */
-const mostAttempts = 16;
+const maxAttempts = 16;
 const pauseMs = 20;
 
 /** Use records: a file per volume and host, rewritten while there are users there. */
-export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
-  const { during, clock } = parts;
+export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
+  const { runVerb, clock } = parts;
   const { files } = storeRoot;
   const { folderOf, writerOf, writer, removeFolder } = storeRoot.uses;
 
@@ -41,7 +41,7 @@ export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
         return;
       } catch (cause) {
         const isRemoved = isErrno(cause, 'ENOENT', 'ESTALE') || (!isThere && isErrno(cause, 'EEXIST'));
-        if (again >= mostAttempts || !isRemoved) throw cause;
+        if (again >= maxAttempts || !isRemoved) throw cause;
       }
       await clock.sleep(Math.random() * pauseMs, signal);
     }
@@ -51,17 +51,23 @@ export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
    * With a volume that is there, held: whoever wants to be rid of it looks for uses while holding it, so it finds this
    * one, or the volume is gone before this begins.
    */
-  const beginning = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: Limit) => Promise<void>) =>
-    during(doing, [ref.name, ref.id], scope, async (held) => {
+  const withExistingVolume = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: HoldLimit) => Promise<void>) =>
+    runVerb(doing, [ref.name, ref.id], scope, async (held) => {
       const meta = await parts.findRenamed(ref, held);
       // A deletion may have got no further than the data: it is finished then.
       if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, storeRoot.store);
-      await usable(parts, meta);
+      await usableDataPath(parts, meta);
       await work(held.limit);
     });
 
-  async function record(id: VolumeId, path: string, text: string, limit: Limit, signal: AbortSignal): Promise<void> {
-    const fresh = storeRoot.scratch();
+  async function createRecord(
+    id: VolumeId,
+    path: string,
+    text: string,
+    limit: HoldLimit,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const fresh = storeRoot.scratchPath();
     await files.writeNew(fresh, text);
     try {
       await inFolder(id, signal, async () => {
@@ -70,16 +76,16 @@ export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
       });
     } catch (cause) {
       // Where the server did not answer, the record may be in its place already.
-      if (isRefusal(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+      if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
       throw cause;
     }
   }
 
   const dropWriter: Uses['dropWriter'] = (id, host, scope) =>
-    during(`giving up writing to ${id}`, [id], scope, async ({ limit }) => {
+    runVerb(`giving up writing to ${id}`, [id], scope, async ({ limit }) => {
       const isWriter = (await writer(id)) === host;
       limit.check();
-      if (isWriter) await absentIsFine(files.unlink(writerOf(id)));
+      if (isWriter) await undefinedIfAbsent(files.unlink(writerOf(id)));
       await removeFolder(id);
     });
 
@@ -97,13 +103,13 @@ export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
       // Renewing, which is done every half minute, holds nothing: while the record is there nobody deletes the volume,
       // and writing to a file cannot bring it back once it is removed, as renaming another one to its place could. What
       // a renewal writes are the same bytes; of others a reader may for a moment see a part, and that still counts.
-      if (await during(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
-      await beginning(doing, ref, scope, (limit) => record(ref.id, path, text, limit, scope.signal));
+      if (await runVerb(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
+      await withExistingVolume(doing, ref, scope, (limit) => createRecord(ref.id, path, text, limit, scope.signal));
     },
     remove: async (id, host, scope) => {
       const path = recordOf(id, host);
-      const isWriter = await during(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
-        await absentIsFine(files.unlink(path));
+      const isWriter = await runVerb(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
+        await undefinedIfAbsent(files.unlink(path));
         if ((await writer(id)) === host) return true;
         await removeFolder(id);
         return false;
@@ -111,10 +117,10 @@ export function createUses(parts: Parts, storeRoot: NfsPlace): Uses {
       // Held: another may become the writer at this moment, and its note must not be taken for this one.
       if (isWriter) await dropWriter(id, host, scope);
     },
-    list: (id, scope) => during(`looking who uses ${id}`, [], scope, () => storeRoot.uses.list(id)),
+    list: (id, scope) => runVerb(`looking who uses ${id}`, [], scope, () => storeRoot.uses.list(id)),
     takeWriter: async (ref, host, scope) => {
       recordOf(ref.id, host);
-      await beginning(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
+      await withExistingVolume(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
         const { id } = ref;
         // Nobody else is at work on it, so an empty one was left by a crash.
         if ((await writer(id)) === '') {

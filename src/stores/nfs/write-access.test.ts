@@ -9,9 +9,9 @@ import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsServer } from '#wire/nfs3/server/server.ts';
 import { createConnect } from './connect.ts';
-import type { NfsPlace } from './open-store-root.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
 import { type NfsOptions, parseOptions } from './options.ts';
-import { createUsable } from './write-access.ts';
+import { createWriteAccessCheck } from './write-access.ts';
 
 const asRoot = process.getuid?.() === 0;
 
@@ -43,14 +43,14 @@ async function asked(
   const session = await createConnect(clock)(parsed, () => undefined, scope.signal);
   onTestFinished(() => session.close());
   const root = Buffer.from(await session.mount(scope.signal)).toString('base64');
-  const storeRoot = { session, failure: (cause: unknown) => cause } as unknown as NfsPlace;
+  const storeRoot = { session, failure: (cause: unknown) => cause } as unknown as NfsStoreRoot;
   const source = {
     kind: 'nfs',
     hosts: [server.host],
     path: '/export',
     way: { root, uid: parsed.uid },
   } as unknown as Source;
-  return await createUsable(storeRoot, parsed)(source, scope).catch((thrown: unknown) => thrown);
+  return await createWriteAccessCheck(storeRoot, parsed)(source, scope).catch((thrown: unknown) => thrown);
 }
 
 test.runIf(asRoot)(

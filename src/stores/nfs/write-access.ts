@@ -1,7 +1,7 @@
 import { StowageError } from '#core/errors.ts';
 import type { Store } from '#core/ports.ts';
 import { accessRight, type FileHandle } from '#wire/nfs3/index.ts';
-import type { NfsPlace } from './open-store-root.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
 
 /**
@@ -9,7 +9,7 @@ import type { NfsOptions } from './options.ts';
  * and root is nobody: on the server, or by the store's own options; or everybody is one user, who has no right to it. What
  * belongs to somebody else is for them, where callers are who they are.
  */
-export function createUsable(storeRoot: NfsPlace, options: NfsOptions): NonNullable<Store['usable']> {
+export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
   const { squash, timeout } = options;
   return async (source, { signal }) => {
     if (source.kind !== 'nfs') return;
