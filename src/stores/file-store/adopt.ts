@@ -18,7 +18,7 @@ import { takeName } from './take-name.ts';
 import { trashedId } from './trash-names.ts';
 import type { HoldLimit, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 /** Of a folder that the store's rule for paths made. */
 export const holdsVolumes = 'it holds volumes';
 
@@ -126,7 +126,7 @@ export async function isMoveTarget(ctx: VerbContext, name: VolumeName, scope: Sc
         ['meta', ctx.layout.trashName].map((part) => storeRoot.ownPath('trash', entry, part)) as [string, string],
     ),
   ];
-  await eachBounded(all, readsAtOnce, async ([path, data]) => {
+  await eachBounded(all, maxConcurrentReads, async ([path, data]) => {
     scope.signal.throwIfAborted();
     const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || read.meta.movingTo !== name || (await storeRoot.files.lstat(data)) !== undefined) return;

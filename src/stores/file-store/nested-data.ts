@@ -4,7 +4,7 @@ import type { Labels, VolumeName } from '#core/model.ts';
 import { recordedNames } from './read-verbs.ts';
 import type { VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
 /** A directory where the store's rule for paths would have put a volume. */
 export interface NestedData {
@@ -43,7 +43,7 @@ export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<re
 /** Where the data of volumes are, as their records say. */
 export async function recordedPaths(ctx: VerbContext, scope: Scope): Promise<ReadonlySet<string>> {
   const found = new Set<string>();
-  await eachBounded(recordedNames(await ctx.storeRoot.files.names(ctx.storeRoot.root)), readsAtOnce, async (name) => {
+  await eachBounded(recordedNames(await ctx.storeRoot.files.names(ctx.storeRoot.root)), maxConcurrentReads, async (name) => {
     scope.signal.throwIfAborted();
     const read = await ctx.read(name);
     found.add(ctx.dataPath(read.state === 'ok' ? read.meta : { name }));

@@ -38,7 +38,7 @@ const saveEveryMs = 60_000;
  * suspended, the store was unreachable, or the trash was empty: nobody observed that time. A server that was rolled back
  * meanwhile can have the same mark as before.
  */
-const longestStepMs = 5 * 60_000;
+const maxStepMs = 5 * 60_000;
 
 export function createObservedTime(storeRoot: StoreRoot, clock: Clock): ObservedTime {
   const { files, context } = storeRoot;
@@ -74,7 +74,7 @@ export function createObservedTime(storeRoot: StoreRoot, clock: Clock): Observed
     const found = await stored();
     const at = clock.elapsed();
     if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, at };
-    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), longestStepMs), at };
+    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), maxStepMs), at };
   }
 
   // One at a time: a look must not fall between the two halves of a write.

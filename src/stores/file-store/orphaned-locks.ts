@@ -7,7 +7,7 @@ import { recordedNames } from './read-verbs.ts';
 import { trashedId } from './trash-names.ts';
 import type { VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 /** For each of them all records are read once more. */
 const maxRemoved = 16;
 
@@ -27,7 +27,7 @@ export async function removeOrphanedLocks(ctx: VerbContext, scope: Scope): Promi
   if (candidates.length <= names.length) return;
   const known = new Set<string>();
   let unreadable = 0;
-  await eachBounded(names, readsAtOnce, async (name) => {
+  await eachBounded(names, maxConcurrentReads, async (name) => {
     scope.signal.throwIfAborted();
     const read = await ctx.read(name);
     if (read.state === 'ok') known.add(read.meta.id);

@@ -8,7 +8,7 @@ import { leftovers } from './leftovers.ts';
 import { inspect } from './read-verbs.ts';
 import type { VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
 export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
   const { storeRoot, runVerb } = ctx;
@@ -45,7 +45,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
     const found: Orphan[] = [];
     const entries = await storeRoot.files.names(storeRoot.root);
     const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
-    await eachBounded(names, readsAtOnce, async (name) => {
+    await eachBounded(names, maxConcurrentReads, async (name) => {
       scope.signal.throwIfAborted();
       // Held, so that a volume being made at this moment is not taken for one without data.
       const orphan = isVolumeName(name)

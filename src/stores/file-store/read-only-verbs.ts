@@ -11,7 +11,7 @@ import type { StoreRoot } from './store-root.ts';
 import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
-const looksAtOnce = 16;
+const maxConcurrentReads = 16;
 const listing = 'listing volumes';
 
 type Verbs = Exclude<
@@ -77,10 +77,10 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
   const names: FileStore['names'] = async (scope) => {
     const { data, elsewhere } = await candidates(scope);
     const visible: VolumeName[] = [];
-    await eachBounded(data, looksAtOnce, async (name) => {
+    await eachBounded(data, maxConcurrentReads, async (name) => {
       if (!(await runVerb(listing, [], scope, () => holdsOthers(dataPath({ name }))))) visible.push(name);
     });
-    await eachBounded(elsewhere, looksAtOnce, async (name) => {
+    await eachBounded(elsewhere, maxConcurrentReads, async (name) => {
       if ((await runVerb(listing, [], scope, () => look(name))) !== undefined) visible.push(name);
     });
     return visible;

@@ -8,7 +8,7 @@ import type { Meta } from './meta.ts';
 import type { VerbContext } from './verb-context.ts';
 import type { FileStore } from './verbs.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 const recordOf = /^(.*)\.meta$/;
 
 /** Names of the records in a listing of the root. Whether they can be read is another matter. */
@@ -50,9 +50,9 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
       }),
     list: async function* (scope) {
       const all = await names(scope);
-      for (let i = 0; i < all.length; i += readsAtOnce) {
+      for (let i = 0; i < all.length; i += maxConcurrentReads) {
         scope.signal.throwIfAborted();
-        const some = all.slice(i, i + readsAtOnce);
+        const some = all.slice(i, i + maxConcurrentReads);
         const reads = await Promise.all(
           some.map((name) => runVerb('listing volumes', [], scope, () => ctx.read(name))),
         );

@@ -13,7 +13,7 @@ import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.
 import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
 import type { HeldScope, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 /** Records that change in one round of maintenance; the rest waits for the next one. */
 const maxWritesPerRound = 100;
 /** Records that do not change are read again after this time: another host may have restored and deleted the volume. */
@@ -147,7 +147,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
       if (holder === 'stale') stale.push(id);
     }
     // A lock that a dead host left is watched for some seconds before it is taken over; so all at once.
-    await eachBounded(stale, readsAtOnce, (id) => record(id, retention, scope));
+    await eachBounded(stale, maxConcurrentReads, (id) => record(id, retention, scope));
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
@@ -168,7 +168,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     };
     const due: TrashEntry[] = [];
     const unrecorded: VolumeId[] = [];
-    await eachBounded(ids, readsAtOnce, async (id) => {
+    await eachBounded(ids, maxConcurrentReads, async (id) => {
       scope.signal.throwIfAborted();
       const meta = await look(id, scope);
       const expiry = meta && expiryOf(meta, retention);

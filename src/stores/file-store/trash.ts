@@ -16,7 +16,7 @@ import { createTrashPurge, entryOf } from './trash-purge.ts';
 import { putBack } from './trash-staging.ts';
 import type { HeldScope, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
 /** `trash/<id>/meta` is what makes an entry; the data lie beside it. */
 export function createTrash(ctx: VerbContext): Trash {
@@ -58,7 +58,7 @@ export function createTrash(ctx: VerbContext): Trash {
       const all = await runVerb(doing, [], scope, () => files.names(storeRoot.ownPath('trash')));
       const entries = new Map<VolumeId, TrashEntry>();
       const names = all.filter((name) => trashedId(name) !== undefined);
-      await eachBounded(names, readsAtOnce, async (name) => {
+      await eachBounded(names, maxConcurrentReads, async (name) => {
         const path = storeRoot.ownPath('trash', name, 'meta');
         const found = await runVerb(doing, [], scope, () => readMeta(files, path, storeRoot.context.instance));
         // If an interrupted purge moved the entry and a later deletion made a new one, the record at the usual path wins.

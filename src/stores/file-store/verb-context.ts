@@ -88,9 +88,9 @@ export interface VerbContext {
 }
 
 /** Between making an empty record and filling it lies one call to the server. */
-const tornPatienceMs = 5_000;
-const tornPauseMs = 50;
-const readsAtOnce = 16;
+const tornTimeoutMs = 5_000;
+const tornRetryMs = 50;
+const maxConcurrentReads = 16;
 
 export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: Clock): VerbContext {
   const { files, hostLocks } = storeRoot;
@@ -127,7 +127,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
   async function findByIdAlone(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
     if (hostLocks === undefined) return undefined;
     let found: Meta | undefined;
-    await eachBounded(recordedNames(await files.names(storeRoot.root)), readsAtOnce, async (name) => {
+    await eachBounded(recordedNames(await files.names(storeRoot.root)), maxConcurrentReads, async (name) => {
       scope.signal.throwIfAborted();
       const record = await read(name);
       if (record.state === 'ok' && record.meta.id === id) found = await find({ id, name }, scope);
@@ -216,9 +216,9 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     tryTakeOverTorn: async (name) =>
       hostLocks === undefined || hostLocks.takeOverName(storeRoot.metaPath(name), () => isTorn(name)),
     takeOverTorn: async (name, scope) => {
-      for (const since = clock.elapsed(); clock.elapsed() - since < tornPatienceMs; ) {
+      for (const since = clock.elapsed(); clock.elapsed() - since < tornTimeoutMs; ) {
         if (await ctx.tryTakeOverTorn(name)) return true;
-        await clock.sleep(tornPauseMs, scope.signal);
+        await clock.sleep(tornRetryMs, scope.signal);
         if (!(await isTorn(name))) return false;
       }
       throw beingCreated(name, storeRoot.store);

@@ -163,7 +163,7 @@ async function recover(ground: Ground, setting: Setting, verb: string): Promise<
   return summary(ground, setting);
 }
 
-const mostCalls = 60;
+const maxCalls = 60;
 
 interface Stage {
   /** A furnished ground, the same each time. */
@@ -194,7 +194,7 @@ function crashes(stage: () => Stage, some: readonly string[]): void {
     const undisturbed = await recover(ground, setting, verb);
     for (const { when, between } of ways)
       for (let at = 1, died = true; died; at++) {
-        expect(at).toBeLessThan(mostCalls);
+        expect(at).toBeLessThan(maxCalls);
         const now = await stage().next();
         died = await die(now.ground, now.setting, { verb, at, when });
         if (between === 'another host') await work(now.ground, now.setting, verb);
@@ -234,7 +234,7 @@ describe('killed', () => {
       const undisturbed = await recover(ground, setting, verb);
       const needed = await callsOf(stage(), verb);
       for (let at = 1, died = true; died; at++) {
-        expect(at).toBeLessThan(mostCalls);
+        expect(at).toBeLessThan(maxCalls);
         await stage().next();
         // The data have moved, the record has not.
         await die(ground, setting, { verb, at: needed - (verb === 'restore' ? 2 : 1), when: 'before' });

@@ -25,8 +25,8 @@ export type Dial = (
   program?: 'nfs' | 'mount' | 'portmap',
 ) => RpcClientOptions;
 
-const longestDialMs = 5_000;
-const longestStallMs = 10_000;
+const maxDialMs = 5_000;
+const maxStallMs = 10_000;
 
 const usualRetries = 4;
 
@@ -48,10 +48,10 @@ export async function createDial(
       connect: network?.connect,
       addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
-      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, longestDialMs),
+      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, maxDialMs),
       dialRounds: (options.retries ?? usualRetries) + 1,
       // Soon enough for a call to be sent again to the next address before its own time is over.
-      stallMs: Math.min(options.timeout / 3, longestStallMs),
+      stallMs: Math.min(options.timeout / 3, maxStallMs),
       // A portmapper has no secrets, and most have no certificate.
       ...(tls === undefined || program === 'portmap' ? {} : { tls: { options: tls, ...programs[program] } }),
     };

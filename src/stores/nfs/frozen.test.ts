@@ -26,7 +26,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
 /** A call that nobody answers, and what is done about it. */
-const patienceMs = timeoutMs + 2_000;
+const answerTimeoutMs = timeoutMs + 2_000;
 
 const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');
 const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
@@ -104,7 +104,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.server.freeze()]);
       expect(['deadline', 'done']).toContain(told);
       // And once surely without an answer.
-      expect(await within(patienceMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
+      expect(await within(answerTimeoutMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
       frozen.server.thaw();
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
@@ -147,7 +147,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
     await frozen.server.kill();
-    expect(await within(patienceMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
+    expect(await within(answerTimeoutMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
     await frozen.server.restart();
     // It may need longer for its first answers than this store waits.
     await vi.waitFor(async () => expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);

@@ -178,7 +178,7 @@ function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[],
   return found;
 }
 
-const mostCalls = 80;
+const maxCalls = 80;
 
 interface Case {
   readonly one: string;
@@ -194,7 +194,7 @@ const destroys = (verb: string): string[] =>
 
 /** Stops the first host before each of its calls, one after the other. */
 async function interleave({ one, other, destroyed, afterwards }: Case): Promise<void> {
-  for (let at = 1; at < mostCalls; at++) {
+  for (let at = 1; at < maxCalls; at++) {
     layAgain();
     const reached = Promise.withResolvers<void>();
     const goOn = Promise.withResolvers<void>();

@@ -10,7 +10,7 @@ import { localEnd } from '#wire/rpc/local-end.ts';
 import { type Answer, failed, maxQuestions, type Question, readQuestion } from './network-messages.ts';
 
 /** Whoever asked has given up long before. */
-const longestMs = 60_000;
+const maxMs = 60_000;
 
 /** Those without a connection wait for a name. */
 const open = new Map<number, Socket | undefined>();
@@ -37,7 +37,7 @@ function openConnection({ id, address, port, localPort }: Extract<Question, { as
   open.set(id, socket);
   // What the server sends is for whoever gets the connection.
   socket.pause();
-  socket.setTimeout(longestMs, () => socket.destroy(new Error('no answer in time')));
+  socket.setTimeout(maxMs, () => socket.destroy(new Error('no answer in time')));
   socket.once('error', (cause) => answer(failed(id, cause)));
   socket.once('close', () => open.delete(id));
   socket.once('connect', () => {

@@ -23,9 +23,9 @@ export type Answer =
 
 /** The most that one process is asked at a time. */
 export const maxQuestions = 512;
-const mostAddresses = 64;
-const longestHost = 255;
-const longestText = 1000;
+const maxAddresses = 64;
+const maxHost = 255;
+const maxText = 1000;
 
 type Fields = Readonly<Record<string, unknown>>;
 const fieldsOf = (message: unknown): Fields =>
@@ -35,16 +35,16 @@ const isNumber = (value: unknown, least: number, most: number): value is number 
   typeof value === 'number' && Number.isInteger(value) && value >= least && value <= most;
 const isId = (value: unknown): value is number => isNumber(value, 1, Number.MAX_SAFE_INTEGER);
 const isPort = (value: unknown): value is number => isNumber(value, 1, 65_535);
-const isText = (value: unknown, most = longestText): value is string =>
+const isText = (value: unknown, most = maxText): value is string =>
   typeof value === 'string' && value.length > 0 && value.length <= most;
-const isAddress = (value: unknown): value is string => isText(value, longestHost) && isIP(value) !== 0;
+const isAddress = (value: unknown): value is string => isText(value, maxHost) && isIP(value) !== 0;
 
 /** Undefined: it is none. */
 export function readQuestion(message: unknown): Question | undefined {
   const { id, ask, host, address, port, localPort } = fieldsOf(message);
   if (!isId(id)) return undefined;
   if (ask === 'forget') return { id, ask };
-  if (ask === 'lookup' && isText(host, longestHost)) return { id, ask, host };
+  if (ask === 'lookup' && isText(host, maxHost)) return { id, ask, host };
   const isComplete = isAddress(address) && isPort(port) && (localPort === undefined || isPort(localPort));
   return ask === 'connect' && isComplete ? { id, ask, address, port, localPort } : undefined;
 }
@@ -56,7 +56,7 @@ export function readAnswer(message: unknown): Answer | undefined {
   if (!isId(id)) return undefined;
   if (kind === 'connected') return { kind, id };
   if (kind === 'addresses' && Array.isArray(addresses))
-    return { kind, id, addresses: addresses.slice(0, mostAddresses).filter(isAddress) };
+    return { kind, id, addresses: addresses.slice(0, maxAddresses).filter(isAddress) };
   if (kind !== 'failed' || !isText(text)) return undefined;
   return { kind, id, code: isText(code, 40) ? code : undefined, message: text };
 }
@@ -64,5 +64,5 @@ export function readAnswer(message: unknown): Answer | undefined {
 export function failed(id: number, cause: unknown): Answer {
   const code = errnoOf(cause);
   const text = cause instanceof Error ? cause.message : String(cause);
-  return { kind: 'failed', id, code, message: text.slice(0, longestText) || 'it failed' };
+  return { kind: 'failed', id, code, message: text.slice(0, maxText) || 'it failed' };
 }

@@ -35,7 +35,7 @@ interface PendingQuestion {
 /** Usually a tenth of a second. */
 const startMs = 10_000;
 /** Whoever asks usually gives up much sooner. */
-const longestMs = 60_000;
+const maxMs = 60_000;
 const saidMost = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
@@ -100,7 +100,7 @@ function createRunning(
   child.once('close', () => end(said()));
 
   async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
-    using limit = clock.deadline(longestMs, signal);
+    using limit = clock.deadline(maxMs, signal);
     limit.signal.throwIfAborted();
     if (isOver) throw new Error('the process in the network namespace ended');
     if (waiting.size >= maxQuestions) throw new Error('too many connections are being made at once');

@@ -52,8 +52,8 @@ const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users', 'quot
 /** Calls to a server cost no thread; this bounds what one store keeps waiting in memory. */
 const shortCalls = 128;
 const longCalls = 8;
-const identityPatienceMs = 5_000;
-const identityPauseMs = 100;
+const identityTimeoutMs = 5_000;
+const identityRetryMs = 100;
 
 /** For one call that a list of stores waits for. */
 export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): number => Math.min(timeout, 5_000);
@@ -265,10 +265,10 @@ async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Pro
       const uuid = (await readIdentity(files, path))?.uuid;
       if (uuid !== undefined) return uuid;
     } catch (cause) {
-      if (!(cause instanceof StowageError) || clock.elapsed() - since > identityPatienceMs) throw cause;
+      if (!(cause instanceof StowageError) || clock.elapsed() - since > identityTimeoutMs) throw cause;
     }
-    if (clock.elapsed() - since > identityPatienceMs) throw identityUnreadable(path);
-    await clock.sleep(identityPauseMs, scope.signal);
+    if (clock.elapsed() - since > identityTimeoutMs) throw identityUnreadable(path);
+    await clock.sleep(identityRetryMs, scope.signal);
   }
 }
 

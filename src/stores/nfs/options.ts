@@ -92,22 +92,22 @@ function mode(given: Given): number {
   return Number.parseInt(value, 8);
 }
 
-const largestTransfer = 1024 * 1024;
-const smallestTransfer = 4096;
+const maxTransfer = 1024 * 1024;
+const minTransfer = 4096;
 
 function transfer(given: Given, key: 'rsize' | 'wsize'): number {
   const value = given[key];
-  const bytes = value === undefined ? BigInt(largestTransfer) : parseSize(value);
-  if (bytes === undefined || bytes < smallestTransfer || bytes > largestTransfer) throw invalidValue(key, value ?? '');
+  const bytes = value === undefined ? BigInt(maxTransfer) : parseSize(value);
+  if (bytes === undefined || bytes < minTransfer || bytes > maxTransfer) throw invalidValue(key, value ?? '');
   return Number(bytes);
 }
 
-const longestTimeout = 10 * 60_000;
+const maxTimeout = 10 * 60_000;
 
 function timeout(given: Given): number {
   const value = given['timeout'] ?? '10s';
   const ms = parseDuration(value);
-  if (ms === undefined || ms < 100 || ms > longestTimeout) throw invalidValue('timeout', value);
+  if (ms === undefined || ms < 100 || ms > maxTimeout) throw invalidValue('timeout', value);
   return ms;
 }
 
@@ -174,7 +174,7 @@ interface ParsedUri {
 }
 
 /** Longer ones cannot be mounted: RFC 1813, section 5.1.4. */
-const longestPath = 1024;
+const maxPath = 1024;
 const isHost = (host: string): boolean =>
   host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
@@ -197,7 +197,7 @@ function parseUri(uri: string): ParsedUri {
   if (path === '') throw invalidUri(uri, 'the path is missing');
   if (/[\0-\x1f]/.test(path)) throw invalidUri(uri, 'the path contains control characters');
   if (path.split('/').includes('..')) throw invalidUri(uri, 'the path must not contain ..');
-  if (Buffer.byteLength(path) > longestPath) throw invalidUri(uri, `the path is longer than ${longestPath} bytes`);
+  if (Buffer.byteLength(path) > maxPath) throw invalidUri(uri, `the path is longer than ${maxPath} bytes`);
   const clean = normalize(path);
   return {
     hosts: [bare(first), ...others.map(bare)],
@@ -212,14 +212,14 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
   if (asked !== undefined && port !== undefined && asked !== port)
     throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
-  const largestId = 2 ** 32 - 2;
+  const maxId = 2 ** 32 - 2;
   return {
     hosts,
     path,
     port: asked ?? port,
     mountPort: integer(given, 'mountport', 1, 65_535),
-    uid: integer(given, 'uid', 0, largestId),
-    gid: integer(given, 'gid', 0, largestId),
+    uid: integer(given, 'uid', 0, maxId),
+    gid: integer(given, 'gid', 0, maxId),
     mode: mode(given),
     squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
     retries: integer(given, 'retries', 0, 100),

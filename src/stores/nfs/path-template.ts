@@ -23,7 +23,7 @@ const isWord = (text: string): boolean =>
   text === 'name' || text === 'id' || (text.startsWith(label) && isLabelKey(text.slice(label.length)));
 const maxParts = 8;
 /** As many as a record takes. */
-const longestPath = 1024;
+const maxPath = 1024;
 
 export function parsePathTemplate(template: string): DataPaths {
   const parts = template.split(separator);
@@ -39,7 +39,7 @@ export function parsePathTemplate(template: string): DataPaths {
   return {
     pathFor: (want) => {
       const path = parts.map((part) => fillPart(part, want)).join('/');
-      if (path.length > longestPath) throw unfit(want.name, path);
+      if (path.length > maxPath) throw unfit(want.name, path);
       return path;
     },
     depth: parts.length,

@@ -1,12 +1,12 @@
 import { type CallsDenied, isListed, type Refusal } from './connection-errors.ts';
 import type { ErrorContext, Explanation } from './failures.ts';
 
-const mostShown = 10;
+const maxShown = 10;
 
 function exportList({ exported }: Refusal): string {
   if (exported === undefined || exported.length === 0) return '';
-  const shown = exported.slice(0, mostShown).map(({ path }) => path);
-  return `; it exports ${shown.join(', ')}${exported.length > mostShown ? ' and others' : ''}`;
+  const shown = exported.slice(0, maxShown).map(({ path }) => path);
+  return `; it exports ${shown.join(', ')}${exported.length > maxShown ? ' and others' : ''}`;
 }
 
 /**

@@ -21,7 +21,7 @@ export interface ScratchNamesParts {
 
 /** Files of other instances: of a host that is gone for good, or whose state folder was lost. */
 const otherInstanceMs = 3_600_000;
-const mostSeen = 10_000;
+const maxSeen = 10_000;
 
 const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
 
@@ -44,8 +44,8 @@ export function createScratchNames({ instance, marks, clock }: ScratchNamesParts
     isLeftover: (name) => {
       if (name.startsWith(process)) return false;
       if (dead.some((before) => name.startsWith(before))) return true;
-      if (seen.size >= mostSeen && !seen.has(name)) forgetOld();
-      if (seen.size >= mostSeen && !seen.has(name)) return false;
+      if (seen.size >= maxSeen && !seen.has(name)) forgetOld();
+      if (seen.size >= maxSeen && !seen.has(name)) return false;
       const since = seen.get(name) ?? clock.elapsed();
       seen.set(name, since);
       return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * presumedDeadMs : otherInstanceMs);

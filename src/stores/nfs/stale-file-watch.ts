@@ -2,8 +2,8 @@ import type { Clock } from '#base/clock.ts';
 import type { Attributes } from '#wire/nfs3/index.ts';
 
 /** A longer gap between two polls, caused by us or by a stalled server, resets the steady time. */
-const longestGapMs = 2_000;
-const mostWatched = 10_000;
+const maxGapMs = 2_000;
+const maxWatched = 10_000;
 
 export interface StaleAfter {
   /** The file must be unchanged for this long, */
@@ -15,7 +15,7 @@ export interface StaleAfter {
 /** Finds files of dead hosts: they do not change while the server answers. Uses only our own clock. */
 export interface StaleFileWatch {
   /** Counts as a poll. `found`: the file's current attributes. */
-  isDead(path: string, found: Attributes, patience: StaleAfter): boolean;
+  isDead(path: string, found: Attributes, policy: StaleAfter): boolean;
   /** The same without the last part: for polls that are far apart. */
   isUnchanged(path: string, found: Attributes, afterMs: number): boolean;
   forget(path: string): void;
@@ -36,17 +36,17 @@ export function createStaleFileWatch(clock: Clock): StaleFileWatch {
     const now = clock.elapsed();
     const before = watched.get(path);
     const isSame = before?.seen === seen;
-    if (!isSame && watched.size >= mostWatched) watched.clear();
+    if (!isSame && watched.size >= maxWatched) watched.clear();
     const since = isSame ? before.since : now;
-    const steadySince = isSame && now - before.last <= longestGapMs ? before.steadySince : now;
+    const steadySince = isSame && now - before.last <= maxGapMs ? before.steadySince : now;
     watched.set(path, { seen, since, steadySince, last: now });
     return { unchangedMs: now - since, steadyMs: now - steadySince };
   }
 
   return {
-    isDead: (path, found, patience) => {
+    isDead: (path, found, policy) => {
       const { unchangedMs, steadyMs } = poll(path, found);
-      return unchangedMs > patience.afterMs && steadyMs > patience.steadyMs;
+      return unchangedMs > policy.afterMs && steadyMs > policy.steadyMs;
     },
     isUnchanged: (path, found, afterMs) => poll(path, found).unchangedMs > afterMs,
     forget: (path) => void watched.delete(path),

@@ -5,7 +5,7 @@ import { isObject } from '../file-store/meta.ts';
 
 const formatVersion = 1;
 export const recordLimit = 64 * 1024;
-const mostUsers = 1000;
+const maxUsers = 1000;
 /** Holds the id of the one host that may write. No host can have this id. */
 export const writerFile = '.writer';
 /** Stands for the host in a note of a writer that cannot be read: so it can be shown, and broken. */
@@ -16,7 +16,7 @@ const kinds: readonly string[] = ['path', 'container', 'pod', 'kubelet'] satisfi
 
 /** Users that do not fit are left out: that the host uses the volume is what counts. */
 export function encode({ host, node, users }: Use): string {
-  for (let most = mostUsers; ; most = Math.floor(most / 2)) {
+  for (let most = maxUsers; ; most = Math.floor(most / 2)) {
     const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
     const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
     if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
@@ -28,7 +28,7 @@ export function decode(host: string, text: string): Use {
   const json = parsed(text);
   if (!isObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
     return { host, node: host as NodeName, users: [] };
-  const users = json['users'].slice(0, mostUsers).filter(isUser);
+  const users = json['users'].slice(0, maxUsers).filter(isUser);
   return { host, node: json['node'] as NodeName, users };
 }
 

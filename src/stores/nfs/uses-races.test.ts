@@ -82,7 +82,7 @@ const told = async (work: Promise<unknown>): Promise<string> => {
   }
 };
 
-const mostCalls = 80;
+const maxCalls = 80;
 
 for (const [title, start] of Object.entries(sites))
   describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`on ${title}`, () => {
@@ -132,7 +132,7 @@ for (const [title, start] of Object.entries(sites))
 
     /** What both were told, for each call of the first before which it was stopped. */
     async function* interleaved(one: Verb, other: Verb, prepare: (volume: Volume) => Promise<void>) {
-      for (let at = 1; at < mostCalls; at++) {
+      for (let at = 1; at < maxCalls; at++) {
         const volume = await made();
         await prepare(volume);
         const reached = Promise.withResolvers<void>();
