@@ -19,7 +19,7 @@ import { trashedId } from './trash-names.ts';
 import type { HoldLimit, VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
-/** Of a folder that the store's rule for paths made. */
+/** The reason for a folder that holds volumes of a path template. */
 export const holdsVolumes = 'it holds volumes';
 
 export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' | 'adopt'> {
@@ -42,7 +42,7 @@ export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' |
         const meta =
           released[0] === undefined ? adoptedMeta(name, spec, found, nested) : readoptedMeta(released[0].meta, spec);
         await markParents(ctx, meta);
-        // No volume is held, and only the name's limit counts: looking for its data can take long.
+        // No volume is locked, so only the limit of the name counts. Finding the data may have taken long.
         const taken = await takeName(ctx, name, read, { ...held, limit: ctx.limit() });
         try {
           await record(meta, released[0]?.path, taken);
@@ -50,15 +50,15 @@ export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' |
           await taken.release(cause);
           throw cause;
         }
-        // Older ones of that name are records of data that have since been replaced.
+        // Older released records of that name belong to data that have since been replaced.
         for (const { path } of released.slice(1)) await storeRoot.files.unlink(path);
         return volume(meta);
       }),
   };
 
   /**
-   * In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's; and a
-   * released volume must not have two records.
+   * Writes the record in one step. Otherwise a crash could leave an empty record beside data, which no host can attribute to a volume, or
+   * two records of a released volume.
    */
   async function record(meta: Meta, released: string | undefined, limit: HoldLimit): Promise<void> {
     const path = storeRoot.metaPath(meta.name);
@@ -97,13 +97,13 @@ function adoptedMeta(
   return newMeta({ ...spec, name, labels, bytes: spec.bytes ?? found.bytes, access: found.access }, nested?.path);
 }
 
-/** The request that made it once is forgotten with the release: repeating that one is not a wish to adopt. */
+/** Drops the id of the request that created the volume: a retry of that request must not find an adopted volume. */
 function readoptedMeta(
   meta: Meta,
   spec: { readonly requestId: string; readonly instance: string; readonly labels: Labels },
 ): Meta {
   const { requestId, instance } = spec;
-  // Nobody knows what was done with the data meanwhile.
+  // The data may have changed while the volume was released.
   const { unused: _unused, ...rest } = meta;
   return { ...rest, requestId, instance, revision: meta.revision + 1 };
 }
@@ -111,7 +111,7 @@ function readoptedMeta(
 const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
   meta?.path === undefined ? {} : { path: meta.path };
 
-/** The empty record may keep the name for a volume that a host was renaming or restoring when it died. */
+/** Whether the empty record reserves the name for a volume that a host was renaming or restoring when it died. */
 export async function isMoveTarget(ctx: VerbContext, name: VolumeName, scope: Scope): Promise<boolean> {
   let isHere = false;
   const { storeRoot } = ctx;
@@ -145,17 +145,17 @@ async function findReleased(
     const path = storeRoot.ownPath('retained', entry);
     const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || (name !== undefined && read.meta.name !== name)) continue;
-    // Moving the record here was its last change.
+    // The release moved the record here, which was its last change.
     found.push({ path, meta: read.meta, at: (await storeRoot.files.lstat(path))?.changedAt ?? 0 });
   }
   return found.sort((a, b) => b.at - a.at);
 }
 
-/** Everything in the root that is neither a record nor recorded. */
+/** Everything in the root that is neither a record nor the data of a recorded volume. */
 export async function findAdoptable(ctx: VerbContext, scope: Scope): Promise<readonly Adoptable[]> {
   const { storeRoot, layout } = ctx;
   const entries = await storeRoot.files.list(storeRoot.root);
-  // With other hosts an empty record only keeps a name: whether anybody still does is looked at when it is adopted.
+  // On a shared store an empty record only reserves a name. Adoption checks whether a host still needs it.
   const counts = ({ name, isEmpty }: Entry): boolean =>
     !(isEmpty === true && storeRoot.hostLocks && name.endsWith('.meta'));
   const all = new Set(entries.filter(counts).map((entry) => entry.name));

@@ -1,7 +1,6 @@
 /**
- * How many calls a store has under way. Long calls have places of their own: scans that take minutes must not keep the
- * short ones waiting. Whoever has a long place may wait for a volume's name and for a short place, never the other way
- * round: so nobody waits in a circle.
+ * Limits the calls that a store has in flight. Long calls have slots of their own, so that scans that take minutes don't delay short
+ * calls. A call with a long slot may wait for a volume's name and for a short slot, never the other way round: that prevents deadlocks.
  */
 export interface CallSlots {
   readonly short: Slots;
@@ -9,9 +8,12 @@ export interface CallSlots {
 }
 
 export interface Slots {
-  /** First come, first served. Who waits no longer than its signal leaves the line. */
+  /** First come, first served. A caller whose signal aborts leaves the queue. */
   acquire(signal: AbortSignal): Promise<Disposable>;
-  /** For who has a place: others have it during `work`, in which many wait for one call. Comes back before all who wait. */
+  /**
+   * For a caller that has a slot: releases it during `work`, in which many callers wait for one shared call. The caller then gets a
+   * slot before those in the queue.
+   */
   releaseDuring(work: () => Promise<void>): Promise<void>;
 }
 

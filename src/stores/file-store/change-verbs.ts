@@ -37,7 +37,7 @@ const createRecordUpdate =
     });
   };
 
-/** Only recorded here: who mounts the volume keeps to it. */
+/** Only records it: the client that mounts the volume enforces the size. */
 export function createEnforce(ctx: VerbContext): Required<Pick<Enforcement, 'enforce'>> {
   const changing = createRecordUpdate(ctx);
   return {
@@ -48,7 +48,7 @@ export function createEnforce(ctx: VerbContext): Required<Pick<Enforcement, 'enf
   };
 }
 
-/** Also in a full store: what was mounted before can be, too. The revision is of what users see, and stays. */
+/** Works in a full store too, so that volumes can still be mounted. Keeps the revision, which counts changes that users see. */
 export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'noteUse'> {
   const { storeRoot, runVerb, findOrThrow } = ctx;
   return {
@@ -75,7 +75,7 @@ export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
         ref,
         scope,
         async (meta, { limit }) => {
-          // An intent that was given up must not be found when the data are gone from here: they could seem to be elsewhere.
+          // Remove an abandoned intent first: once the data are gone from here, it could point to other data.
           if (hasMoveIntent(meta))
             await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), withoutMove(meta, meta.name), limit.check);
           limit.check();
@@ -101,7 +101,7 @@ export function createChangeVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
       changing(describe('expanding', ref.name), ref, scope, async (meta, change) => {
         if (meta.bytes !== undefined && bytes < meta.bytes) throw shrinking(meta, bytes);
         layout.refuseUnsupported(bytes, meta.access);
-        // Data first: a record that promises more than there is would be wrong, the other way round is only generous.
+        // Grow the data first: the record must never promise more than there is.
         await layout.grow(await usableDataPath(ctx, meta), meta, bytes, scope);
         return meta.bytes === bytes ? volume(meta) : change({ bytes });
       }),
@@ -115,8 +115,7 @@ export function createRelease(ctx: VerbContext): Pick<AdoptionFacet, 'release' |
   return {
     release: (ref, scope) =>
       runRemoval(describe('releasing', ref.name), ref, scope, async (meta, { limit }) => {
-        // Outside the root the file's name no longer tells the volume's: the record itself must, and a name it had
-        // before it was renamed, or an abandoned intent, must not.
+        // Outside the root the file is named by id. So the record itself must have the volume's current name and no abandoned intent.
         await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), withoutMove(meta, meta.name), limit.check);
         limit.check();
         await storeRoot.files.rename(storeRoot.metaPath(meta.name), storeRoot.ownPath('retained', `${meta.id}.meta`));
@@ -134,7 +133,7 @@ async function renameVolume(ctx: VerbContext, ref: VolumeRef, to: VolumeName, sc
   const target = await ctx.read(to);
   if (target.state === 'ok' && target.meta.id === ref.id) return volume(target.meta);
   const meta = await ctx.findOrThrow(ref, scope);
-  // `held` has just finished the move that an earlier call began.
+  // `findOrThrow` has just finished the rename that an earlier call began.
   if (meta.name === to) return volume(meta);
   await ctx.refuseIfUsed(meta, 'renamed');
   const moving: Meta = { ...withoutMove(meta, meta.name), movingTo: to, revision: meta.revision + 1 };
@@ -155,7 +154,7 @@ async function renameVolume(ctx: VerbContext, ref: VolumeRef, to: VolumeName, sc
   return volume(withoutMove(moving, to));
 }
 
-/** The intent, and then the data. `home` undefined: they stay where they are. */
+/** Writes the intent, then moves the data. `home` undefined: the data stay where they are. */
 async function moveData(
   { storeRoot, dataPath }: VerbContext,
   meta: Meta,

@@ -12,12 +12,12 @@ import { encodeMeta, sameLabels } from './meta.ts';
 import { makeParents } from './parent-folders.ts';
 import type { HeldScope, VerbContext } from './verb-context.ts';
 
-/** How often the name can become free, and be taken by another host again, while one create looks. */
+/** Retries of one create while other hosts release and take the name. */
 const maxAttempts = 8;
 
 /**
- * The record is created exclusively and made durable before the data: it is the intent, and the proof against making a
- * volume twice. Data that are there are complete, since they appear in one step.
+ * Creates the record exclusively and makes it durable before the data. The record is the intent, and it prevents making a volume twice.
+ * Existing data are complete, since they appear in one step.
  */
 export function createCreate(ctx: VerbContext): Store['create'] {
   const { storeRoot, layout, dataPath, volume } = ctx;
@@ -27,15 +27,15 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     if (attempt > maxAttempts) throw beingCreated(want.name, storeRoot.store);
     const unused = layout.opaque ? ({ unused: true } as const) : {};
     const meta = { ...newMeta(want, layout.paths?.pathFor(want)), ...unused };
-    // What lies at the data's place is known before the record says anything: after a crash between record and data,
-    // data there can then only be our own.
+    // Check for existing data before the record gets its text. After a crash between record and data, any data there can then
+    // only be our own.
     const limit = ctx.limit();
     const how = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
     if (how !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
     limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
       if (isOutcomeUnknown(cause)) throw cause;
-      // Held, since the same request may have come by another host, which makes the data of the same record.
+      // Under the volume's lock: another host may have got the same request and be making the data of the same record.
       return ctx.withVolumeLock(meta.id, scope, (held) => rollBack(meta, cause, held));
     });
   }
@@ -49,17 +49,17 @@ export function createCreate(ctx: VerbContext): Store['create'] {
       await storeRoot.sync();
       return volume(meta);
     } catch (cause) {
-      // The same request came by another host too: the record is the same one, and so are the data.
+      // Another host got the same request, and made the data of this same record.
       if (isErrno(cause, 'EEXIST') && hostLocks !== undefined) return volume(meta);
       if (made) await layout.discard(dataPath(meta), meta.id);
       throw cause;
     }
   }
 
-  /** No answer. Then the record stays, so that the same request finds out, and no other is misled. */
+  /** The server did not answer. The record stays, so that a retry of the request finds out, and no other request gets the name. */
   const isOutcomeUnknown = (cause: unknown): boolean => hostLocks !== undefined && !isDefiniteFailure(cause);
 
-  /** The record that this host wrote, when its data could not be made. */
+  /** Removes the record that this host wrote if its data could not be made. */
   async function rollBack(meta: Meta, cause: unknown, { limit }: HeldScope): Promise<Volume> {
     if (hostLocks !== undefined && (await files.lstat(dataPath(meta))) !== undefined) return volume(meta);
     limit.check();
@@ -79,7 +79,7 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     }
     if (read.state === 'torn' && (data === undefined || hostLocks !== undefined)) {
       const isOurs = await ctx.takeOverTorn(want.name, scope);
-      // Beside data it stays: it may keep the name for a volume whose record has yet to follow.
+      // Keep the empty record if there are data: it may reserve the name for a volume whose data have moved and whose record has not.
       if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, storeRoot.store);
       if (isOurs) await files.unlink(storeRoot.metaPath(want.name));
       return createNew(want, scope, attempt + 1);
@@ -94,12 +94,12 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     refuseDifferentRequest(meta, want, storeRoot.store);
     const wrong = layout.unsuitableBecause(data);
     if (wrong !== undefined) throw dataUnusable(want.name, path, wrong);
-    // The first call may have died before this.
+    // The first call may have died before its sync.
     await storeRoot.sync();
     return volume(meta);
   }
 
-  /** A record without data, by who holds the volume. Undefined: it is no longer so. */
+  /** Makes the data of a record that has none. Call it with the volume locked. Undefined: the record has changed since. */
   async function complete(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
     const read = await ctx.read(want.name);
     if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(ctx, read.meta, scope)))
@@ -109,7 +109,7 @@ export function createCreate(ctx: VerbContext): Store['create'] {
     if ((await files.lstat(dataPath(meta))) !== undefined) return volume(meta);
     scope.limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
-      // Who wrote the record may be making the data at this moment: it is theirs to take back.
+      // The host that wrote the record may be making the data right now, so only that host may roll back.
       if (isOutcomeUnknown(cause) || (hostLocks !== undefined && meta.instance !== storeRoot.context.instance))
         throw cause;
       return rollBack(meta, cause, scope);

@@ -41,7 +41,7 @@ export function dataUnusable(name: string, path: string, found: string): Stowage
   });
 }
 
-/** Another host has taken the name, and has not said yet what for. */
+/** Another host has reserved the name and has not written its record yet. */
 export function beingCreated(name: string, store: string): StowageError {
   return new StowageError(`another Stowage is making a volume ${quoted(name)} in store ${store} at this moment`, {
     code: 'busy',

@@ -7,10 +7,10 @@ import type { Files } from './files.ts';
 import type { LayoutKind } from './layout.ts';
 import { formatVersion, isObject, newerFormat } from './meta.ts';
 
-/** What `.stowage/store.json` says. */
+/** The contents of `.stowage/store.json`. */
 export interface Identity {
   readonly layout: unknown;
-  /** Undefined: it has none, and can be given one. */
+  /** Undefined: the store has none yet. */
   readonly uuid: string | undefined;
 }
 
@@ -45,13 +45,13 @@ export async function writeIdentity(files: Files, path: string, scratch: string,
   const uuid = randomUUID();
   await files.writeNew(scratch, identityText(uuid, layout));
   await files.rename(scratch, path);
-  // Both folders may be new. A power cut must not take back what others remember the store by.
+  // Both folders may be new. The id must survive a power cut, because Stowage remembers the store by it.
   await files.sync(dirname(path));
   await files.sync(dirname(dirname(path)));
   return uuid;
 }
 
-/** The empty directory that an unmounted disk leaves behind is not the store, nor is another disk in its place. */
+/** Throws if the root is the empty mount point of an unmounted disk, or if another disk is mounted there. */
 export async function refuseOtherStore(
   files: Files,
   root: string,

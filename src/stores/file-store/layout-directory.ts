@@ -12,16 +12,16 @@ import type { StoreRoot } from './store-root.ts';
 export interface DirectoryLayoutParts {
   readonly storeRoot: StoreRoot;
   readonly clock: Clock;
-  /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
+  /** Makes a complete directory, with its owner and mode, appear at `path` in one step. Fails with `EEXIST` if something is there. */
   make(path: string): Promise<void>;
   source(path: string, volume: Parameters<Layout['source']>[1]): Source | Promise<Source>;
-  /** Present where volumes can be held to their sizes: what is kept for that, by whoever mounts them. */
+  /** Present if the clients that mount volumes can enforce their sizes: the quota records for that. */
   readonly quotas?: Quotas | undefined;
   readonly paths?: DataPaths | undefined;
 }
 
 export interface Quotas {
-  /** Those who have it mounted may use so much from now on. */
+  /** Raises the quota for all clients that have the volume mounted. */
   raise(id: VolumeId, bytes: bigint): Promise<void>;
   forget(id: VolumeId): Promise<void>;
 }
@@ -69,7 +69,7 @@ async function isStore(files: Files, path: string): Promise<boolean> {
   try {
     return (await files.lstat(`${path}/.stowage`)) !== undefined;
   } catch (cause) {
-    // What this user may not look into is no store of theirs; what was replaced by a file is none at all.
+    // EACCES: a directory that this user may not read is not a store of theirs. ENOTDIR: a file has replaced the directory.
     if (isErrno(cause, 'EACCES', 'ENOTDIR')) return false;
     throw cause;
   }
@@ -91,36 +91,36 @@ function noBlock(storeRoot: StoreRoot): StowageError {
   });
 }
 
-/** An empty volume is gone in one call; a full one is moved where `reclaim` finds it. A planted link moves as itself. */
+/** Removes an empty volume in one call. Moves any other to where `reclaim` finds it. A planted link is moved itself, not its target. */
 async function discard({ files, ownPath }: StoreRoot, path: string, id: string): Promise<void> {
   try {
     return await files.rmdir(path);
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return;
-    // Some NFS servers have only EIO to say that a directory is not empty.
+    // Some NFS servers report a directory that is not empty as EIO.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EIO')) throw cause;
   }
   try {
     await files.rename(path, ownPath('deleting', id));
   } catch (cause) {
-    // The remains of an interrupted deletion of the same volume are still there.
+    // `deleting/` still has the remains of an interrupted deletion of the same volume.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EIO')) throw cause;
     await files.rename(path, ownPath('deleting', `${id}.${randomBytes(6).toString('hex')}`));
   }
 }
 
-/** Never renames: only rmdir fails when somebody has written something since the volume was looked through. */
+/** Never renames: only rmdir fails if somebody has written to the volume since it was found empty. */
 async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: VolumeName): Promise<void> {
   const found = await files.lstat(path);
   if (found === undefined) return;
-  // Checked first, as some NFS servers remove files by RMDIR too.
+  // Check the type first, because on some NFS servers RMDIR also removes files.
   if (found.type !== 'directory') throw dataUnusable(name, path, 'is not a directory');
   try {
     await files.rmdir(path);
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return;
     if (isErrno(cause, 'ENOTDIR')) throw dataUnusable(name, path, 'is not a directory');
-    // Some NFS servers have only EIO to say that a directory is not empty; a failing disk has the same error.
+    // Some NFS servers report a directory that is not empty as EIO. A failing disk gives the same error.
     const isFull =
       isErrno(cause, 'ENOTEMPTY', 'EEXIST') || (isErrno(cause, 'EIO') && (await files.list(path)).length > 0);
     throw isFull ? notEmpty({ store, name }) : cause;

@@ -1,6 +1,6 @@
 import type { StoreRoot } from './store-root.ts';
 
-/** What an earlier run of this store left half-made. The folder is ours alone, and so is all that is in it. */
+/** Unfinished files of an earlier run. Only Stowage uses this folder, so all of them may be removed. */
 export async function leftovers(storeRoot: StoreRoot): Promise<readonly string[]> {
   return (await storeRoot.files.names(storeRoot.ownPath('tmp'))).filter(storeRoot.isLeftover);
 }

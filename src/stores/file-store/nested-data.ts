@@ -13,7 +13,7 @@ export interface NestedData {
   readonly labels: Labels;
 }
 
-/** Data that somebody else laid out in folders: looked for as deep as the store's own volumes lie, and no deeper. */
+/** Finds unrecorded data in folders, at exactly the depth of the store's path template. */
 export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<readonly NestedData[]> {
   const { storeRoot } = ctx;
   const { paths } = ctx.layout;
@@ -26,7 +26,7 @@ export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<re
     for (const { name, type } of await storeRoot.files.list(`${storeRoot.root}${path === '' ? '' : `/${path}`}`)) {
       if (type !== 'directory' || name.startsWith('.stowage')) continue;
       const at = path === '' ? name : `${path}/${name}`;
-      // What is in a volume belongs to its users.
+      // The contents of a volume belong to its users.
       if (taken.has(`${storeRoot.root}/${at}`)) continue;
       if (left > 1) await look(at, left - 1);
       else {
@@ -40,18 +40,22 @@ export async function findNestedData(ctx: VerbContext, scope: Scope): Promise<re
   return found;
 }
 
-/** Where the data of volumes are, as their records say. */
+/** Paths of the volumes' data, according to their records. */
 export async function recordedPaths(ctx: VerbContext, scope: Scope): Promise<ReadonlySet<string>> {
   const found = new Set<string>();
-  await eachBounded(recordedNames(await ctx.storeRoot.files.names(ctx.storeRoot.root)), maxConcurrentReads, async (name) => {
-    scope.signal.throwIfAborted();
-    const read = await ctx.read(name);
-    found.add(ctx.dataPath(read.state === 'ok' ? read.meta : { name }));
-  });
+  await eachBounded(
+    recordedNames(await ctx.storeRoot.files.names(ctx.storeRoot.root)),
+    maxConcurrentReads,
+    async (name) => {
+      scope.signal.throwIfAborted();
+      const read = await ctx.read(name);
+      found.add(ctx.dataPath(read.state === 'ok' ? read.meta : { name }));
+    },
+  );
   return found;
 }
 
-/** The one of that name, where there is nothing of the name right in the root. */
+/** Nested data that would become the volume `name`, unless the root itself has data of that name. */
 export async function findNestedByName(
   ctx: VerbContext,
   name: VolumeName,

@@ -8,7 +8,7 @@ import { trashedId } from './trash-names.ts';
 import type { VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
-/** For each of them all records are read once more. */
+/** Each removal reads all records once more. */
 const maxRemoved = 16;
 
 /**
@@ -42,7 +42,7 @@ async function removeLock(ctx: VerbContext, id: VolumeId, scope: Scope): Promise
   const { hostLocks } = ctx.storeRoot;
   if (hostLocks === undefined || (await hostLocks.holderOf(id)) !== 'nobody') return;
   await ctx.withVolumeLock(id, scope, async (held) => {
-    // Its record may have moved while the others were read.
+    // The volume's record may have moved while we read the other records.
     if (await ctx.hasNoRecord(id, held)) hostLocks.forget(id, 'gone');
   });
 }

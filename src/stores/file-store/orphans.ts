@@ -16,7 +16,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
 
   async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
     const read = await ctx.read(name);
-    // Gone since the listing.
+    // It was removed after the listing.
     if (read.state === 'absent') return undefined;
     if (read.state !== 'ok')
       return { store, kind: 'unreadable-record', name, detail: read.error.message, action: read.error.action };
@@ -30,7 +30,7 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
         action: `Put the data back, or forget the volume with: stowage volume delete ${store}/${name}`,
       };
     }
-    // On a shared store other hosts' volumes are as good as our own.
+    // On a shared store, volumes of other hosts are no orphans.
     if (volume.instance === storeRoot.context.instance || storeRoot.hostLocks !== undefined) return undefined;
     return {
       store,
@@ -47,14 +47,14 @@ export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
     const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
     await eachBounded(names, maxConcurrentReads, async (name) => {
       scope.signal.throwIfAborted();
-      // Held, so that a volume being made at this moment is not taken for one without data.
+      // Under the lock, so that a volume that is being created does not look like one without data.
       const orphan = isVolumeName(name)
         ? await runVerb(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
         : badlyNamed(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
     for (const { name, reason } of await findAdoptable(ctx, scope)) {
-      // Every ext4 has the first: nobody left it there. The second are our own.
+      // Every ext4 file system has lost+found. Stowage itself makes the folders that hold volumes.
       if (name === 'lost+found' || reason === holdsVolumes) continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }

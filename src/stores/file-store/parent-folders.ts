@@ -5,18 +5,18 @@ import type { Meta } from './meta.ts';
 import { recordedPaths } from './nested-data.ts';
 import type { VerbContext } from './verb-context.ts';
 
-/** Tells a folder that holds volumes from a volume. No volume can have this name. */
+/** Marks a folder that holds volumes, to distinguish it from a volume. No volume can have this name. */
 const marker = '.stowage-folder';
 const folderMode = 0o755;
 const markerText = 'Stowage keeps volumes in this folder.\n';
 
-/** The folders a volume's data lie in, the uppermost first. */
+/** The folders above a volume's data, the uppermost first. */
 function parentsOf({ storeRoot }: VerbContext, { path }: Pick<Meta, 'path'>): string[] {
   const names = path?.split('/').slice(0, -1) ?? [];
   return names.map((_, i) => `${storeRoot.root}/${names.slice(0, i + 1).join('/')}`);
 }
 
-/** Never inside what is, or may be, another volume's data. */
+/** Never makes a folder inside something that is, or may be, another volume's data. */
 export async function makeParents(ctx: VerbContext, meta: Meta, scope: Scope): Promise<void> {
   for (const folder of parentsOf(ctx, meta)) {
     if (await isParentFolder(ctx, folder)) continue;
@@ -35,14 +35,14 @@ async function tryCreateFolder({ storeRoot }: VerbContext, folder: string): Prom
   }
 }
 
-/** A crash came between making and marking it, or another host is about to: it is empty, and no volume's data. */
+/** Whether a crash came before the folder was marked, or another host is about to mark it: it is empty, and no volume's data. */
 async function isLeftUnmarked(ctx: VerbContext, folder: string, scope: Scope): Promise<boolean> {
   if ((await ctx.storeRoot.files.lstat(folder))?.type !== 'directory') return false;
   const names = await ctx.storeRoot.files.names(folder);
   return names.every((name) => name === marker) && !(await recordedPaths(ctx, scope)).has(folder);
 }
 
-/** Of data that are taken in where they are: their folders hold volumes from now on. */
+/** For data that are adopted in place: marks the folders above them. */
 export async function markParents(ctx: VerbContext, meta: Meta): Promise<void> {
   for (const folder of parentsOf(ctx, meta)) if (!(await isParentFolder(ctx, folder))) await mark(ctx, folder);
 }
@@ -53,7 +53,7 @@ async function mark({ storeRoot }: VerbContext, folder: string): Promise<void> {
   });
 }
 
-/** A folder that Stowage made to hold volumes. */
+/** Whether Stowage made or marked the folder to hold volumes. */
 export async function isParentFolder({ storeRoot }: VerbContext, folder: string): Promise<boolean> {
   try {
     return (await storeRoot.files.lstat(`${folder}/${marker}`)) !== undefined;
@@ -63,7 +63,7 @@ export async function isParentFolder({ storeRoot }: VerbContext, folder: string)
   }
 }
 
-/** Folders that the volume was the last in go with it. */
+/** Removes the folders that held only this volume. */
 export async function pruneParents(ctx: VerbContext, meta: Meta): Promise<void> {
   const { files } = ctx.storeRoot;
   for (const folder of parentsOf(ctx, meta).reverse()) {
@@ -72,7 +72,7 @@ export async function pruneParents(ctx: VerbContext, meta: Meta): Promise<void> 
       await files.unlink(`${folder}/${marker}`);
       await files.rmdir(folder);
     } catch (cause) {
-      // Another volume came to lie in it meanwhile; without its mark the folder would be taken for a volume.
+      // Another volume was created in it in the meantime. Without the marker the folder would look like a volume.
       if (isErrno(cause, 'ENOTEMPTY', 'EEXIST'))
         await files.writeNew(`${folder}/${marker}`, markerText).catch(() => undefined);
       return;

@@ -24,7 +24,7 @@ interface Found {
   readonly volume: Volume;
 }
 
-/** What lies in the directory are the volumes, recorded or not. Nothing is ever written: it may be on a read-only disk. */
+/** All data in the directory are volumes, with or without a record. Never writes: the store may be on a read-only disk. */
 export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
   const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   const { files } = storeRoot;
@@ -68,7 +68,7 @@ export function createReadOnlyVerbs(ctx: VerbContext): Pick<FileStore, Verbs> {
         const name = file.slice(0, file.length - layout.suffix.length);
         return isVolumeName(name) ? [name] : [];
       });
-      // A record without data beside it may say that they are in a folder.
+      // A record without data beside it may point to data in a folder.
       const beside = new Set(data);
       const elsewhere = recordedNames(entries.map(({ name }) => name)).filter((name) => !beside.has(name));
       return { data, elsewhere };
@@ -168,7 +168,7 @@ function createRefusals(storeRoot: StoreRoot): Pick<FileStore, Changes> {
   };
 }
 
-/** Stable without anything being stored: the same place and name give the same id. */
+/** Stable without storing anything: the same store URI and name give the same id. */
 function derivedId(base: string, name: string): VolumeId {
   const hex = createHash('sha256').update(`${base}\n${name}`).digest('hex');
   const groups = [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20, 32)];

@@ -11,7 +11,7 @@ import type { FileStore } from './verbs.ts';
 const maxConcurrentReads = 16;
 const recordOf = /^(.*)\.meta$/;
 
-/** Names of the records in a listing of the root. Whether they can be read is another matter. */
+/** Names of the records in a listing of the root, readable or not. */
 export function recordedNames(entries: readonly string[]): VolumeName[] {
   return entries.flatMap((entry) => {
     const name = recordOf.exec(entry)?.[1];
@@ -19,7 +19,7 @@ export function recordedNames(entries: readonly string[]): VolumeName[] {
   });
 }
 
-/** For a store that others work on too. */
+/** For a store that other hosts change too. */
 export function createChangeMarks({ storeRoot, runVerb }: VerbContext): Required<ChangedByOthers> {
   return {
     marks: (scope) =>
@@ -43,7 +43,7 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
         const read = await ctx.read(name);
         if (read.state === 'absent') return undefined;
         if (read.state === 'ok') return inspect(ctx, read.meta);
-        // Cut off: being made or taken at this moment, by another host perhaps, or never finished. Nobody was told of it.
+        // Cut off: a host is creating it or taking the name right now, or never finished. No caller was told that it exists.
         const isNobodys = storeRoot.hostLocks !== undefined || (await files.lstat(dataPath({ name }))) === undefined;
         if (read.state === 'torn' && isNobodys) return undefined;
         throw read.error;
@@ -60,7 +60,7 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
       }
     },
     source: (ref, scope) =>
-      // Held, as finding it may have to finish what was half done with it.
+      // Under the locks, because finding the volume may have to finish an interrupted operation.
       runVerb(`locating volume ${quoted(ref.name)}`, [ref.name, ref.id], scope, async (at) => {
         const meta = await findOrThrow(ref, at);
         return layout.source(await usableDataPath(ctx, meta), meta);
@@ -71,13 +71,13 @@ export function createReadVerbs(ctx: VerbContext): Pick<FileStore, 'get' | 'list
         const found = await findOrThrow(ref, at);
         return [await usableDataPath(ctx, found), found] as const;
       });
-      // Not held: measuring takes as long as the volume is large.
+      // Without locks: measuring a large volume takes long.
       return runVerb(doing, [], scope, () => layout.usage(path, meta, scope), 'long');
     },
   };
 }
 
-/** The path of data that are there and are what they should be. */
+/** The path of the volume's data. Throws if they are missing or of the wrong type. */
 export async function usableDataPath({ storeRoot, layout, dataPath }: VerbContext, meta: Meta): Promise<string> {
   const path = dataPath(meta);
   const found = await storeRoot.files.lstat(path);
@@ -97,7 +97,7 @@ export async function inspect(ctx: VerbContext, meta: Meta): Promise<Inspection>
   return { volume, condition: 'missing', detail: `${path} ${wrong}`, ...pathIfUnusual(ctx, path, meta.name) };
 }
 
-/** The path of data that are not where their name says. */
+/** The path of the data, if it is not the one that follows from the volume's name. */
 export function pathIfUnusual(
   { storeRoot, layout }: VerbContext,
   path: string,

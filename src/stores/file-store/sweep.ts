@@ -23,9 +23,9 @@ export function createSweep(ctx: VerbContext): Required<Pick<Housekeeping, 'swee
   }
 
   async function reclaim(scope: Scope): Promise<void> {
-    // Settled first, while `deleting/` still tells which data were on their way out when something failed.
+    // Sweep first: until it is emptied, `deleting/` shows which data were being removed when an operation failed.
     if (ctx.needsSweep) await sweep(scope);
-    // Files of other hosts are removed once they have been seen for long: the sweep after opening has seen them first.
+    // Files of other hosts are removed after a time that starts when this process first sees them, in the sweep after opening.
     await removeLeftovers(storeRoot);
     ctx.undeletable = await storeRoot.files.emptyFolder(storeRoot.ownPath('deleting'), scope);
     await storeRoot.reserve.refill();
@@ -42,7 +42,7 @@ async function recover(ctx: VerbContext, scope: Scope): Promise<void> {
   const { storeRoot, layout, runVerb } = ctx;
   const entries = new Set(await storeRoot.files.names(storeRoot.root));
   for (const name of recordedNames([...entries])) {
-    // One listing tells which records lack their data; only those can be half of something.
+    // One listing shows which records lack their data. Only those can belong to an interrupted operation.
     if (entries.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
     await ignoreBusy(runVerb(`settling volume ${quoted(name)}`, [name], scope, () => finishRecord(ctx, name, scope)));
@@ -70,7 +70,7 @@ async function finishRecord(ctx: VerbContext, name: VolumeName, scope: Scope): P
     scope.log.info('finished an interrupted operation', { volume: name, id });
 }
 
-/** Names that this instance had taken for data that are there, when it died before it could record them. */
+/** Releases names that this instance reserved for existing data, if it died before it could write their records. */
 async function releaseAbandonedNames(ctx: VerbContext, scope: Scope): Promise<void> {
   const { storeRoot, layout, runVerb } = ctx;
   const { hostLocks, files, metaPath } = storeRoot;
@@ -89,7 +89,7 @@ async function releaseAbandonedNames(ctx: VerbContext, scope: Scope): Promise<vo
   }
 }
 
-/** The record of a released volume that has been taken in again. */
+/** Removes the released records of volumes that have been adopted again. */
 async function removeReadoptedRecords({ storeRoot, read }: VerbContext): Promise<void> {
   for (const entry of await storeRoot.files.names(storeRoot.ownPath('retained'))) {
     const path = storeRoot.ownPath('retained', entry);

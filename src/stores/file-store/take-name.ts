@@ -6,10 +6,10 @@ import { isDefiniteFailure } from './files.ts';
 import type { MetaRead } from './meta.ts';
 import type { HeldScope, HoldLimit, VerbContext } from './verb-context.ts';
 
-/** How often others can take the name and give it back while we look. */
+/** Retries while other hosts take and release the name. */
 const maxAttempts = 8;
 
-/** Keeps the name from other hosts, by an empty record that the real one will replace. Undefined: it is not free. */
+/** Reserves the name against other hosts with an empty record, which the real one replaces later. Undefined: the name is taken. */
 export async function tryTakeName(
   ctx: VerbContext,
   name: VolumeName,
@@ -35,13 +35,13 @@ async function isCreated(made: Promise<void> | undefined): Promise<boolean> {
   }
 }
 
-/** Its limit is over with that of the name, or of the volume that is held. */
+/** The limit ends when that of the name or that of the locked volume ends. */
 export interface TakenName extends HoldLimit {
-  /** Because of `cause`. Where it is no answer, what was asked for may happen yet: the name stays taken. */
+  /** Call it after the failure `cause`. If the server did not answer, the operation may still happen, so the name stays taken. */
   release(cause: unknown): Promise<void>;
 }
 
-/** Throws unless the name is free: an empty record that nobody works on any more does not count. */
+/** Throws if the name is taken. An empty record whose host no longer works on it does not count. */
 export async function takeName(
   ctx: VerbContext,
   name: VolumeName,
@@ -59,7 +59,7 @@ export async function takeName(
       scope.limit.check();
     },
     release: async (cause) => {
-      // One that was there before may keep the name for a volume whose record has yet to follow its data.
+      // Keep an empty record that we took over: it may reserve the name for a volume whose data have moved and whose record has not.
       const isOurs = hostLocks !== undefined && how === 'made' && !limit.isOver();
       if (isOurs && isDefiniteFailure(cause)) await files.unlink(metaPath(name));
     },

@@ -14,19 +14,19 @@ import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
 import type { HeldScope, VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
-/** Records that change in one round of maintenance; the rest waits for the next one. */
+/** The most records that one round of maintenance changes; the rest waits for the next round. */
 const maxWritesPerRound = 100;
 /** Records that do not change are read again after this time: another host may have restored and deleted the volume. */
 const rereadAfterMs = 3_600_000;
 
-/** What was read of an entry, and when. */
+/** A record of an entry, and when it was read. */
 interface Remembered {
   readonly meta: Meta;
   readonly at: number;
 }
 
 export interface TrashPurge extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
-  /** Of a volume that is deleted now. */
+  /** The expiry of a volume that is being deleted now. */
   newExpiry(retention: number): Promise<Expiry>;
 }
 
@@ -61,7 +61,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   const looking = <T>(scope: Scope, work: () => Promise<T>): Promise<T> =>
     runVerb('looking for expired entries of the trash', [], scope, work);
 
-  /** Undefined: the entry is on its way in or out, or cannot be read. */
+  /** Undefined: the entry is being moved into or out of the trash, or is unreadable. */
   async function look(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
     const known = remembered.get(id);
     if (known !== undefined && clock.elapsed() - known.at < rereadAfterMs) return known.meta;
@@ -79,7 +79,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   const expiryOf = ({ expiry, instance }: Meta, retention: number): Expiry | undefined =>
     expiry === 'unreadable' ? undefined : (expiry ?? { retention, owner: instance });
 
-  /** Writes into the entry what it must say before it can expire; with the volume held, by what the entry says then. */
+  /** Writes the dates that an entry needs before it can expire. Decides again under the volume's lock, from the current record. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
     const work = runVerb(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
       const meta = remember(id, await read(id));
@@ -105,8 +105,8 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
   }
 
   /**
-   * With the volume held. A restore that was interrupted after it moved the data out is finished: nothing is left to purge. Without a record,
-   * the entry was purged before; or a deletion was interrupted after it moved the data in, and its record has yet to follow.
+   * Call it with the volume locked. Finishes a restore that was interrupted after it moved the data out: then nothing is left to purge. If
+   * there is no record, the entry was purged before, or a deletion was interrupted before it moved the record.
    */
   async function purgeHeld(
     id: VolumeId,
@@ -146,7 +146,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
       if (holder === 'nobody') await record(id, retention, scope);
       if (holder === 'stale') stale.push(id);
     }
-    // A lock that a dead host left is watched for some seconds before it is taken over; so all at once.
+    // Taking over the lock of a dead host takes some seconds, in which the lock is watched. So take all of them over at the same time.
     await eachBounded(stale, maxConcurrentReads, (id) => record(id, retention, scope));
   }
 
@@ -160,7 +160,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
     const observed = await looking(scope, observedTime.save);
     let asked: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
-      // Most entries wait for their owner's own time: the server is asked only where its time can matter.
+      // Most entries only wait for the observed time of their owner. Ask the server only if its time can matter.
       if (judge(expiry, observerAt(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
       asked ??= looking(scope, serverTime);
       const serverNow = await asked;
@@ -174,7 +174,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
       const expiry = meta && expiryOf(meta, retention);
       if (expiry === undefined || meta === undefined) return;
       const verdict = await decide(expiry);
-      // Another host is at work on it, or died a moment ago: there is time.
+      // 'another': another host works on the entry, or died a moment ago. A later round purges it.
       if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(ctx, meta));
       if (verdict === 'record') unrecorded.push(id);
     });

@@ -30,7 +30,7 @@ export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: He
     limit.check();
     return false;
   }
-  // One step, whatever its size; `reclaim` frees the room.
+  // One step, whatever the size. `reclaim` frees the space.
   const isMoved = await files.rename(staged, storeRoot.ownPath('deleting', `${name}.trash`));
   await files.sync(storeRoot.ownPath('trash'));
   // Another host took over our lock and moved the entry back.
@@ -49,9 +49,9 @@ export async function putBack(ctx: VerbContext, id: VolumeId, { limit }: HeldSco
     try {
       await files.rename(staged, storeRoot.ownPath('trash', id));
     } catch (cause) {
-      // Some NFS servers have only EIO to say that a directory is not empty.
+      // Some NFS servers report a directory that is not empty as EIO.
       if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
-      // A deletion was under way at the same time: the entry has one half, the other one is here.
+      // A deletion ran at the same time: the entry has one half, and the other half is here.
       for (const half of [layout.trashName, 'meta']) {
         const home = storeRoot.ownPath('trash', id, half);
         if ((await files.lstat(home)) === undefined) await files.rename(`${staged}/${half}`, home);

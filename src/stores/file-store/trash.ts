@@ -18,7 +18,7 @@ import type { HeldScope, VerbContext } from './verb-context.ts';
 
 const maxConcurrentReads = 16;
 
-/** `trash/<id>/meta` is what makes an entry; the data lie beside it. */
+/** An entry exists if `trash/<id>/meta` does. Its data are beside that file. */
 export function createTrash(ctx: VerbContext): Trash {
   const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   const { files } = storeRoot;
@@ -39,7 +39,7 @@ export function createTrash(ctx: VerbContext): Trash {
         await files.makeFolder(storeRoot.ownPath('trash', meta.id));
         limit.check();
         const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
-        // Deleted already, all but its record.
+        // The volume was already deleted, except for its record.
         if (!isThere && (await finishInterrupted(ctx, intent, held))) return removeTrashFolder(ctx, meta.id);
         limit.check();
         await files.rename(storeRoot.metaPath(meta.name), recordOf(meta.id));
@@ -49,7 +49,7 @@ export function createTrash(ctx: VerbContext): Trash {
         await pruneParents(ctx, meta);
       });
       if (expiry !== undefined) return expiry.expiresAt;
-      // An earlier call did it.
+      // An earlier call moved the volume to the trash.
       const found = await runVerb(doing, [], scope, () => read(ref.id));
       return found.state === 'ok' ? entryOf(ctx, found.meta).expiresAt : undefined;
     },
@@ -77,7 +77,7 @@ export function createTrash(ctx: VerbContext): Trash {
   async function restore(id: VolumeId, name: VolumeName, scope: HeldScope): Promise<Volume> {
     const target = await ctx.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
-    // A purge that was interrupted may have moved the entry, or half of it.
+    // An interrupted purge may have moved the entry, or half of it.
     await putBack(ctx, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
@@ -86,7 +86,7 @@ export function createTrash(ctx: VerbContext): Trash {
     }
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
-    // An earlier call got the data out; under another name perhaps.
+    // An earlier call may have moved the data out, perhaps under another name.
     const restoredAs = await finishRestore(ctx, meta, scope);
     if (restoredAs === name) return volume(withoutMove(meta, name));
     if (restoredAs !== undefined) throw notInTrash(id, storeRoot.store);
@@ -94,7 +94,7 @@ export function createTrash(ctx: VerbContext): Trash {
     return volume(withoutMove({ ...meta, revision: meta.revision + 1 }, name));
   }
 
-  /** Where a path of its own was given to another volume meanwhile, it gets a new one beside it. */
+  /** If another volume now has this volume's path, the restored volume gets a new path beside it. */
   async function freePathFor(meta: Meta, name: Meta['name']): Promise<Pick<Meta, 'path'>> {
     const home = dataPath({ ...meta, name });
     if ((await files.lstat(home)) === undefined) return {};

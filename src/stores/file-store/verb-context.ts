@@ -19,21 +19,21 @@ import { presumedDeadMs, type StoreRoot } from './store-root.ts';
 import { trashedId } from './trash-names.ts';
 
 /**
- * How long a verb can go on before other hosts may take this one for dead. It begins when the lock or the name was taken, not when the
- * work or a retry of it begins. Without other hosts: for ever.
+ * How long a verb may change things: other hosts presume this one dead some time after it. Starts when the lock or the name was taken, not
+ * when the work or a retry begins. Without other hosts there is no limit.
  */
 export interface HoldLimit {
   isOver(): boolean;
-  /** Throws when it is over: nothing more may be changed then. The next call finds out how far this one came. */
+  /** Throws when it is over: this call must not change anything any more. The next call finds out how far this one came. */
   check(): void;
 }
 
-/** Of work that holds a volume against other hosts, or that changes no volume that exists. */
+/** For work that has a volume locked against other hosts, or that changes no existing volume. */
 export interface HeldScope extends Scope {
   readonly limit: HoldLimit;
 }
 
-/** What the verbs of one open store share. */
+/** The functions and state that the verbs of one open store share. */
 export interface VerbContext {
   readonly storeRoot: StoreRoot;
   readonly layout: Layout;
@@ -42,8 +42,8 @@ export interface VerbContext {
   read(name: VolumeName): Promise<MetaRead>;
   volume(meta: Meta): Volume;
   /**
-   * Holds the names and a place, checks the root, and turns whatever is thrown into a StowageError. Names that are ids
-   * are held against other hosts too: what changes a volume that exists names its id.
+   * Locks the names, takes a call slot, checks the root, and turns every error into a StowageError. Names that are volume ids are locked
+   * against other hosts too, so work that changes an existing volume must pass its id. `doing` completes "… failed".
    */
   runVerb<T>(
     doing: string,
@@ -52,42 +52,47 @@ export interface VerbContext {
     work: (scope: HeldScope) => Promise<T>,
     length?: keyof CallSlots,
   ): Promise<T>;
-  /** As `during`, for what gets a volume out of the way if it is here. May repeat the work: a full store gives up reserve for it. */
+  /** Like `runVerb`, for work that removes a volume from the root if it is there. May repeat the work: a full store gives up reserve for it. */
   runRemoval(
     doing: string,
     ref: VolumeRef,
     scope: Scope,
     work: (meta: Meta, scope: HeldScope) => Promise<void>,
-    /** `keepsQuota`: the work may yet refuse, and removes the volume's quota records itself once it can't (`forgetQuota`). */
+    /** `keepsQuota`: the work can still refuse, and calls `removeQuota` itself once it no longer can. */
     how?: { readonly keepsQuota?: boolean },
   ): Promise<void>;
-  /** Removes the volume's quota records, which are kept beside its data. Absent is success. */
+  /** Removes the volume's quota records, which are beside its data. Absent is success. */
   removeQuota(meta: Meta): Promise<void>;
-  /** With a volume held against other hosts, for who holds its name here already. */
+  /** Runs the work with the volume locked against other hosts. The caller has already locked its name in this process. */
   withVolumeLock<T>(id: VolumeId, scope: Scope, work: (scope: HeldScope) => Promise<T>): Promise<T>;
-  /** The record of that very volume, after finishing what was half done with it; undefined when it is not here. */
+  /** The record of the volume with this id and name, after finishing an interrupted operation on it. Undefined: absent. */
   find(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
-  /** As `find`, but absence is an error. */
+  /** Like `find`, but absence is an error. */
   findOrThrow(ref: VolumeRef, scope: HeldScope): Promise<Meta>;
-  /** For who holds the volume: no record of it is left anywhere. Reads all of them. */
+  /** Whether no record of the volume is left anywhere. Call it with the volume locked. Reads all records. */
   hasNoRecord(id: VolumeId, scope: HeldScope): Promise<boolean>;
-  /** As `find`, also under the name that another host has given it since. */
+  /** Like `find`, but also finds the volume if another host has renamed it. */
   findRenamed(ref: VolumeRef, scope: HeldScope): Promise<Meta | undefined>;
-  /** For who holds the volume: throws when a host uses it. Who begins to holds it too, so it is refused or refuses us. */
+  /**
+   * Throws if a host uses the volume. Call it with the volume locked: a host that begins to use it takes the same lock, so either it
+   * fails or we do.
+   */
   refuseIfUsed(meta: Meta, verb: string): Promise<void>;
-  /** As `takeTorn`, without waiting. False: somebody works on it, or it has changed. */
+  /** Like `takeOverTorn`, without waiting. False: a host works on the record, or it has changed. */
   tryTakeOverTorn(name: VolumeName): Promise<boolean>;
-  /** True: nobody works on this empty or cut-off record, and it is ours now. False: it has changed. Waits for who does. */
+  /**
+   * Takes over an empty or cut-off record. Waits while another host works on it. False: it has changed.
+   */
   takeOverTorn(name: VolumeName, scope: Scope): Promise<boolean>;
-  /** From now on: for names, which are taken by creating a record. Work that holds a volume has the limit of its scope. */
+  /** A limit that starts now, for names, which are taken by creating a record. Work that has a volume locked uses the limit of its scope. */
   limit(): HoldLimit;
-  /** Something failed half-way since the last full sweep, or there was none yet. */
+  /** An operation may have stopped half-way since the last full sweep, or there was no sweep yet. */
   needsSweep: boolean;
-  /** What the last `reclaim` had to leave in `deleting/`. */
+  /** Data that the last `reclaim` could not remove from `deleting/`. */
   undeletable: readonly Unremovable[];
 }
 
-/** Between making an empty record and filling it lies one call to the server. */
+/** A host needs one call to the server between creating an empty record and filling it. */
 const tornTimeoutMs = 5_000;
 const tornRetryMs = 50;
 const maxConcurrentReads = 16;
@@ -103,7 +108,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
   async function explain(cause: unknown, doing: string, scope: Scope): Promise<StowageError> {
     if (cause instanceof StowageError) return cause;
     if (scope.signal.aborted) return stowageError(scope.signal.reason);
-    // The whole store being gone explains more than the one file that was missed.
+    // If the whole store is gone, say that rather than that one file is missing.
     const larger = isErrno(cause, 'ENOENT') ? await storeRoot.verify().then(() => undefined, stowageError) : undefined;
     return larger ?? storeRoot.failure(cause, `${doing} in store ${storeRoot.store}`);
   }
@@ -112,7 +117,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     const found = await read(ref.name);
     if (found.state === 'absent') return undefined;
     if (found.state !== 'ok') {
-      // With other hosts only who makes a record leaves it empty, so it is no volume's yet.
+      // On a shared store only the creator of a record leaves it empty, so no volume has the name yet.
       if (found.state === 'torn' && (hostLocks !== undefined || (await files.lstat(ctx.dataPath(ref))) === undefined))
         return undefined;
       throw found.error;
@@ -123,7 +128,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
     return movingTo === undefined ? undefined : find({ id: ref.id, name: movingTo }, scope);
   }
 
-  /** By its id alone. Only where other hosts can rename it: all records are read. */
+  /** Finds a volume by its id alone, by reading all records. Only on shared stores, where other hosts can rename it. */
   async function findByIdAlone(id: VolumeId, scope: HeldScope): Promise<Meta | undefined> {
     if (hostLocks === undefined) return undefined;
     let found: Meta | undefined;
@@ -153,7 +158,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
       await held[Symbol.asyncDispose]();
       return result;
     } catch (cause) {
-      // A server that does not answer is not waited for a second time.
+      // If the server does not answer, don't wait for it a second time.
       const letGo = held[Symbol.asyncDispose]();
       if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await letGo;
       throw cause;
@@ -178,7 +183,7 @@ export function createVerbContext(storeRoot: StoreRoot, layout: Layout, clock: C
         await storeRoot.verify();
         return await alone(names.filter(isVolumeId), scope, work);
       } catch (cause) {
-        // A refusal changed nothing; anything else may have stopped half-way.
+        // A StowageError means that nothing was changed. After any other error the operation may have stopped half-way.
         if (!(cause instanceof StowageError)) ctx.needsSweep = true;
         throw await explain(cause, doing, scope);
       }

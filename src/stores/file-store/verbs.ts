@@ -18,7 +18,7 @@ export interface FileStoreKind extends StoreKind {
   open(...opening: Parameters<StoreKind['open']>): Promise<FileStore>;
 }
 
-/** All that is done with volumes, the same for every store that keeps them as files. */
+/** The verbs, which are the same for every store that keeps volumes as files. */
 export function createVerbs(
   ctx: VerbContext,
   readOnly: boolean,
@@ -48,7 +48,7 @@ function enforcementOf(ctx: VerbContext, readOnly: boolean): Pick<Store, 'enforc
   return always ? { enforcement: { always } } : {};
 }
 
-/** What a store is, as its layout says. */
+/** The properties of a store that follow from its layout. */
 export const layoutTraits = ({ layout, storeRoot }: VerbContext) =>
   ({
     name: storeRoot.store,

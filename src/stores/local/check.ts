@@ -11,7 +11,7 @@ import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
+/** Each step reports what is wrong and what to do. Skips steps that make no sense after a failure. */
 export async function checkStore(
   { storeRoot, clock }: VerbContext,
   options: LocalOptions,

@@ -3,7 +3,7 @@ import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts'
 
 type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
-/** What a system call's error means for a store in this directory. The only place that reads errno for people. */
+/** Explains errors of system calls on the store's directory to users. */
 const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOSPC: (root) => ({
     code: 'exhausted',

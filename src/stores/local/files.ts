@@ -52,7 +52,7 @@ export const fileInfoOf = (stats: Stats): FileInfo => ({
   changedAt: stats.ctimeMs,
 });
 
-/** Undefined: it is not there. Never follows a symbolic link. */
+/** Undefined: absent. Never follows a symbolic link. */
 export async function lstatIfThere(path: string): Promise<Stats | undefined> {
   try {
     return await lstat(path);
@@ -62,12 +62,12 @@ export async function lstatIfThere(path: string): Promise<Stats | undefined> {
   }
 }
 
-/** False: it was not there. */
+/** False: absent. */
 export async function unlinkIfThere(path: string): Promise<boolean> {
   return ifThere(unlink(path));
 }
 
-/** False: `from` was not there. */
+/** False: `from` does not exist. */
 export async function renameIfThere(from: string, to: string): Promise<boolean> {
   return ifThere(rename(from, to));
 }
@@ -83,8 +83,7 @@ async function ifThere(work: Promise<void>): Promise<boolean> {
 }
 
 /**
- * O_NOFOLLOW: a planted link must not make us read another file. O_NONBLOCK: opening a planted FIFO must not wait for a
- * writer that never comes.
+ * O_NOFOLLOW: a planted link must not make us read another file. O_NONBLOCK: open(2) of a planted FIFO must not wait for a writer.
  */
 export async function readBounded(path: string, limit: number): Promise<Buffer> {
   const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
@@ -98,16 +97,16 @@ export async function readBounded(path: string, limit: number): Promise<Buffer> 
   }
 }
 
-/** For a file of that size, as far as is known. */
+/** `size`: the expected size of the file. */
 export async function readToEnd(file: Pick<FileHandle, 'read'>, size: number, limit: number): Promise<Buffer> {
-  // Small files are the rule: one byte more than the first buffer tells whether this one is larger.
+  // Most files are small, so start with a small buffer; if it fills up, the file may be larger.
   let buffer = Buffer.allocUnsafe(Math.min(limit + 1, 4096));
   let length = 0;
   for (;;) {
     const { bytesRead } = await file.read(buffer, length, buffer.length - length, null);
     length += bytesRead;
     if (length < buffer.length) {
-      // Network and FUSE file systems may give less than there is. A record that seems cut off could be removed as such.
+      // Network and FUSE file systems may return short reads. Read on: a record that looks cut off could get removed.
       if (bytesRead === 0 || length >= size) return buffer.subarray(0, length);
       continue;
     }
@@ -116,7 +115,7 @@ export async function readToEnd(file: Pick<FileHandle, 'read'>, size: number, li
   }
 }
 
-/** Content and existence are durable together with the directory's next sync. O_EXCL never follows a link. */
+/** Syncs the content; the file's existence is durable after the next sync of the directory. O_EXCL never follows a link. */
 export async function writeNew(path: string, text: string): Promise<void> {
   const file = await open(path, 'wx', 0o600);
   try {

@@ -14,7 +14,7 @@ import type { FilesystemType, TopDirectory } from './mkfs.ts';
 import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** mkfs.xfs refuses less. */
+/** mkfs.xfs refuses smaller sizes. */
 const smallestXfs = 300n * MiB;
 const smallest = 16n * MiB;
 const largest = 1024n ** 5n;
@@ -70,8 +70,8 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
     refuseUnsupported: (bytes) => refuse(bytes),
     make,
     discard,
-    // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
-    // given it: `noteUse` takes the same lock before every mount, and finds the volume gone afterwards.
+    // The contents of an image can't be counted from here. The record, read under the volume's lock, says whether a client ever got
+    // it: `noteUse` takes the same lock before every mount, and fails once the volume is gone.
     discardIfEmpty: async (path, { id, name, unused }) => {
       if (unused !== true) throw notEmpty({ store: storeRoot.store, name });
       await discard(path, id);
@@ -90,7 +90,7 @@ export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, c
       const there = await lstatIfThere(path);
       if (there?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
       const bytes = BigInt(there.blocks) * 512n;
-      // What is inside can only be counted where it is mounted.
+      // Files inside the image can only be counted where it is mounted.
       return { bytes, files: 0n, complete: true, empty: unused === true, measuredAt: clock.now() };
     },
     isStore: async () => false,
@@ -114,12 +114,12 @@ async function requireGeometry(path: string): Promise<FoundFileSystem> {
 async function grownSize(path: string, bytes: bigint): Promise<bigint> {
   const { geometry } = await requireGeometry(path);
   const size = fileSize(geometry, bytes);
-  // The superblock was written by whoever used the volume; it must not make a small request a huge file.
+  // Users of the volume can write its superblock. It must not turn a small request into a huge file.
   if (size > bytes * 2n + 1024n * MiB) throw dataUnusable(path, path, 'holds a damaged file system');
   return size;
 }
 
-/** Sparse, and never smaller: what is cut off is lost. */
+/** Makes the file larger, as a sparse file. Never shrinks it, which would lose data. */
 async function enlarge(path: string, size: bigint, how: 'existing' | 'new' = 'existing'): Promise<void> {
   const create = how === 'new' ? constants.O_CREAT | constants.O_EXCL : 0;
   const file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | create, 0o600);

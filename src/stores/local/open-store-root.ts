@@ -32,7 +32,7 @@ interface FoundRoot {
   verify(): Promise<void>;
 }
 
-/** Checked by device and inode: a path alone would also fit the empty mount point below an unmounted disk. */
+/** Checks device and inode, because the path alone also matches the empty mount point of an unmounted disk. */
 async function findRoot(options: LocalOptions): Promise<FoundRoot> {
   const missing = (cause: unknown): never => {
     const code = errnoOf(cause);
@@ -53,7 +53,7 @@ async function findRoot(options: LocalOptions): Promise<FoundRoot> {
   const lookAgain = coalesced(async () => {
     if (!isFirst(await stat(root, { bigint: true }).catch(missing))) throw rootChanged(root);
   });
-  // In line where the kernel knows it: every call of the store begins with this, and a thread takes longer than all of it.
+  // Use the page cache if possible: every call of the store begins with this check, and the thread pool is much slower.
   const mayAsk = await answersFromCache(root).catch(missing);
   const verify = async (): Promise<void> => {
     const known = mayAsk ? folderInCache(root) : undefined;
@@ -80,7 +80,7 @@ export async function openReadOnlyStoreRoot(
 ): Promise<StoreRoot> {
   const found = await findRoot(options);
   const ownPath = (...parts: readonly string[]): string => join(found.root, '.stowage', ...parts);
-  // Records that this user may not read do not matter: directories are volumes all the same.
+  // A read-only store needs no records: all directories are volumes. So ignore records that this user may not read.
   const recorded = await readIdentity(localFiles, ownPath('store.json')).catch((cause: unknown) => {
     if (cause instanceof StowageError) throw cause;
     return { layout: options.layout, uuid: context.identity };
@@ -133,8 +133,8 @@ export async function openStoreRoot(
     await makeOwnFolder(ownPath());
     for (const folder of folders) await mkdir(ownPath(folder), { mode: 0o700, recursive: true });
     const scratchPath = (): string => ownPath('tmp', `${run}-${++scratches}`);
-    // Taking the lock is the one thing that is done on the main thread. On a disk that hangs it would stop the whole
-    // server; so first something is written that hangs there instead, on a thread.
+    // Taking the lock runs on the main thread. On a hung disk that would stop the whole server. So first write a file on the thread
+    // pool, which hangs there instead.
     await probeWrite(scratchPath());
     stack.use(await lockStore(ownPath('lock'), ownPath('owner.json'), root));
     const recorded = await readIdentity(localFiles, ownPath('store.json'));
@@ -142,7 +142,7 @@ export async function openStoreRoot(
     const identity =
       recorded?.uuid ?? (await writeIdentity(localFiles, ownPath('store.json'), scratchPath(), options.layout));
     await writeOwnerFile(ownPath('owner.json'), scratchPath(), context, log);
-    // Kept open for fsync: opening it anew each time would double the calls of every create and delete.
+    // Kept open for fsync: opening it each time would double the calls of every create and delete.
     const handle = await open(root, constants.O_RDONLY | constants.O_DIRECTORY);
     stack.defer(() => handle.close());
     const callSlots = slotsOfDevice(found.device);
@@ -157,7 +157,7 @@ export async function openStoreRoot(
       });
       await sync();
     };
-    // A disk that was mounted meanwhile: all this was done below it.
+    // If a disk was mounted there in the meantime, all of this was done below its mount point.
     await found.verify();
     const held = stack.move();
     return {
@@ -180,7 +180,7 @@ export async function openStoreRoot(
   }
 }
 
-/** As root, a `.stowage` that belongs to someone else would let them choose what is deleted or read. */
+/** If we run as root and `.stowage` belongs to another user, that user could choose what we read or delete. */
 async function refuseForeign(path: string): Promise<void> {
   const there = await lstatIfThere(path);
   const me = process.geteuid?.();
@@ -193,7 +193,7 @@ async function refuseForeign(path: string): Promise<void> {
   });
 }
 
-/** Hosts that use the directory over NFS know nothing of the lock that a local store takes. */
+/** Hosts that use the directory over NFS do not see the lock of a local store. */
 async function refuseShared(root: string, locks: string): Promise<void> {
   if ((await lstatIfThere(locks)) === undefined) return;
   throw new StowageError(`${root} is an NFS store of other hosts`, {
@@ -208,14 +208,14 @@ async function makeOwnFolder(path: string): Promise<void> {
     await mkdir(path, { mode: 0o700 });
   } catch (cause) {
     if (!isErrno(cause, 'EEXIST')) throw cause;
-    // It may have been made since it was looked at.
+    // It may have been created after the first check.
     await refuseForeign(path);
     const { mode } = await stat(path);
     if ((mode & 0o077) !== 0) await chmod(path, 0o700);
   }
 }
 
-/** A full disk has answered too, and the store must open: volumes can be deleted. */
+/** A full disk is fine: it has answered, and the store must open so that volumes can be deleted. */
 async function probeWrite(path: string): Promise<void> {
   try {
     await writeNew(path, 'probe');
@@ -225,7 +225,7 @@ async function probeWrite(path: string): Promise<void> {
   }
 }
 
-/** For the message that a second opener gets. A full disk must not keep the store from opening: deleting needs it open. */
+/** Records the holder for the error that a second opener gets. A full disk must not prevent opening: deleting needs an open store. */
 async function writeOwnerFile(path: string, scratchPath: string, context: StoreContext, log: Log): Promise<void> {
   try {
     const { instance, node } = context;

@@ -9,7 +9,7 @@ export interface LocalOptions {
   readonly uid: number | undefined;
   readonly gid: number | undefined;
   readonly mode: number;
-  /** Undefined: xfs, and ext4 where xfs would be too small. */
+  /** Undefined: xfs, or ext4 for volumes that are too small for xfs. */
   readonly filesystem: 'xfs' | 'ext4' | undefined;
 }
 

@@ -18,24 +18,23 @@ interface Directory {
 const blockSize = 512n;
 
 /**
- * What a scan may remember: several names of a file, and directories still to be looked at. A volume's users decide how
- * many of these there are, so beyond this the rest is left out and the answer says that it is not complete.
+ * Limits the memory of a scan: files with several names, and directories still to scan. A volume's users decide how many of these there
+ * are. Beyond the limits the scan skips the rest and reports that it is incomplete.
  */
 export interface ScanLimits {
   readonly links: number;
-  /** Of the paths of those directories, in bytes. */
+  /** Total length of the paths of those directories, in bytes. */
   readonly paths: number;
 }
 
 const usual: ScanLimits = { links: 250_000, paths: 32 * 1024 * 1024 };
-/** What keeping one path costs beside its bytes. */
+/** Memory for one path in addition to its bytes. */
 const perPath = 256;
 
 /**
- * What a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted
- * inside not at all. Its users may be changing it meanwhile: a directory is opened without following links, compared
- * with what its parent's listing said it was, and its entries are looked up through the open descriptor, so a directory
- * swapped for a link never leads the scan out of the volume.
+ * The space that a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted inside not at
+ * all. Users may change the tree during the scan. So the scan opens each directory without following links, compares it with the one that it
+ * listed, and looks up entries through the open descriptor: a directory swapped for a link never leads it out of the volume.
  */
 export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<Scanned> {
   let bytes = 0n;
@@ -82,7 +81,7 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
         if (signal.reason instanceof DeadlineExceeded) return { bytes, files, complete: false };
         throw stowageError(signal.reason);
       }
-      // Gone or replaced since it was listed: not part of the volume any more. Anything else hides a part of it.
+      // Removed or replaced since it was listed, so no longer part of the volume. After any other error a part is missing.
       if (!isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP')) complete = false;
     }
   }
@@ -99,7 +98,7 @@ async function scanOne(
   try {
     const opened = await handle.stat({ bigint: true });
     if (opened.dev !== directory.dev || opened.ino !== directory.ino) return;
-    // Where there is no /proc (not Linux), the path has to do.
+    // Other systems have no /proc; use the path there.
     const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
     const list = await openRaw(via);
     await eachBounded(list, fileCallsPerLongCall, async ({ name }) => {

@@ -1,20 +1,19 @@
 import { type CallSlots, createSlots } from '../file-store/call-slots.ts';
 
 /**
- * A disk that does not answer keeps each file call for ever, and with it one of the few threads that all stores share.
- * So each store has only so many places for its calls, and a call keeps its place until it really ends, however early
- * its caller gave up.
+ * On a disk that does not answer, each file call blocks one of the few threads that all stores share. So each store has a limited number of
+ * slots for its calls. A call keeps its slot until it really ends, even if its caller gives up earlier.
  */
 
-/** One file call at a time each. Fewer made 32 requests at once slower, more did not make them faster. */
+/** Each makes one file call at a time. With fewer, 32 concurrent requests were slower; with more they were not faster. */
 export const shortCalls = 16;
 const longCalls = 3;
-/** File calls that one long call has under way at once. */
+/** Concurrent file calls of one long call. */
 export const fileCallsPerLongCall = 4;
-/** The most file calls that one store can have under way, whatever is asked of it. */
+/** The most file calls that one store can have in flight. */
 export const maxFileCalls = shortCalls + longCalls * fileCallsPerLongCall;
 
-/** By device: several stores on one disk that does not answer hold no more than one would. */
+/** Stores on the same device share slots, so that several stores on a hung disk block no more threads than one. */
 export type SlotsOfDevice = (device: bigint) => CallSlots;
 
 export function createSlotsByDevice(): SlotsOfDevice {

@@ -182,11 +182,11 @@ async function open(
     callSlots: { short: createSlots(shortCalls), long: createSlots(longCalls) },
     failure: async (cause, doing) => failure(await explain(cause), doing),
     sync: async () => undefined,
-    replaceRecord: async (path, meta, sure) => {
+    replaceRecord: async (path, meta, check) => {
       const fresh = scratchPath();
       await files.writeNew(fresh, encodeMeta(meta));
       try {
-        sure?.();
+        check?.();
         if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
       } catch (cause) {
         // Where the server did not answer, the record may be in its place already.
