@@ -16,19 +16,19 @@ export interface CheckParts {
   readonly options: NfsOptions;
   readonly store: string;
   readonly clock: Clock;
-  /** Connections that nobody else uses: those of a store that is open tell nothing of how one would come about now. */
+  /** Makes connections for this check alone. The existing ones of an open store do not show whether a new one can be made. */
   readonly connect: Connect;
   readonly readOnly: boolean;
-  /** Removes what checks left that were killed. */
+  /** Removes files of checks that were killed. */
   readonly removeLeftovers: (checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
 }
 
 const pings = 5;
-/** For all of it, and for one call: whoever asks for a check waits for it, and a server that is well needs a moment. */
+/** Time limits of the whole check and of one call. A user waits for the check, and a healthy server answers quickly. */
 const checkMs = 8_000;
 const callMs = 4_000;
 
-/** The whole way to the server and back, step by step, as for a store that is opened now. Ends with the step that fails. */
+/** Checks, step by step, everything that opening the store needs. Stops at the first step that fails. */
 export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCheck> {
   const { store, clock } = asked;
   const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs), connections: 1 };
@@ -75,7 +75,7 @@ async function runSteps(parts: CheckParts, steps: CheckStep[], { signal, log }: 
     room = { totalBytes, freeBytes: availableBytes };
     return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
   });
-  // Last: it takes nothing from the time of what was asked for.
+  // Last, so that it takes no time from the check itself.
   if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, within, log);
   return room;
 }
@@ -93,7 +93,7 @@ class StepFailed extends Error {
 const orFailed = <T>(step: (cause: unknown) => string, work: Promise<T>): Promise<T> =>
   work.catch((cause: unknown) => Promise.reject(new StepFailed(step(cause), { cause })));
 
-/** The step on the way to a connection that was not reported as done. */
+/** The first step to a connection that was not reported as done. */
 function pendingStep(steps: readonly CheckStep[], { network }: NfsOptions, cause: unknown): string {
   if (network !== undefined && steps.length === 0) return 'network';
   if (!steps.some(({ step }) => step === 'resolve')) return 'resolve';

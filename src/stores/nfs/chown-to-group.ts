@@ -14,15 +14,15 @@ import { identityOf } from './connect.ts';
 import type { NfsStoreRoot } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
 
-/** What the group may then do; in directories new things become the group's, too. */
+/** Mode bits for the group. The set-gid bit of directories passes the group on to new files. */
 const groupRights = { directory: 0o2070, other: 0o060 } as const;
-/** Nothing that is run as its owner or group may become so for another one. */
+/** Clears set-uid and set-gid when a file changes its group. */
 const keptModeBits = 0o1777;
 const atOnce = 16;
 
 /**
- * Gives all files of a volume to a group, as a kubelet does, and leaves owners as they are. The top directory comes last: while it is not
- * the group's, there may be something below that is not; when it is, nobody looks below it any more.
+ * Changes the group of all files of a volume, as a kubelet does for fsGroup, and keeps their owners. Changes the top directory last: once it
+ * has the group and the mode, later calls skip the whole tree.
  */
 export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['chownToGroup']> {
   const { squash, timeout } = options;
@@ -30,7 +30,7 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
     if (source.kind !== 'nfs') return;
     const { nfs } = storeRoot.session;
     const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
-    // Who is not root gives what is his own, to a group that he is in.
+    // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
     const identity = identityOf(options);
     const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
     const limit = createLimiter(atOnce);
@@ -50,7 +50,7 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
         nfs,
         top,
         async ({ handle, attributes }) => {
-          // Another file system that is mounted there is not the volume's.
+          // Another file system is mounted there; it does not belong to the volume.
           if (attributes.fsid !== before.fsid) return false;
           await chownEntry(handle, attributes).catch((cause: unknown) => {
             if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
@@ -72,10 +72,10 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
   };
 }
 
-/** Undefined: it is so already. */
+/** Undefined: nothing to change. */
 function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
   const isGroups = gid === group;
-  // A link has no rights of its own.
+  // Symbolic links have no mode bits of their own.
   if (type === fileType.link) return isGroups ? undefined : { gid: group };
   const isFolder = type === fileType.directory;
   const wanted = isFolder ? groupRights.directory : groupRights.other;

@@ -1,6 +1,6 @@
 import type { Export, MountStatusName } from '#wire/nfs3/index.ts';
 
-/** None of the names has an address. */
+/** None of the server's names has an address. */
 export class HostNotFound extends Error {
   readonly host: string;
   constructor(host: string, cause: unknown) {
@@ -9,7 +9,7 @@ export class HostNotFound extends Error {
   }
 }
 
-/** Without a cause: it is missing. */
+/** A TLS file is missing (no cause) or cannot be read. */
 export class TlsFilesUnreadable extends Error {
   readonly path: string;
   constructor(path: string, about: ErrorOptions = {}) {
@@ -18,16 +18,16 @@ export class TlsFilesUnreadable extends Error {
   }
 }
 
-/** The server ends every connection before a word is said. */
+/** The server closes every connection before anything is sent. */
 export class ServerHangsUp extends Error {}
 
-/** The same, once it has seen that we have no certificate, or which. */
+/** The server closes the connection after it has seen our certificate, or that we have none. */
 export class ClientCertificateRejected extends Error {}
 
-/** The NFS service is there, the MOUNT service is not. */
+/** The NFS service answers, but the MOUNT service does not. */
 export class MountServiceUnreachable extends Error {
   readonly port: number;
-  /** How we came to ask there. */
+  /** Where the port number comes from. */
   readonly source: PortSource;
   constructor({ port, by }: ServicePort, about: ErrorOptions) {
     super(`no MOUNT service on port ${port}`, about);
@@ -36,7 +36,7 @@ export class MountServiceUnreachable extends Error {
   }
 }
 
-/** Where a service is, and who says so. */
+/** The port of a service, and where the number comes from. */
 export interface ServicePort {
   readonly port: number;
   readonly by: PortSource;
@@ -47,11 +47,11 @@ type PortSource = 'option' | 'portmapper' | 'guess';
 export interface Refusal {
   readonly path: string;
   readonly status: MountStatusName | undefined;
-  /** What the server says it exports, where it tells. */
+  /** The server's exports, if it lists them. */
   readonly exported: readonly Export[] | undefined;
 }
 
-/** The MOUNT service said no. */
+/** The MOUNT service rejected the mount. */
 export class ExportRefused extends Error {
   readonly refusal: Refusal;
   constructor(refusal: Refusal, about: ErrorOptions) {
@@ -60,10 +60,10 @@ export class ExportRefused extends Error {
   }
 }
 
-/** What we lack in the eyes of a server, as far as it could be found out. */
+/** What a server requires and we do not have. Undefined: unknown. */
 export type MissingRequirement = 'privileged-port' | 'tls' | undefined;
 
-/** The server turns every call away, whatever it asks for. */
+/** The server denies every call. */
 export class CallsDenied extends Error {
   readonly missing: MissingRequirement;
   constructor(wanted: MissingRequirement, about: ErrorOptions) {
@@ -72,11 +72,11 @@ export class CallsDenied extends Error {
   }
 }
 
-/** Undefined: the server does not tell what it exports. */
+/** Undefined: the server does not list its exports. */
 export const isListed = ({ path, exported }: Refusal): boolean | undefined =>
   exported?.some((one) => path === one.path || path.startsWith(`${one.path.replace(/\/$/, '')}/`));
 
-/** Whoever passes an error on may put another around it. The outermost first. */
+/** The chain of causes of an error, the outermost first. */
 export function causesOf(thrown: unknown): readonly Error[] {
   if (!(thrown instanceof Error)) return [];
   const of = thrown instanceof AggregateError ? thrown.errors[0] : thrown.cause;

@@ -1,12 +1,12 @@
 import { nfsProgram, type RpcClient, RpcError } from '#wire/nfs3/index.ts';
 
-/** An RPC client that knows how many calls it made, and which of them can have changed anything. */
+/** An RPC client that counts its calls and knows which of them can change anything. */
 export type CountedRpc = RpcClient & { readonly sent: number };
 
 /** RFC 1813, section 3.3: SETATTR, WRITE to LINK, COMMIT. */
 const changingProcedures: ReadonlySet<number> = new Set([2, 7, 8, 9, 10, 11, 12, 13, 14, 15, 21]);
 
-/** Of what only asks, nobody wonders whether it was done. */
+/** A call that only reads has no effect, so its error must not say that it may have been done. */
 const withoutMaybeDone = (cause: unknown): unknown =>
   cause instanceof RpcError && cause.maybeDone
     ? new RpcError(cause.message, { failure: cause.failure, cause: cause.cause })

@@ -16,7 +16,7 @@ import { ClientCertificateRejected, causesOf, type MissingRequirement, ServerHan
 import { createLocalPorts, type Dial } from './dial.ts';
 import type { NfsOptions } from './options.ts';
 
-/** Trying out what is wrong must not take as long as what went wrong. */
+/** Diagnosing a failure must take less time than the failed call. */
 const probeTimeoutMs = 2_000;
 const hangUpMs = 1_000;
 const dialRounds = 3;
@@ -28,7 +28,7 @@ export interface ServerEndpoint {
   readonly dial: Dial;
 }
 
-/** What would make a server that turns us away take our calls: tried, not guessed. */
+/** Finds out what a server that denies our calls requires, by trying it. */
 export async function findMissingRequirement(
   reached: ServerEndpoint,
   mountPort: number,
@@ -55,35 +55,35 @@ async function isAdmittedFromPrivilegedPort(
     await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);
     return true;
   } catch {
-    // Still not, or this process may not use such a port.
+    // The server still denies the call, or this process may not use such a port.
     return false;
   }
 }
 
 async function offersTls({ addresses, port, dial }: ServerEndpoint, signal: AbortSignal): Promise<boolean> {
   const about = dial(addresses, port);
-  // Only asked for, nothing of ours is sent: whose certificate it is does not matter.
+  // This sends nothing confidential, so don't verify the server's certificate.
   const tls = { options: { rejectUnauthorized: false }, program: nfsProgram, version: nfsVersion };
   using rpc = createRpcClient({ ...about, tls, dialRounds: 1 });
   try {
     await createNfsClient(rpc, about.clock).null({ signal, deadlineMs: probeTimeoutMs });
     return true;
   } catch (cause) {
-    // Whoever then wants to see our certificate does offer it.
+    // A server that then asks for our certificate does offer TLS.
     return cause instanceof RpcError && (cause.failure === 'lost' || cause.failure === 'deadline');
   }
 }
 
-/** What a call fails with if the server ends its connection again and again. */
+/** Failures of a call if the server closes its connection again and again. */
 const hangUpFailures: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
 const mayBeHangUp = (cause: unknown): cause is RpcError =>
   cause instanceof RpcError && hangUpFailures.includes(cause.failure);
 
-/** What a server says that does not accept our certificate, or misses it. */
+/** The TLS alert of a server that rejects our certificate, or requires one. */
 const isClientCertificateAlert = (error: Error): boolean =>
   /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(errnoOf(error) ?? '');
 
-/** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
+/** After a failed call: checks whether the server accepts connections only to close them. Returns the more precise error. */
 export async function explainHangUp(
   cause: unknown,
   { addresses, port, dial }: ServerEndpoint,
@@ -99,7 +99,7 @@ export async function explainHangUp(
   return secure === undefined ? cause : new ClientCertificateRejected('hung up', { cause: secure });
 }
 
-/** The same for the calls of an open store. Calls that fail at the same time ask the server once. */
+/** The same for the calls of an open store. Calls that fail at the same time share one check. */
 export function createExplain(
   { findHangUp }: { readonly findHangUp: (signal: AbortSignal) => Promise<Error | undefined> },
   clock: Clock,
@@ -122,7 +122,7 @@ export function createExplain(
   };
 }
 
-/** Undefined: at least one address keeps the connection, or cannot be connected to. */
+/** Undefined: at least one address keeps the connection open, or refuses it. */
 export async function detectHangUp(
   { addresses, port, dial }: Pick<ServerEndpoint, 'addresses' | 'port' | 'dial'>,
   signal: AbortSignal,
@@ -131,10 +131,10 @@ export async function detectHangUp(
   return cause === undefined ? undefined : new ServerHangsUp('hung up', { cause });
 }
 
-/** Why, if every address ends a connection before we send anything. */
+/** The error, if every address closes a connection before we send anything. */
 async function everyAddressHangsUp(options: RpcClientOptions, signal: AbortSignal): Promise<Error | undefined> {
   let why: Error | undefined;
-  // One after the other: a fixed source port allows only one connection at a time.
+  // One after the other, because a fixed source port allows only one connection at a time.
   for (const address of options.addresses) {
     why = await addressHangsUp(options, address, signal);
     if (why === undefined) return undefined;

@@ -18,7 +18,7 @@ import { TlsFilesUnreadable } from './connection-errors.ts';
 import type { Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
 
-/** How to reach a service of the server. */
+/** RPC client options for a service of the server. */
 export type Dial = (
   addresses: readonly string[],
   port: number,
@@ -30,7 +30,7 @@ const maxStallMs = 10_000;
 
 const usualRetries = 4;
 
-/** How every connection to this server is made: as whom, from which network and port, in private or not. */
+/** The options of every connection to this server: identity, network, source port and TLS. */
 export async function createDial(
   options: NfsOptions,
   identity: Identity,
@@ -50,9 +50,9 @@ export async function createDial(
       deadlineMs: options.timeout,
       dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, maxDialMs),
       dialRounds: (options.retries ?? usualRetries) + 1,
-      // Soon enough for a call to be sent again to the next address before its own time is over.
+      // Short enough to resend a call to the next address before its deadline.
       stallMs: Math.min(options.timeout / 3, maxStallMs),
-      // A portmapper has no secrets, and most have no certificate.
+      // The portmapper needs no encryption, and most portmappers have no certificate.
       ...(tls === undefined || program === 'portmap' ? {} : { tls: { options: tls, ...programs[program] } }),
     };
   };
@@ -83,7 +83,7 @@ const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>
     throw new TlsFilesUnreadable(join(folder, name), { cause });
   });
 
-/** Node would ignore a certificate that is none, and call a key that is none a lost connection. */
+/** Node ignores an invalid certificate, and reports an invalid key as a lost connection. So check both first. */
 function refuseUnfit(
   folder: string,
   { ca, cert, key }: { readonly ca?: Buffer; readonly cert?: Buffer; readonly key?: Buffer | string },

@@ -19,7 +19,7 @@ import { asSystemError } from './system-error.ts';
 
 const treesAtOnce = 4;
 
-/** Safe against links and against others who delete or add meanwhile; see wire/nfs3/tree.ts. */
+/** Safe against symbolic links, and against concurrent changes of the tree; see wire/nfs3/tree.ts. */
 export async function emptyFolder(
   nfs: NfsClient,
   folder: FileHandle,
@@ -35,7 +35,7 @@ export async function emptyFolder(
       } catch (thrown) {
         signal.throwIfAborted();
         const cause = asSystemError(thrown);
-        // Something that cannot be removed is left; a server that does not answer is no reason to try the next.
+        // Skip what cannot be removed. If the server does not answer, stop instead of trying the next entry.
         const isLeft =
           thrown instanceof RemovalRefused || isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS');
         if (!isLeft) throw cause;
@@ -46,7 +46,7 @@ export async function emptyFolder(
   return left;
 }
 
-/** More files with several names than these are not remembered; then the figures are a lower bound. */
+/** The most files with several names that a scan remembers. With more, its figures are incomplete. */
 const maxLinks = 250_000;
 
 export async function scanTree(

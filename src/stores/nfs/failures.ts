@@ -26,21 +26,21 @@ import {
 
 export type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
-/** What the messages are about. */
+/** The store and the server, for error messages. */
 export interface ErrorContext {
   readonly store: string;
   /** `server:/export` */
   readonly location: string;
   readonly server: string;
-  /** As whom we speak to the server. */
+  /** The user id in our calls. */
   readonly uid: number;
   readonly privileged: boolean;
   readonly tls: boolean;
-  /** Where our connections start, if not here. */
+  /** The network in which our connections start. Undefined: that of the host. */
   readonly network: string | undefined;
 }
 
-/** What was thrown, for people. Network trouble is 'unavailable' or 'deadline', trouble with permission is 'denied'. */
+/** Turns an error into one for users. Network failures are 'unavailable' or 'deadline', missing permissions are 'denied'. */
 export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext): StowageError {
   const told = stowageErrorIn(thrown);
   if (told !== undefined) return told;
@@ -52,7 +52,7 @@ export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext):
   return new StowageError(`${doing}${where} failed: ${why}`, { ...rest, cause });
 }
 
-/** The same without what was being done, for who says that otherwise. */
+/** Explains an error without naming the operation. */
 export function nfsTrouble(
   thrown: unknown,
   about: ErrorContext,

@@ -2,17 +2,17 @@ import { type FileHandle, fileType, isNfsError, type NfsClient } from '#wire/nfs
 import { asSystemError } from './system-error.ts';
 
 /**
- * Paths as handles. The store's own folders are remembered; a server that no longer knows a handle (it was restarted, or
- * somebody removed and made the folder again) is asked for it anew, once.
+ * Resolves paths to handles, and caches those of the store's own folders. If a handle is stale (the server was restarted, or the folder
+ * was recreated), resolves the path again and retries once.
  */
 export interface Folders {
-  /** With the folder that a path lies in, and its name there. Errors of the server carry a system's code. */
+  /** Calls `work` with the parent folder of a path and the name in it. Errors of the server get a system's code. */
   at<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
-  /** With the folders of two paths. */
+  /** Calls `work` with the parent folders and names of two paths. */
   between<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;
-  /** With the folder itself. */
+  /** Calls `work` with the folder itself. */
   in<T>(path: string, work: (folder: FileHandle) => Promise<T>): Promise<T>;
-  /** It was moved or removed. */
+  /** Drops cached handles after the path was moved or removed. */
   forget(path: string): void;
 }
 
@@ -23,15 +23,15 @@ interface Location {
 
 export interface FoldersParts {
   readonly nfs: NfsClient;
-  /** What every path begins with. */
+  /** The prefix of every path. */
   readonly root: string;
   readonly rootHandle: () => FileHandle;
-  /** The server does not know a handle any more: makes sure that `rootHandle` gives one it knows. */
+  /** Called after a stale handle: makes sure that `rootHandle` returns a valid one. */
   readonly renew: () => Promise<void>;
   readonly deadlineMs: number;
 }
 
-/** `.stowage`, and what lies right in it. */
+/** `.stowage` and its direct children. */
 const isCached = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
 
 export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: FoldersParts): Folders {
@@ -51,7 +51,7 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     if (known !== undefined) return known;
     const { handle, attributes } = await nfs.lookup(await handleOf(names.slice(0, -1)), last, { deadlineMs });
     const { type } = attributes ?? (await nfs.getattr(handle, { deadlineMs }));
-    // A link is never followed: it could lead anywhere.
+    // Never follow a symbolic link: it could lead anywhere.
     if (type !== fileType.directory) throw Object.assign(new Error(`${key} is not a directory`), { code: 'ENOTDIR' });
     if (isCached(names)) cachedHandles.set(key, handle);
     return handle;

@@ -104,7 +104,9 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
       const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.server.freeze()]);
       expect(['deadline', 'done']).toContain(told);
       // And once surely without an answer.
-      expect(await within(answerTimeoutMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
+      expect(await within(answerTimeoutMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe(
+        'deadline',
+      );
       frozen.server.thaw();
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
@@ -147,7 +149,9 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
     await frozen.server.kill();
-    expect(await within(answerTimeoutMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
+    expect(await within(answerTimeoutMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(
+      /^(unavailable|deadline)$/,
+    );
     await frozen.server.restart();
     // It may need longer for its first answers than this store waits.
     await vi.waitFor(async () => expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);

@@ -7,7 +7,7 @@ import { isFree } from './lock-marks.ts';
 import { createStaleFileWatch } from './stale-file-watch.ts';
 import { createVolumeLocks, deadLock, type TakenLock, type VolumeLocksParts } from './volume-locks.ts';
 
-/** Longer than the time after which the maker of a record stops by itself: see `takenForDeadMs`. */
+/** Longer than the time after which the creator of a record stops by itself: see `presumedDeadMs`. */
 const deadRecord = { afterMs: presumedDeadMs, steadyMs: 2_000 } as const;
 const lockTimeoutMs = 15_000;
 const lockRetryMs = 100;
@@ -21,12 +21,12 @@ export interface HostLocksParts extends Omit<VolumeLocksParts, 'watch'> {
   readonly usesOf: HostLocks['usesOf'];
 }
 
-/** One host at a time changes a volume: docs/designs/store-locks.md. No two clocks are compared. */
+/** One host at a time changes a volume: docs/designs/store-locks.md. Never compares two clocks. */
 export function createHostLocks(parts: HostLocksParts): HostLocks {
   const { files, marks, folder, clock, store, usesOf } = parts;
   const watch = createStaleFileWatch(clock);
   const locks = createVolumeLocks({ ...parts, watch });
-  /** Volumes that we hold, and what becomes of their lock files afterwards. */
+  /** Volumes that we have locked, and whether the release keeps their lock files. */
   const holdings = new Map<VolumeId, { readonly taken: TakenLock; after: 'keep' | 'remove' }>();
 
   async function retryUntilLocked<T>(
@@ -69,7 +69,7 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
         holdings.set(id, holding);
         stack.defer(async () => {
           holdings.delete(id);
-          // After so long another host may have taken the lock over, and it must not lose its lock file.
+          // After this time another host may have taken the lock over. Don't remove its lock file.
           const isLate = clock.elapsed() - taken.since > presumedDeadMs;
           await locks.release(taken, isLate ? 'keep' : holding.after);
         });

@@ -66,13 +66,13 @@ export function createNfsStoreKind(
 
 interface KindParts {
   readonly clock: Clock;
-  /** Shares its connections among stores. */
+  /** Stores share its connections. */
   readonly connect: Connect;
-  /** Shares with nobody, and knows nothing of before. */
+  /** Makes connections of its own, without any earlier state. */
   readonly connectAfresh: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
-  /** Of this process, unless it has been given others. */
+  /** The marks of this process, unless the caller gives others. */
   readonly marks: ProcessMarks;
   readonly held: Set<string>;
 }
@@ -83,7 +83,7 @@ const runCheck = (
   about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
 ): ReturnType<Store['check']> => {
-  // With one source port there can be no second connection.
+  // A single source port allows no second connection.
   const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
   const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
   const parts: Omit<CheckParts, 'connect'> = {
@@ -121,7 +121,7 @@ async function open(
       return sourceOf({ options, readOnly, storeRoot, quota }, path, await storeRoot.files.handle(path));
     },
     paths: pathTemplate,
-    // The system's client knows nothing of them.
+    // The system's NFS client does not enforce quotas.
     quotas: options.client === 'host' ? undefined : quotas,
   });
   const parts = createVerbContext(storeRoot, layout, clock);
@@ -130,7 +130,7 @@ async function open(
     changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
     ...(readOnly ? {} : { usable: createWriteAccessCheck(storeRoot, options) }),
-    // Where everybody is one user, a mount shows whatever group is wanted.
+    // With squash=all a mount shows the group that is wanted, so no file needs to change.
     ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
     check: (at) => runCheck(ways, config, { options, store, readOnly }, at),
     identityBelow: async (path) =>
@@ -144,12 +144,12 @@ async function open(
   };
 }
 
-/** If there is no answer by then, find out whether the server ends every connection at once. */
+/** Without an answer after this time, check whether the server closes every connection at once. */
 const hangUpMs = 500;
-/** The server may have begun to answer meanwhile. */
+/** The server may have started to answer in the meantime. */
 const graceMs = 250;
 
-/** Fails early if the server ends every connection at once, so that callers with little patience can tell that from silence. */
+/** Fails early if the server closes every connection at once, so that callers with short deadlines can distinguish that from silence. */
 async function ping({ nfs, findHangUp }: Session, within: Within, clock: Clock): Promise<void> {
   const answered = nfs.null(within);
   if (!(await endsWithin(answered, hangUpMs, clock))) {
@@ -170,7 +170,7 @@ interface SourceParts {
   readonly quota: NfsQuota | undefined;
 }
 
-/** What whoever mounts it needs to know. */
+/** Everything that a client needs to mount the volume. */
 function sourceOf({ options, readOnly, storeRoot, quota }: SourceParts, at: string, handle: FileHandle): Source {
   const { root, session } = storeRoot;
   const { addresses, port } = session;

@@ -23,7 +23,7 @@ import {
 } from './connection-errors.ts';
 import { findMissingRequirement, type ServerEndpoint } from './diagnosis.ts';
 
-/** Where Linux has its MOUNT service by default. */
+/** The default port of the MOUNT service on Linux. */
 const usualMountPort = 20_048;
 
 export interface MountParts extends ServerEndpoint {
@@ -32,14 +32,14 @@ export interface MountParts extends ServerEndpoint {
   readonly nfs: NfsClient;
 }
 
-/** Asks for the store's directory, and makes sure that the server then takes calls about it. */
+/** Mounts the store's directory, and checks that the server accepts calls on it. */
 export function createMount(parts: MountParts): (onStep: OnStep, signal: AbortSignal) => Promise<FileHandle> {
   const { options, addresses, port, dial, rpc, nfs } = parts;
   const { path } = options;
   return async (onStep, signal) => {
     const within = { signal, deadlineMs: options.timeout };
     const found = await findMountPort(parts, onStep, signal);
-    // Over the same connection where it can be: with one source port there can be no second one.
+    // Use the same connection if possible: a single source port allows no second one.
     const own = found.port === port ? undefined : createRpcClient(dial(addresses, found.port, 'mount'));
     using _closing = own;
     const handle = await requestMount(parts, own ?? rpc, found, signal);
@@ -54,7 +54,7 @@ export function createMount(parts: MountParts): (onStep: OnStep, signal: AbortSi
   };
 }
 
-/** Attributes are told to whoever may ask at all. */
+/** A server that accepts our calls at all answers GETATTR. */
 const isDenied = (cause: unknown): boolean =>
   isNfsError(cause, 'ACCES', 'PERM') || (cause instanceof RpcError && cause.failure === 'denied');
 
@@ -84,7 +84,7 @@ async function requestMount(
   }
 }
 
-/** Given, or asked for; where there is no portmapper, where it usually is. */
+/** The port of the option or of the portmapper. Without a portmapper, the usual one. */
 async function findMountPort(
   { options, addresses, dial, port, rpc }: MountParts,
   onStep: OnStep,
@@ -104,13 +104,13 @@ async function findMountPort(
   return { port: (await isMountServedOn(rpc, options.timeout, signal)) ? port : usualMountPort, by: 'guess' };
 }
 
-/** Many servers that are no part of a kernel have both services on one port. */
+/** Many servers in user space have both services on one port. */
 async function isMountServedOn(rpc: RpcClient, deadlineMs: number, signal: AbortSignal): Promise<boolean> {
   try {
     await rpc.call(listExports, undefined, { signal, deadlineMs });
     return true;
   } catch (cause) {
-    // go-nfs has the program, and not this procedure; others tell only who shows that he may ask.
+    // go-nfs has the program but not this procedure. Others deny this call to unknown callers.
     return cause instanceof RpcError && (cause.failure === 'no-procedure' || cause.failure === 'denied');
   }
 }

@@ -9,14 +9,14 @@ import process from 'node:process';
 import { localEnd } from '#wire/rpc/local-end.ts';
 import { type Answer, failed, maxQuestions, type Question, readQuestion } from './network-messages.ts';
 
-/** Whoever asked has given up long before. */
+/** The parent gives up long before. */
 const maxMs = 60_000;
 
-/** Those without a connection wait for a name. */
+/** Pending questions. Without a socket: a name is being looked up. */
 const open = new Map<number, Socket | undefined>();
 
 function answer(told: Answer, socket?: Socket): void {
-  // The parent may be gone meanwhile: then so are we.
+  // If the parent is gone, this process ends too.
   process.send?.(told, socket, {}, () => undefined);
 }
 
@@ -35,7 +35,7 @@ async function findAddresses(id: number, host: string): Promise<void> {
 function openConnection({ id, address, port, localPort }: Extract<Question, { ask: 'connect' }>): void {
   const socket = connect({ host: address, port, ...localEnd(address, localPort) });
   open.set(id, socket);
-  // What the server sends is for whoever gets the connection.
+  // The parent reads what the server sends.
   socket.pause();
   socket.setTimeout(maxMs, () => socket.destroy(new Error('no answer in time')));
   socket.once('error', (cause) => answer(failed(id, cause)));
@@ -46,7 +46,7 @@ function openConnection({ id, address, port, localPort }: Extract<Question, { as
   });
 }
 
-/** Its place is free at once, and not when the kernel has closed it: the next question may be there already. */
+/** Frees the slot at once, before the kernel has closed the socket: the next question may already be there. */
 function forget(id: number): void {
   const socket = open.get(id);
   if (socket === undefined) return;
@@ -67,5 +67,5 @@ process.on('message', (message) => {
   if (question !== undefined) serve(question);
 });
 process.once('disconnect', () => process.exit(0));
-// Started by hand it has nobody to work for, and ends at once.
+// Started by hand it has no parent, and ends at once.
 if (process.connected) answer({ kind: 'ready' });

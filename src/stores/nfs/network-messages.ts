@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { errnoOf } from '#base/errno.ts';
 
-/** What the process in a network namespace can be asked. The number tells the answers apart. */
+/** A question to the process in a network namespace. Its answer has the same id. */
 export type Question =
   | { readonly id: number; readonly ask: 'lookup'; readonly host: string }
   | {
@@ -11,17 +11,17 @@ export type Question =
       readonly port: number;
       readonly localPort: number | undefined;
     }
-  /** Nobody waits for that answer any more. */
+  /** The caller has stopped waiting for that answer. */
   | { readonly id: number; readonly ask: 'forget' };
 
 export type Answer =
   | { readonly kind: 'ready' }
   | { readonly kind: 'addresses'; readonly id: number; readonly addresses: readonly string[] }
-  /** The connection itself goes beside it. */
+  /** The socket is sent with the message. */
   | { readonly kind: 'connected'; readonly id: number }
   | { readonly kind: 'failed'; readonly id: number; readonly code: string | undefined; readonly message: string };
 
-/** The most that one process is asked at a time. */
+/** The most questions that one process handles at a time. */
 export const maxQuestions = 512;
 const maxAddresses = 64;
 const maxHost = 255;
@@ -39,7 +39,7 @@ const isText = (value: unknown, most = maxText): value is string =>
   typeof value === 'string' && value.length > 0 && value.length <= most;
 const isAddress = (value: unknown): value is string => isText(value, maxHost) && isIP(value) !== 0;
 
-/** Undefined: it is none. */
+/** Undefined: not a question. */
 export function readQuestion(message: unknown): Question | undefined {
   const { id, ask, host, address, port, localPort } = fieldsOf(message);
   if (!isId(id)) return undefined;
@@ -49,7 +49,7 @@ export function readQuestion(message: unknown): Question | undefined {
   return ask === 'connect' && isComplete ? { id, ask, address, port, localPort } : undefined;
 }
 
-/** Undefined: it is none. */
+/** Undefined: not an answer. */
 export function readAnswer(message: unknown): Answer | undefined {
   const { kind, id, addresses, code, message: text } = fieldsOf(message);
   if (kind === 'ready') return { kind };

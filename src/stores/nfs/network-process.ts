@@ -8,18 +8,18 @@ import { type Answer, maxQuestions, type Question, readAnswer } from './network-
 
 type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
-/** A process of ours inside a network namespace. */
+/** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
   readonly isOver: boolean;
-  /** All addresses of that name. Throws what the system said. */
+  /** All addresses of that name. Throws the system's error. */
   lookup(what: Asked<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
-  /** A connection that is made there, and from then on ours. Throws what the system said. */
+  /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
   connect(to: Asked<'connect'>, signal: AbortSignal): Promise<Socket>;
 }
 
-/** It ended before it could say that it is ready. */
+/** The process ended before it was ready. */
 export class NotEntered extends Error {
-  /** Why it could not be started at all, as the system calls it. */
+  /** The system's error code, if the process could not be started at all. */
   readonly code: string | undefined;
   constructor(said: string, cause: unknown) {
     super(said, { cause });
@@ -34,14 +34,14 @@ interface PendingQuestion {
 
 /** Usually a tenth of a second. */
 const startMs = 10_000;
-/** Whoever asks usually gives up much sooner. */
+/** Callers usually give up much earlier. */
 const maxMs = 60_000;
 const saidMost = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
 const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
 
-/** `enter`: the command that runs another one inside of the namespace, by exec(2). */
+/** `enter`: a command that runs another one inside the namespace, by exec(2). */
 export async function startNetworkProcess(
   enter: readonly [string, ...string[]],
   clock: Clock,
@@ -90,7 +90,7 @@ function createRunning(
     const answer = readAnswer(message);
     if (answer?.kind === 'ready') return onReady();
     const asker = answer === undefined ? undefined : waiting.get(answer.id);
-    // It came too late.
+    // The answer came too late.
     if (answer === undefined || asker === undefined) return void socket?.on('error', () => undefined).destroy();
     waiting.delete(answer.id);
     asker.resolve({ answer, socket });
@@ -119,7 +119,7 @@ function createRunning(
     }
   }
 
-  /** A message that cannot be sent is one to a process whose end is being told. */
+  /** Ignores errors: if a message cannot be sent, the process has ended, and its end is reported. */
   const tell = (question: Question): void => {
     if (child.connected) child.send(question, () => undefined);
   };
@@ -140,7 +140,7 @@ function createRunning(
     },
     [Symbol.dispose]: () => {
       isOver = true;
-      // It holds nothing that would have to be put in order, and it may be stopped.
+      // SIGKILL, because the process may be stopped. It has nothing to clean up.
       child.kill('SIGKILL');
     },
   };
@@ -148,13 +148,13 @@ function createRunning(
 
 type AnswerWithSocket = Parameters<PendingQuestion['resolve']>[0];
 
-/** As if it had happened here. */
+/** The error that the child reported. */
 function failureOf(answer: Answer): Error {
   if (answer.kind !== 'failed') return new Error('the connection was lost on its way out of the network namespace');
   return Object.assign(new Error(answer.message), answer.code === undefined ? {} : { code: answer.code });
 }
 
-/** The end of what it complained about. */
+/** The last line of the child's stderr. */
 function lastStderrLine(child: ChildProcess): () => string {
   let said = '';
   child.stderr?.on('data', (chunk: Buffer) => {
@@ -163,6 +163,6 @@ function lastStderrLine(child: ChildProcess): () => string {
   return () => said.trim().split('\n').at(-1) ?? '';
 }
 
-/** Daemons often have no sbin in their path, and that is where `ip` lives. */
+/** The PATH of daemons often has no sbin folders, where `ip` is. */
 const searchPath = (): string =>
   [process.env['PATH'] ?? '', '/usr/local/sbin', '/usr/sbin', '/usr/bin', '/sbin', '/bin'].filter(Boolean).join(':');

@@ -8,16 +8,16 @@ import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
 import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
 
-/** A network namespace that is not ours. */
+/** A network namespace other than that of this process. */
 export interface Network extends Disposable {
   lookup(host: string, signal: AbortSignal): Promise<readonly string[]>;
   readonly connect: NonNullable<RpcClientOptions['connect']>;
 }
 
-/** Enters a network by its namespace. Whoever enters the same one shares a process, which ends with the last. */
+/** Enters a network by its namespace. Callers that enter the same one share a process, which ends with the last of them. */
 export type EnterNetwork = (network: string, signal: AbortSignal) => Promise<Network>;
 
-/** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
+/** Create one for the whole program. Node has no setns(2), so a child process enters the namespace. */
 export function createEnterNetwork(clock: Clock, find: FindNamespace = asItIs): EnterNetwork {
   const entered = new Map<string, NamespaceAccess & { users: number }>();
   return async (network, signal) => {
@@ -52,17 +52,17 @@ async function connect(
 }
 
 interface NamespaceAccess {
-  /** The process that runs there; started where there is none. */
+  /** The process in the namespace. Starts it if there is none. */
   reach(signal: AbortSignal): Promise<NamespaceConnections>;
   close(): void;
 }
 
 interface NamespaceConnections extends Pick<NetworkProcess, 'lookup' | 'connect'> {
-  /** A connection of it, which ends when the network is another. */
+  /** Closes this connection when the network changes. */
   track(socket: Socket): void;
 }
 
-/** A namespace, the process in it, and the connections that were made there. */
+/** A namespace, the process in it, and the connections made there. */
 interface EnteredNamespace {
   readonly namespace: string;
   isOver(): boolean;
@@ -71,7 +71,7 @@ interface EnteredNamespace {
   abandon(): void;
 }
 
-/** A connection in a namespace that nothing is attached to any more is silent: calls on it would wait until they are late. */
+/** Connections in a namespace without interfaces are silent, and calls on them would wait for their deadlines. So poll for a new one. */
 const lookMs = 5_000;
 
 function createNamespaceAccess(network: string, clock: Clock, find: FindNamespace): NamespaceAccess {
@@ -79,7 +79,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
   let current: EnteredNamespace | undefined;
   let looking: Disposable | undefined;
 
-  /** Under nobody's signal: others may wait for it too. */
+  /** Takes no caller's signal, because other callers may wait for it too. */
   function start(namespaceRef: string, namespace: string): EnteredNamespace {
     let isOver: () => boolean = () => false;
     const started = enterNetwork(namespaceRef)
@@ -102,7 +102,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
     looking?.[Symbol.dispose]();
   }
 
-  /** Where it is now. Another one may have been made under the same name since; ours would still be in the old one. */
+  /** Finds the namespace that has the name now. If it is a new one, ends our process, which is still in the old one. */
   async function locateNamespace(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
     const namespaceRef = await find(network, signal);
     const namespace = await namespaceAt(network, namespaceRef);
@@ -121,7 +121,7 @@ function createNamespaceAccess(network: string, clock: Clock, find: FindNamespac
 
   async function look(): Promise<void> {
     using limit = clock.deadline(lookMs, closing.signal);
-    // What is wrong with it is told to who needs it.
+    // Ignore errors here; callers of `reach` get them.
     await locateNamespace(limit.signal).catch(() => undefined);
     if (current !== undefined) lookLater();
   }
@@ -164,7 +164,7 @@ function createTrackedSockets(): Pick<EnteredNamespace, 'track' | 'abandon'> {
   };
 }
 
-/** The kernel's own name for what is there now. */
+/** Device and inode identify the namespace. */
 async function namespaceAt(network: string, namespaceRef: string): Promise<string> {
   try {
     const { dev, ino } = await stat(namespacePath(namespaceRef), { bigint: true });

@@ -42,20 +42,20 @@ export interface OpenNfsStoreRoot {
   readonly clock: Clock;
   readonly connect: Connect;
   readonly readOnly: boolean;
-  /** Which process this is: in the marks on what it makes and holds. */
+  /** The marks that this process sets on the files that it creates and the locks that it holds. */
   readonly marks: ProcessMarks;
-  /** Locks that this process holds at the moment, in every store that it has open. */
+  /** The locks that this process holds, in all stores that it has open. */
   readonly held: Set<string>;
 }
 
 const folders = ['tmp', 'deleting', 'trash', 'retained', 'locks', 'users', 'quota'];
-/** Calls to a server cost no thread; this bounds what one store keeps waiting in memory. */
+/** Calls to a server need no thread. This limits the memory for pending calls of one store. */
 const shortCalls = 128;
 const longCalls = 8;
 const identityTimeoutMs = 5_000;
 const identityRetryMs = 100;
 
-/** For one call that a list of stores waits for. */
+/** The deadline of one call that a listing of stores waits for. */
 export const shortDeadlineMs = ({ timeout }: Pick<NfsOptions, 'timeout'>): number => Math.min(timeout, 5_000);
 
 export const errorContextOf = (options: NfsOptions, store: string): ErrorContext => ({
@@ -107,7 +107,7 @@ async function open(
   const renew = coalesced(async () => {
     if (!(await isStale(nfs, current.handle, options.timeout))) return;
     const freshHandle = await session.mount(AbortSignal.timeout(options.timeout * 2));
-    // Nothing else is done there before it is known to be the store.
+    // Check that it is the same store before doing anything else there.
     const there = filesIn(
       foldersAt(
         () => freshHandle,
@@ -148,7 +148,7 @@ async function open(
   };
 
   const recorded = await readIdentity(files, ownPath('store.json')).catch((cause: unknown) => {
-    // Read-only: records that we may not read do not matter, directories are volumes all the same.
+    // A read-only store needs no records: all directories are volumes. So ignore records that we may not read.
     if (readOnly && !(cause instanceof StowageError)) return { layout: 'directory', uuid: context.identity };
     if (cause instanceof StowageError && cause.reason === 'record-unreadable' && !readOnly) return undefined;
     throw cause;
@@ -177,7 +177,7 @@ async function open(
     baseUri: `nfs://${options.hosts[0]}${options.path}`,
     metaPath: (name) => `${root}/${name}.meta`,
     isLeftover: scratches.isLeftover,
-    // The handle is the directory: one that was put in its place has another.
+    // The handle identifies the directory: a new one in its place has another handle.
     verify: async () => undefined,
     callSlots: { short: createSlots(shortCalls), long: createSlots(longCalls) },
     failure: async (cause, doing) => failure(await explain(cause), doing),
@@ -189,7 +189,7 @@ async function open(
         check?.();
         if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
       } catch (cause) {
-        // Where the server did not answer, the record may be in its place already.
+        // If the server did not answer, the rename may have happened.
         if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
         throw cause;
       }
@@ -207,7 +207,7 @@ async function open(
   };
 }
 
-/** What keeps hosts on an export apart does not keep out the one that has it as a directory of its own. */
+/** The locks between hosts on an export do not exclude a host that uses the directory as a local store. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
   if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
   throw new StowageError(`${root} is a local store of the machine it lies on`, {
@@ -230,21 +230,21 @@ async function isStale(nfs: NfsClient, handle: FileHandle, deadlineMs: number): 
 
 interface CreateIdentity {
   readonly files: NfsFiles;
-  /** Of `store.json`. */
+  /** The path of `store.json`. */
   readonly path: string;
   readonly scratchPath: string;
   readonly clock: Clock;
   readonly scope: Scope;
 }
 
-/** Gives a new store its name, in one step; of several hosts that do, one wins, and all take its name. */
+/** Gives a new store its id, in one step. If several hosts try at the same time, one wins, and all use its id. */
 async function createIdentity(parts: CreateIdentity): Promise<string> {
   const { files, path, scratchPath } = parts;
   const uuid = randomUUID();
   const text = identityText(uuid, 'directory');
   await files.writeNew(scratchPath, text);
   try {
-    // A server without links says so in its own way. What a crash leaves empty there is for people to remove.
+    // Servers without hard links report different errors. If a crash leaves the file empty there, a person must remove it.
     await files.link(scratchPath, path).catch((cause: unknown) => {
       if (isErrno(cause, 'EEXIST') || !isDefiniteFailure(cause)) throw cause;
       return files.writeNew(path, text);
@@ -258,7 +258,7 @@ async function createIdentity(parts: CreateIdentity): Promise<string> {
   }
 }
 
-/** Where there are no links, another host may still be writing it. */
+/** Waits, because without hard links another host may still be writing the file. */
 async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Promise<string> {
   for (const since = clock.elapsed(); ; ) {
     try {

@@ -9,20 +9,20 @@ import { quoted } from '#core/names.ts';
 import type { DataPaths } from '../file-store/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
-/** Options that sources carry as they are. */
+/** Options that are part of a volume's source, unchanged. */
 type CarriedOptions = Pick<NfsConnection, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
 
 export interface NfsOptions extends NfsMountOptions, CarriedOptions {
-  /** Names or addresses of one server; where one does not answer, the next is tried. */
+  /** Names or addresses of one server. If one does not answer, the next is tried. */
   readonly hosts: readonly [string, ...string[]];
   /** Undefined: 2049. */
   readonly port: number | undefined;
-  /** What is mounted: the export, or a directory below it. */
+  /** The directory to mount: the export, or a directory below it. */
   readonly path: string;
   readonly uid: number | undefined;
   readonly gid: number | undefined;
   readonly mode: number;
-  /** For one call to the server, in ms. */
+  /** Deadline of one call to the server, in ms. */
   readonly timeout: number;
   readonly hard: boolean;
   readonly pathTemplate: DataPaths | undefined;
@@ -121,7 +121,7 @@ function hard(given: Given): boolean {
 function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
   if (given['sourceport'] === 'privileged') return 'privileged';
   const port = integer(given, 'sourceport', 1, 65_535);
-  // One port is one connection.
+  // One source port allows one connection.
   if (port !== undefined && (integer(given, 'nconnect', 1, 16) ?? 1) > 1)
     throw invalid('several connections cannot have one source port', `Use sourceport=privileged, or nconnect=1.`);
   return port;
@@ -142,7 +142,7 @@ function network(given: Given): string | undefined {
   throw invalidValue('network', value);
 }
 
-/** What the system's client cannot do. */
+/** Options that the system's NFS client does not support. */
 const builtInOnly = ['tls', 'network', 'squash'] as const;
 
 function client(given: Given): NfsOptions['client'] {
@@ -173,7 +173,7 @@ interface ParsedUri {
   readonly path: string;
 }
 
-/** Longer ones cannot be mounted: RFC 1813, section 5.1.4. */
+/** The longest path that can be mounted: RFC 1813, section 5.1.4. */
 const maxPath = 1024;
 const isHost = (host: string): boolean =>
   host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
@@ -238,7 +238,7 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
   };
 }
 
-/** As people write it: `server:/export`. */
+/** The directory as people write it: `server:/export`. */
 export function shownPlace({ hosts, path }: Pick<NfsOptions, 'hosts' | 'path'>): string {
   const [first] = hosts;
   return `${first.includes(':') ? `[${first}]` : first}:${path === '/' ? '' : path}`;

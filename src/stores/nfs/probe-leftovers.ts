@@ -10,7 +10,7 @@ import {
 } from '#wire/nfs3/index.ts';
 import { isProbeName, probeText, type Within } from './probe.ts';
 
-/** Where a check has just made, and removed, a file of its own. */
+/** A directory in which a check has just created and removed a file. */
 export interface CheckedDirectory {
   readonly nfs: NfsClient;
   readonly root: FileHandle;
@@ -19,21 +19,21 @@ export interface CheckedDirectory {
 }
 
 /**
- * Removes the files of checks whose process was killed before it could. `about`: which directory, and as whom. Nothing is thrown:
- * what it cannot remove now is found by a later one.
+ * Removes the files of checks whose process was killed. `about` identifies the directory and the options. Never throws: a later check
+ * finds what this one cannot remove.
  */
 export type RemoveLeftovers = (about: string, checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
 
 /**
- * A check takes seconds. Whatever has lain there for so long belongs to none that is at work, on whatever host; nor is the
- * directory, which may be large, listed more often.
+ * A check takes seconds, so an older file belongs to no running check on any host. Also limits how often the directory, which may be
+ * large, is listed.
  */
 const leftoverAfterMs = 10 * 60_000;
-/** Of the time that a check has. */
+/** Part of the time limit of a check. */
 const maxMs = 2_000;
 
 export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
-  /** When each was listed. */
+  /** When each directory was listed. */
   const listed = new Map<string, number>();
 
   function isDue(about: string): boolean {
@@ -72,7 +72,7 @@ async function removeIfOld(
   log.info('removed a file that an interrupted check had left', { name });
 }
 
-/** Killed before it had written anything, a check leaves an empty one. */
+/** Whether a check made the file. A check that was killed before it wrote anything leaves an empty file. */
 async function isProbe(nfs: NfsClient, file: FileHandle, { type, size }: Attributes, within: Within): Promise<boolean> {
   if (type !== fileType.regular || size > probeText.length) return false;
   const text = Buffer.alloc(size);

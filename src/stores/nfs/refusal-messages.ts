@@ -10,8 +10,8 @@ function exportList({ exported }: Refusal): string {
 }
 
 /**
- * The MOUNT service said no. Some say "no access" also for what is not there, and some hide from a host what it may not mount: where
- * the export is not listed, it may be either.
+ * The MOUNT service rejected the mount. Some servers answer "no access" for a path that does not exist, and some hide exports that this
+ * host may not mount. So if the export is not listed, it may be either.
  */
 export function exportRefused(refusal: Refusal, { server, store, privileged }: ErrorContext): Explanation {
   const { path, status } = refusal;
@@ -47,7 +47,7 @@ export function exportRefused(refusal: Refusal, { server, store, privileged }: E
   };
 }
 
-/** Every call is turned away. What is lacking was tried out, where it could be. */
+/** The server denies every call. `missing` is what it requires, if that could be found out. */
 export function callsDenied({ missing }: CallsDenied, { server, privileged, tls }: ErrorContext): Explanation {
   if (missing === 'privileged-port') {
     return {
@@ -97,7 +97,7 @@ function permission({ location, uid }: ErrorContext): Explanation {
   };
 }
 
-/** By the system's code for what the server answered. */
+/** Explanations of the server's errors, by errno. */
 export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) => Explanation>> = {
   EACCES: permission,
   EPERM: permission,

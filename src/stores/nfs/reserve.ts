@@ -11,11 +11,11 @@ export interface ReserveParts {
   /** `.stowage/reserve`: all hosts share it. */
   readonly folder: string;
   scratchPath(): string;
-  /** What the server has left for this user, in bytes. */
+  /** Free space on the server for this user, in bytes. */
   free(): Promise<bigint>;
 }
 
-/** The same as that of a local store, on the server. A piece appears whole, so any host may give up any of them. */
+/** The reserve of a local store, on the server. Pieces appear by a rename, so any host may remove any of them. */
 export function createNfsReserve({ files, folder, scratchPath, free }: ReserveParts): Reserve {
   const present = async (): Promise<readonly string[]> => (await undefinedIfFolderAbsent(files.names(folder))) ?? [];
 
@@ -23,7 +23,7 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
     for (const name of await present()) {
       const path = `${folder}/${name}`;
       const found = await files.attributes(path);
-      // Some servers free the blocks of a removed file some time later, those of a shortened one at once.
+      // Some servers free the blocks of a removed file some time later, those of a truncated one at once.
       if (found !== undefined) await files.resetMark(path, found).catch(() => false);
       if (await files.unlink(path)) return true;
     }
@@ -37,7 +37,7 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
     await files.makeFolder(folder);
     for (const name of missing) {
       const fresh = scratchPath();
-      // Random, as zeros would take no room where the server compresses.
+      // Random data, because zeros would take no space on a server that compresses.
       await files.writeNew(fresh, randomBytes((pieceBytes * 3) / 4).toString('base64'));
       await files.rename(fresh, `${folder}/${name}`);
     }
@@ -47,7 +47,7 @@ export function createNfsReserve({ files, folder, scratchPath, free }: ReservePa
     retryWithReserve: createRetryWithReserve(removePiece),
     refill: async () => {
       await make().catch((cause: unknown) => {
-        // A server that has no room, or does not say how much: the reserve stays as it is.
+        // The server is full, or does not report its free space. Keep the reserve as it is.
         if (!isDefiniteFailure(cause) && !(cause instanceof NfsError)) throw cause;
       });
     },

@@ -3,7 +3,7 @@ import type { Clock } from '#base/clock.ts';
 import type { ProcessMarks } from '#core/ports.ts';
 import { presumedDeadMs } from '../file-store/store-root.ts';
 
-/** Names in `.stowage/tmp`: of the instance, of the process, of one opening of the store, and a number. */
+/** Names in `.stowage/tmp`. They consist of the instance, the process, one opening of the store, and a number. */
 export interface ScratchNames {
   next(): string;
   /**
@@ -19,7 +19,7 @@ export interface ScratchNamesParts {
   readonly clock: Clock;
 }
 
-/** Files of other instances: of a host that is gone for good, or whose state folder was lost. */
+/** For files of other instances: their host may be gone for good, or has lost its state folder. */
 const otherInstanceMs = 3_600_000;
 const maxSeen = 10_000;
 
@@ -30,11 +30,11 @@ export function createScratchNames({ instance, marks, clock }: ScratchNamesParts
   const process = `${mine}-${hex(marks.own)}`;
   const dead = marks.dead.map((mark) => `${mine}-${hex(mark)}`);
   const run = `${process}${randomBytes(4).toString('hex')}`;
-  /** Two processes of one instance can live at a time: two controllers while one takes over from the other. */
+  /** When each file was first seen. Two processes of one instance can run at the same time, while one controller takes over from the other. */
   const seen = new Map<string, number>();
   let count = 0;
 
-  /** Their files are gone by now, renamed or removed. */
+  /** Drops entries whose files have been renamed or removed by now. */
   function forgetOld(): void {
     for (const [name, since] of seen) if (clock.elapsed() - since > 2 * otherInstanceMs) seen.delete(name);
   }

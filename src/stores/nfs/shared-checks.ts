@@ -6,8 +6,8 @@ type Check = (signal: AbortSignal) => Promise<StoreCheck>;
 type SharedCheck = (signal: AbortSignal) => Promise<StoreCheck>;
 
 /**
- * However many ask at once for a check of the same store, one runs; those who asked since it began share the next one,
- * so that what they have changed before is in it.
+ * Runs one check of a store at a time. Callers that arrive while a check runs share the next one, so that it sees what they changed
+ * before.
  */
 export function createSharedChecks(): (about: string, check: Check, signal: AbortSignal) => Promise<StoreCheck> {
   const shared = new Map<string, SharedCheck>();
@@ -31,7 +31,7 @@ function createShared(check: Check, onIdle: () => void): SharedCheck {
     if (waiting === 0 && !isRunning) onIdle();
   };
   const run = coalesced(async () => {
-    // All who waited for it may have left before it began.
+    // All callers may have given up before it started.
     if (waiting === 0) return;
     isRunning = true;
     stopping = new AbortController();
@@ -49,7 +49,7 @@ function createShared(check: Check, onIdle: () => void): SharedCheck {
       return latest as StoreCheck;
     } finally {
       waiting--;
-      // It goes on for others, and ends with the last of them.
+      // The check goes on until its last caller has left.
       if (waiting === 0) stopping.abort();
       idle();
     }

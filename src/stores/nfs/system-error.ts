@@ -1,6 +1,6 @@
 import { NfsError, type NfsStatusName, RemovalRefused } from '#wire/nfs3/index.ts';
 
-/** What a status means as a system's error. Those that are not here are what a broken disk would give. */
+/** The errno of an NFS status. All other statuses become EIO. */
 const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
   PERM: 'EPERM',
   NOENT: 'ENOENT',
@@ -22,7 +22,7 @@ const codes: Partial<Readonly<Record<NfsStatusName, string>>> = {
   JUKEBOX: 'EAGAIN',
 };
 
-/** The server said no, with the code that a system call would have given. */
+/** An error of the server, with the code that a system call would have. */
 class NfsSystemError extends Error {
   override readonly name = 'ServerRefusal';
   readonly code: string;
@@ -32,7 +32,7 @@ class NfsSystemError extends Error {
   }
 }
 
-/** Anything else is passed on as it is. */
+/** Converts an NfsError. Returns any other error unchanged. */
 export function asSystemError(cause: unknown): unknown {
   const said = cause instanceof RemovalRefused ? cause.cause : cause;
   return said instanceof NfsError ? new NfsSystemError(cause as Error, said) : cause;

@@ -18,7 +18,7 @@ export const hostNotFound = ({ host }: HostNotFound, { store, network }: ErrorCo
   action: `Check the name in the store's URI, and the DNS ${network === undefined ? 'of this host' : `that is reached from ${network}`} (getent hosts ${host}); then: stowage store check ${store}`,
 });
 
-/** What the system said, and about which address. */
+/** The system's error code, and the port that it is about. */
 function systemError(cause: unknown): { readonly code: string; readonly port: string } | undefined {
   for (const one of causesOf(cause)) {
     const code = errnoOf(one);
@@ -103,7 +103,7 @@ const noService = ({ server }: ErrorContext): Explanation => ({
   action: 'Have NFS version 3 enabled on the server (version 4 alone is not enough), or give the right port.',
 });
 
-/** No connection came about in time. */
+/** No connection was made in time. */
 const isLate = (cause: RpcError): boolean => causesOf(cause).some((one) => one instanceof DeadlineExceeded);
 
 export function rpcFailed(cause: RpcError, about: ErrorContext, maybeDone = cause.maybeDone): Explanation {
@@ -174,11 +174,11 @@ export const clientCertificateRejected = ({ server }: ErrorContext): Explanation
     "Put a certificate that the server's administrator signed, or had signed, as client.pem with its client.key into the folder given as tls.",
 });
 
-/** Node's words for what is wrong with a certificate; those of a failed handshake begin with ERR_SSL. */
+/** Node's error codes for an invalid certificate. Those of a failed handshake begin with ERR_SSL. */
 const isAboutCertificate = (code: string): boolean =>
   !code.startsWith('ERR_SSL') && /CERT|SIGNATURE|CRL|INVALID_CA|HOSTNAME/.test(code);
 
-// Node adds advice of its own, about how to run Node.
+// Cuts off the advice on running Node that Node adds after a semicolon.
 function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
   const broken = causesOf(cause).find((one) => !(one instanceof RpcError));
   if (broken === undefined) {

@@ -5,28 +5,28 @@ import { isFull, UnsuitableFile } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
 import { decode, isHostId, recordLimit, unknownHost, writerFile } from './uses-format.ts';
 
-/** A host that has not renewed its record for so long, by the server's clock, is silent. */
+/** A record that its host has not renewed for this long, by the server's clock, is stale. */
 export const staleMs = 5 * 60_000;
 
-/** What is read of one volume, whatever a server says that there is: so many hosts, and so much of who is on them. */
+/** Limits for one volume, whatever the server lists: number of hosts, and total size of their records. */
 export const maxHosts = 500;
 export const maxTotalText = 4 * 1024 * 1024;
-/** At once. */
+/** Concurrent reads. */
 const maxConcurrentReads = 16;
-/** Stands for the hosts that were not read. No host can have this id, so none is taken for it. */
+/** Stands for the hosts whose records were not read. No host can have this id. */
 export const unreadHosts = '*';
 
-/** Use records as they lie there. */
+/** Reads the use records on the server. */
 export interface UseRecordReader {
   folderOf(id: VolumeId): string;
   writerOf(id: VolumeId): string;
-  /** The host that alone may write. Undefined: there is none. Empty: who began to say so has not finished. */
+  /** The only host that may write. Undefined: there is none. Empty: a host has created the file and not yet written to it. */
   writer(id: VolumeId): Promise<string | undefined>;
-  /** Nobody uses it: one call. Of more hosts than can be read, the last entry tells how many there are. */
+  /** The hosts that use the volume. If no host does, this takes one call. If there are too many, the last entry counts the rest. */
   list(id: VolumeId): Promise<readonly SeenUse[]>;
-  /** The same for who holds the volume; what a crash left there of nobody's is removed. */
+  /** Like `list`. Call it with the volume locked: it also removes what a crash left behind. */
   listHeld(id: VolumeId): Promise<readonly SeenUse[]>;
-  /** If nothing is in it. */
+  /** Removes the folder if it is empty. */
   removeFolder(id: VolumeId): Promise<void>;
 }
 
@@ -41,7 +41,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
   const folderOf = (id: VolumeId): string => `${folder}/${id}`;
   const writerOf = (id: VolumeId): string => `${folderOf(id)}/${writerFile}`;
 
-  /** The server's time, from a file of our own that it has just written. Undefined: it has no room for one. */
+  /** The server's time, from a file that we write for this. Undefined: the server is full. */
   async function now(): Promise<number | undefined> {
     const path = scratchPath();
     try {
@@ -55,7 +55,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
     }
   }
 
-  /** Undefined: it is not there. Null: it is, and cannot be read. */
+  /** Undefined: absent. Null: it exists but cannot be read. */
   async function textOf(path: string): Promise<string | undefined | null> {
     try {
       return (await files.read(path, recordLimit)).toString('utf8');
@@ -79,7 +79,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
     time: number | undefined,
   ): Promise<(RecordStatus & { readonly text: string }) | undefined> {
     const path = `${folderOf(id)}/${host}`;
-    // Who may write uses it, also before it has said what for, or after it took that back.
+    // The writer uses the volume even if it has no record of users yet, or no longer.
     const found = (await files.attributes(path)) ?? (isWriter ? await files.attributes(writerOf(id)) : undefined);
     if (found === undefined) return undefined;
     const renewedAt = found.mtime * 1000 + Math.floor(found.mtimeNs / 1e6);
@@ -108,7 +108,7 @@ export function createUseRecordReader({ files, folder, scratchPath }: UseRecordR
       const found = await read(id, host, host === holder, time);
       if (found === undefined) return;
       const { text, ...seen } = found;
-      // That the host uses the volume is what counts.
+      // Beyond the limit, only record that the host uses the volume.
       const isMuch = text.length > left;
       if (!isMuch) left -= text.length;
       uses.set(host, { ...decode(host, isMuch ? '' : text), ...seen });

@@ -15,11 +15,11 @@ import type { NfsStoreRoot } from './open-store-root.ts';
 import { undefinedIfAbsent } from './use-record-reader.ts';
 import { encode, isHostId, recordLimit } from './uses-format.ts';
 
-/** How often the folder can vanish under us. */
+/** Retries while other hosts remove the folder. */
 const maxAttempts = 16;
 const pauseMs = 20;
 
-/** Use records: a file per volume and host, rewritten while there are users there. */
+/** Use records: one file for each volume and host. The host rewrites it while it uses the volume. */
 export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
   const { runVerb, clock } = parts;
   const { files } = storeRoot;
@@ -30,7 +30,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
     return `${folderOf(id)}/${host}`;
   }
 
-  /** A host that leaves may remove the folder that another has just found or made. */
+  /** Creates the folder and retries: a host that stops using the volume may remove the folder that another has just found or created. */
   async function inFolder(id: VolumeId, signal: AbortSignal, work: () => Promise<unknown>): Promise<void> {
     for (let again = 1; ; again++) {
       let isThere = false;
@@ -48,13 +48,13 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
   }
 
   /**
-   * With a volume that is there, held: whoever wants to be rid of it looks for uses while holding it, so it finds this
-   * one, or the volume is gone before this begins.
+   * Runs the work with the volume locked, if it exists. A host that deletes the volume looks for uses under the same lock, so it either finds
+   * this use, or the volume is gone before this work begins.
    */
   const withExistingVolume = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: HoldLimit) => Promise<void>) =>
     runVerb(doing, [ref.name, ref.id], scope, async (held) => {
       const meta = await parts.findRenamed(ref, held);
-      // A deletion may have got no further than the data: it is finished then.
+      // If a deletion was interrupted after it removed the data, finish it.
       if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, storeRoot.store);
       await usableDataPath(parts, meta);
       await work(held.limit);
@@ -75,7 +75,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
         if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
       });
     } catch (cause) {
-      // Where the server did not answer, the record may be in its place already.
+      // If the server did not answer, the rename may have happened.
       if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
       throw cause;
     }
@@ -89,7 +89,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
       await removeFolder(id);
     });
 
-  /** As that host says; it may not have said it yet. */
+  /** The host's record, which it may not have written yet. */
   async function useBy(id: VolumeId, host: string): Promise<Use> {
     const uses = await storeRoot.uses.list(id).catch((): readonly Use[] => []);
     return uses.find((use) => use.host === host) ?? { host, node: host as NodeName, users: [] };
@@ -100,9 +100,9 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
       const doing = `recording that ${use.node} uses ${quoted(ref.name)}`;
       const path = recordOf(ref.id, use.host);
       const text = encode(use);
-      // Renewing, which is done every half minute, holds nothing: while the record is there nobody deletes the volume,
-      // and writing to a file cannot bring it back once it is removed, as renaming another one to its place could. What
-      // a renewal writes are the same bytes; of others a reader may for a moment see a part, and that still counts.
+      // A renewal, every 30 s, takes no lock. While the record exists no host deletes the volume, and an overwrite cannot bring a removed
+      // file back, as a rename could. A renewal usually writes the same bytes. If it writes others, a reader may see a part of them for
+      // a moment, and such a record still counts.
       if (await runVerb(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
       await withExistingVolume(doing, ref, scope, (limit) => createRecord(ref.id, path, text, limit, scope.signal));
     },
@@ -114,7 +114,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
         await removeFolder(id);
         return false;
       });
-      // Held: another may become the writer at this moment, and its note must not be taken for this one.
+      // Under the lock: another host may become the writer right now, and its `.writer` file must not be removed.
       if (isWriter) await dropWriter(id, host, scope);
     },
     list: (id, scope) => runVerb(`looking who uses ${id}`, [], scope, () => storeRoot.uses.list(id)),
@@ -122,7 +122,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
       recordOf(ref.id, host);
       await withExistingVolume(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
         const { id } = ref;
-        // Nobody else is at work on it, so an empty one was left by a crash.
+        // Under the lock no other host writes it, so a crash left this empty file.
         if ((await writer(id)) === '') {
           limit.check();
           await files.unlink(writerOf(id));

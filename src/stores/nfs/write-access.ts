@@ -5,9 +5,9 @@ import type { NfsStoreRoot } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
 
 /**
- * A directory that no caller could write to: whoever it is mounted for meets EACCES, and nothing says why. It belongs to root,
- * and root is nobody: on the server, or by the store's own options; or everybody is one user, who has no right to it. What
- * belongs to somebody else is for them, where callers are who they are.
+ * Refuses a directory that no caller could write to; otherwise containers would get EACCES without a reason. Either it belongs to root, and
+ * the server or the store's options map root to another user; or squash=all maps everybody to a user who may not write to it. Without
+ * squash=all, a directory that belongs to another user, or that its group or others may write to, is fine.
  */
 export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
   const { squash, timeout } = options;
@@ -18,12 +18,12 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
     const { nfs } = storeRoot.session;
     try {
       const [granted, { uid, mode }] = await Promise.all([
-        // As root is to the server: with squash, that is the store's user.
+        // Asks as the user that root is on the server: with squash, the store's user.
         nfs.access(handle, accessRight.modify | accessRight.extend, within),
         nfs.getattr(handle, within),
       ]);
       const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
-      // Somebody wants it so.
+      // The mode makes it read-only for everybody, so that is intended.
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
