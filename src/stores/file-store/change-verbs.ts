@@ -53,7 +53,7 @@ export function createNoteUse(ctx: VerbContext): Pick<Required<Store>, 'noteUse'
   const { storeRoot, runVerb, findOrThrow } = ctx;
   return {
     noteUse: (ref, scope) =>
-      runVerb(describe('noting the use of', ref.name), [ref.name, ref.id], scope, (at) =>
+      runVerb(describe('recording the use of', ref.name), [ref.name, ref.id], scope, (at) =>
         storeRoot.reserve.retryWithReserve(async () => {
           const { unused, ...used } = await findOrThrow(ref, at);
           if (unused === true)

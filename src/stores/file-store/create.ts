@@ -145,7 +145,7 @@ function refuseDifferentRequest(meta: Meta, want: VolumeSpec, store: string): vo
   const isSame = meta.bytes === want.bytes && meta.enforce === (want.enforce ?? false) && meta.access === want.access;
   if (isSame && sameLabels(meta.labels, want.labels)) return;
   throw new StowageError(
-    `this request made volume ${quoted(want.name)} before, with another size, enforcement, access or labels`,
+    `this request has already created volume ${quoted(want.name)}, with another size, enforcement, access or labels`,
     {
       code: 'exists',
       reason: 'request-differs',

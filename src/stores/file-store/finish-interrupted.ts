@@ -72,7 +72,7 @@ export async function finishInterruptedTrash(ctx: VerbContext, scope: Scope): Pr
     if (before.state !== 'absent' && name === undefined) continue;
     // Under the lock, since the volume may be moving into or out of the trash right now.
     const work = ctx.runVerb(
-      `settling ${id} in the trash`,
+      `finishing an interrupted operation on ${id} in the trash`,
       name === undefined ? [id] : [id, name],
       scope,
       async (held) => {

@@ -62,7 +62,7 @@ export async function refuseOtherStore(
   if (expected === undefined || recorded?.uuid === expected) return;
   if (recorded === undefined) throw differentStore(root, store, await whatIsThere(files, root));
   if (recorded.uuid !== undefined)
-    throw differentStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
+    throw differentStore(root, store, `it is store ${recorded.uuid}; expected ${expected}`);
 }
 
 async function whatIsThere(files: Files, root: string): Promise<string> {

@@ -95,7 +95,7 @@ function stranger(store: Orphan['store'], name: string, reason: string): Orphan 
     kind: 'stranger',
     name,
     detail: `it cannot be a volume: ${reason}`,
-    action: 'Move it away, or mend that; Stowage leaves it alone.',
+    action: 'Move it away, or fix that. Stowage does not touch it.',
   };
 }
 

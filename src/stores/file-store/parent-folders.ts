@@ -81,7 +81,7 @@ export async function pruneParents(ctx: VerbContext, meta: Meta): Promise<void> 
 }
 
 function occupied(folder: string): StowageError {
-  return new StowageError(`${folder} holds something already, so volumes cannot be made inside it`, {
+  return new StowageError(`${folder} is already in use, so volumes cannot be created inside it`, {
     code: 'exists',
     reason: 'folder-occupied',
     action: 'Choose other labels or another name; or move away what is there; or change the path of the store.',

@@ -45,7 +45,7 @@ async function recover(ctx: VerbContext, scope: Scope): Promise<void> {
     // One listing shows which records lack their data. Only those can belong to an interrupted operation.
     if (entries.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
-    await ignoreBusy(runVerb(`settling volume ${quoted(name)}`, [name], scope, () => finishRecord(ctx, name, scope)));
+    await ignoreBusy(runVerb(`finishing an interrupted operation on volume ${quoted(name)}`, [name], scope, () => finishRecord(ctx, name, scope)));
   }
   await finishStaged(ctx, await storeRoot.files.names(storeRoot.ownPath('trash')), scope);
   await finishInterruptedTrash(ctx, scope);
@@ -81,7 +81,7 @@ async function releaseAbandonedNames(ctx: VerbContext, scope: Scope): Promise<vo
     if (!all.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
     await ignoreBusy(
-      runVerb(`giving the name ${quoted(name)} back`, [name], scope, async () => {
+      runVerb(`releasing the name ${quoted(name)}`, [name], scope, async () => {
         if (await isMoveTarget(ctx, name, scope)) return;
         if (await ctx.tryTakeOverTorn(name)) await files.unlink(metaPath(name));
       }),

@@ -96,7 +96,7 @@ export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): 
       if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
       // The entry does not expire before this is written; the next round tries again. Others must not wait for it.
       if (['busy', 'exhausted'].includes(cause.code)) return;
-      scope.log.warn('a trash entry cannot be given its date', {
+      scope.log.warn('the expiry of a trash entry cannot be recorded', {
         store: storeRoot.store,
         volume: id,
         why: cause.message,

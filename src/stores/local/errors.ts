@@ -41,7 +41,7 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
   EXDEV: (root) => ({
     code: 'unsupported',
     reason: 'store-cannot-move',
-    why: `the file system of ${root} does not move data within the store, as an overlay does not with what an image brought along`,
+    why: `the file system of ${root} cannot move data within the store; an overlay cannot move directories of its lower layers`,
     action: `Have the store on a disk or a volume of its own (findmnt -T ${root} shows what it is on now), in one mount and one quota project.`,
   }),
   EMFILE: () => tooManyFiles,
@@ -52,22 +52,22 @@ const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOENT: (root) => ({
     code: 'unavailable',
     reason: 'store-damaged',
-    why: `something removed a part of ${root} underneath Stowage`,
-    action: `Restart Stowage: it puts ${root}/.stowage in order again.`,
+    why: `another program removed a part of ${root}`,
+    action: `Restart Stowage, which recreates missing parts of ${root}/.stowage.`,
   }),
 };
 
 const permission = (root: string): Explanation => ({
   code: 'denied',
   reason: 'store-permission',
-  why: `the user Stowage runs as may not do that in ${root}`,
+  why: `permission denied in ${root} for the user that Stowage runs as`,
   action: `Give that user ownership of ${root} (chown), or run Stowage as root.`,
 });
 
 const ioError = (root: string): Explanation => ({
   code: 'unavailable',
   reason: 'store-io-error',
-  why: `the file system of ${root} gave an input/output error`,
+  why: `the file system of ${root} returned an input/output error`,
   action: 'Look at dmesg for the disk or the server behind it; try again when it is healthy.',
 });
 

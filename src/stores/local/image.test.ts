@@ -169,7 +169,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     expect(await reason(create('a', -1n))).toBe('out-of-range size-out-of-range');
     expect(await reason(under.store.create(spec('a', undefined), scope))).toBe('invalid size-needed');
     await expect(create('a', 1n)).rejects.toThrow(
-      'a volume of 1 bytes cannot be made in store test: 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes) can',
+      'a volume of 1 bytes cannot be created in store test: the size must be 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes)',
     );
     expect(await readdir(under.root)).toEqual(['.stowage']);
   });

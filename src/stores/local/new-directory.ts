@@ -58,7 +58,7 @@ async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promi
       options[key] === undefined ? [] : [`${key} ${options[key]}`],
     );
     throw new StowageError(
-      `store ${storeRoot.store} wants volumes owned by ${owner.join(' and ')}, which this user may not give away`,
+      `store ${storeRoot.store} cannot make volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
       {
         code: 'denied',
         reason: 'owner-denied',

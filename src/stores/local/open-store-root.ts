@@ -233,6 +233,6 @@ async function writeOwnerFile(path: string, scratchPath: string, context: StoreC
     await rename(scratchPath, path);
   } catch (cause) {
     if (!isFull(cause)) throw cause;
-    log.warn('no room to note who holds the store', { path });
+    log.warn('no space to record the holder of the store', { path });
   }
 }

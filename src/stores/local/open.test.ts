@@ -229,8 +229,8 @@ describe('a place that is known', () => {
       expect([error.code, error.reason, error.message, error.action]).toEqual([
         'unavailable',
         'store-identity',
-        `${root} is not the store it was: it is empty; its disk may not be mounted`,
-        'Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt test',
+        `${root} is not the expected store: it is empty; its disk may not be mounted`,
+        'Mount the disk that holds the store. To make this directory the store: stowage store adopt test',
       ]);
       expect(await readdir(root)).toEqual([]);
     },
@@ -241,7 +241,7 @@ describe('a place that is known', () => {
     const error = await refusal(open(root, { identity: 'before' }));
     expect([error.reason, error.message]).toEqual([
       'store-identity',
-      `${root} is not the store it was: it has no .stowage/store.json; its disk may not be mounted`,
+      `${root} is not the expected store: it has no .stowage/store.json; its disk may not be mounted`,
     ]);
     expect(await readdir(root, { recursive: true })).toEqual(['data']);
   });
@@ -253,7 +253,7 @@ describe('a place that is known', () => {
     expect([error.code, error.reason, error.message]).toEqual([
       'unavailable',
       'store-identity',
-      `${root} is not the store it was: it is store ${identity}, and was before`,
+      `${root} is not the expected store: it is store ${identity}; expected before`,
     ]);
     expect(await readdir(join(root, '.stowage'))).not.toContain('owner.json');
   });
@@ -405,7 +405,7 @@ describe('options', () => {
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toEqual({
         code: 'denied',
         reason: 'owner-denied',
-        message: 'store other wants volumes owned by uid 0, which this user may not give away',
+        message: 'store other cannot make volumes owned by uid 0: this user may not change the owner of files',
         action: "Run Stowage as root, or leave the store's options uid and gid out.",
       });
     },
@@ -417,7 +417,7 @@ describe('options', () => {
     expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toMatchObject({
       code: 'denied',
       reason: 'store-permission',
-      message: `opening store other failed: the user Stowage runs as may not do that in ${root}`,
+      message: `opening store other failed: permission denied in ${root} for the user that Stowage runs as`,
     });
   });
 });
@@ -454,7 +454,7 @@ describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
       const volume = await store.adoption.adopt(spec.name, made, scope);
       const failure = await refusal(store.rename(volume, volumeName('b'), scope));
       expect([failure.code, failure.reason]).toEqual(['unsupported', 'store-cannot-move']);
-      expect(failure.message).toContain(`the file system of ${at('merged')} does not move data within the store`);
+      expect(failure.message).toContain(`the file system of ${at('merged')} cannot move data within the store`);
       expect((await store.get(spec.name, scope))?.condition).toBe('ok');
       expect((await refusal(store.delete(volume, scope))).reason).toBe('store-cannot-move');
       expect(await readFile(join(at('merged'), 'a', 'file'), 'utf8')).toBe('x');

@@ -54,7 +54,7 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
       refilled.delete(name);
       const why = String(failure ?? cause);
       left.set(name, why);
-      scope.log.warn('could not remove deleted data', { path: at, cause: why });
+      scope.log.warn('deleted data could not be removed', { path: at, cause: why });
     }
   }
 

@@ -42,7 +42,7 @@ test('who may connect has changed: is noticed, and no connection of the check is
   expect(lastOf(await store.check(scope))).toMatchObject({
     ok: false,
     step: 'connect',
-    detail: '127.0.0.1 takes connections from this host and ends them at once',
+    detail: '127.0.0.1 accepts connections from this host and closes them at once',
   });
   expect(await store.names(scope)).toEqual([]);
 });

@@ -88,7 +88,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       resolve: ganesha.host,
       connect: `${ganesha.host}, port ${ganesha.nfsPort}`,
       mount: `${at('plain')}, by the service on port ${ganesha.mountPort}`,
-      write: 'a file was made, owned by 0:0',
+      write: 'created a file, owned by 0:0',
       'round-trip': expect.stringMatching(/^\d+\.\d\d ms, the median of 5$/),
     });
     expect(readdirSync(at('plain'), { recursive: true })).toEqual(before);
@@ -98,7 +98,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectFailed(
       await checked(uri('squashed')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
-      /^the server does not let root do that in .*squashed: .*root_squash/,
+      /^the server denies root access to .*squashed: .*root_squash/,
       /^Give the store squash=root with the uid and gid/,
     );
     expect(readdirSync(at('squashed'))).toEqual([]);
@@ -109,7 +109,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     chmodSync(at('squashed', 'open'), 0o777);
     const { steps } = await checked(uri('squashed/open'));
     expect(steps.find(({ step }) => step === 'write')?.detail).toMatch(
-      /^a file was made, owned by \d+:\d+: the server takes root for somebody else \(root_squash\)$/,
+      /^created a file, owned by \d+:\d+: the server maps root to another user \(root_squash\)$/,
     );
   });
 
@@ -208,7 +208,7 @@ describe('the way there', () => {
     const { steps } = await checked(`nfs://127.9.9.9:${own.server.port}/export`);
     expect(steps.find(({ step }) => step === 'portmap')).toMatchObject({
       ok: true,
-      detail: 'no answer on port 111: tried without',
+      detail: 'no answer on port 111; continued without it',
     });
     expect(steps.at(-1)).toMatchObject({ step: 'room', ok: true });
   });
@@ -333,7 +333,7 @@ test.skipIf(needs('linux'))(
     expectFailed(
       check,
       'network ✗',
-      /netns:no-such-network is not there/,
+      /netns:no-such-network does not exist/,
       /the store's option network, or in --from\./,
     );
   },

@@ -166,7 +166,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
   });
 
   test.each([
-    ['a server that takes root for nobody', 'root', {}, 'let root give'],
+    ['a server that maps root to nobody', 'root', {}, 'let root change the group'],
     ["somebody else's files", 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, who root is there'],
   ] as const)('%s: it is refused with what can be done', async (_, squash, options, message) => {
     const it = await volume(squash, options);

@@ -66,9 +66,9 @@ export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions)
       if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
       throw cause instanceof StowageError
         ? cause
-        : await storeRoot.failure(cause, `giving the volume's files to group ${group}`);
+        : await storeRoot.failure(cause, `changing the group of the volume's files to ${group}`);
     }
-    log.info('a volume was given to a group', { path: source.path, group, files: changed });
+    log.info('changed the group of the files of a volume', { path: source.path, group, files: changed });
   };
 }
 
@@ -85,7 +85,7 @@ function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttr
 
 function refused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
   const who = squash === 'none' ? 'root' : `user ${uid}, who root is there (squash=${squash}),`;
-  return new StowageError(`the server does not let ${who} give the volume's files to group ${group}`, {
+  return new StowageError(`the server does not let ${who} change the group of the volume's files to ${group}`, {
     code: 'denied',
     reason: 'group-refused',
     action:

@@ -87,7 +87,7 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
       throw why;
     }
     connected();
-    if (options.tls !== undefined) onStep('tls', 'the connection is encrypted and the certificate is right');
+    if (options.tls !== undefined) onStep('tls', 'the connection is encrypted and the certificate is valid');
     const mount = createMount({ ...reached, rpc, nfs });
     const held = opened.move();
     return {

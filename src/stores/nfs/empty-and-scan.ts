@@ -40,7 +40,7 @@ export async function emptyFolder(
           thrown instanceof RemovalRefused || isErrno(cause, 'EACCES', 'EPERM', 'EIO', 'ENOTEMPTY', 'EEXIST', 'EROFS');
         if (!isLeft) throw cause;
         left.push({ name: entry.name, why: String(cause) });
-        scope.log.warn('could not remove deleted data', { name: entry.name, cause: String(cause) });
+        scope.log.warn('deleted data could not be removed', { name: entry.name, cause: String(cause) });
       }
     });
   return left;

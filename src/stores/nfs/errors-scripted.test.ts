@@ -32,7 +32,7 @@ describe('what no server here can be made to answer', () => {
       /a server that can/,
     ],
     ['XDEV', 'unsupported', 'store-cannot-move', /another file system is mounted inside it$/, /on one file system/],
-    ['PERM', 'denied', 'nfs-root-squash', /the server does not let root do that in nowhere:\/export/, /squash=root/],
+    ['PERM', 'denied', 'nfs-root-squash', /the server denies root access to nowhere:\/export/, /squash=root/],
     ['ROFS', 'denied', 'nfs-read-only', /nowhere:\/export is exported, or mounted on the server, read-only$/, /\(rw\)/],
   ] as const)('%s', async (status, code, reason, message, action) => {
     const folder = await exportFolder();
@@ -81,7 +81,7 @@ describe('what no server here can be made to answer', () => {
     expectTold(await refusal(open({})), {
       code: 'denied',
       reason: 'nfs-credential-denied',
-      message: /^opening store test \(nowhere:\/export\) failed: nowhere does not accept who we say we are$/,
+      message: /^opening store test \(nowhere:\/export\) failed: nowhere rejects our credentials$/,
       action: /sec=sys.* option tls\. .*sourceport=privileged\.$/,
     });
     const { action } = await refusal(open({ tls: 'on', sourceport: 'privileged' }));

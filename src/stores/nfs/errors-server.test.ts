@@ -100,7 +100,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'denied',
       reason: 'nfs-root-squash',
       message: new RegExp(
-        `the server does not let root do that in ${placeOf('squashed')}: it seems to take root for nobody`,
+        `the server denies root access to ${placeOf('squashed')}: it seems to map root to nobody`,
       ),
       action:
         /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
@@ -109,7 +109,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectTold(await refusal(open('squashed', options)), {
       code: 'denied',
       reason: 'store-permission',
-      message: new RegExp(`user 1000 may not do that in ${placeOf('squashed')}$`),
+      message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
       action: /^On the server, give that user the directory \(chown 1000 …\)/,
     });
     chownSync(at('squashed'), 1000, 1000);
@@ -123,7 +123,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       code: 'denied',
       reason: 'nfs-privileged-port',
       message: new RegExp(
-        `${placeOf('privileged')}\\) failed: ${ganesha.host} takes calls only from privileged ports, those below 1024$`,
+        `${placeOf('privileged')}\\) failed: ${ganesha.host} accepts calls only from privileged ports, those below 1024$`,
       ),
       action: /^Give the store sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
     });
@@ -173,7 +173,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
         code: 'deadline',
         reason: 'nfs-timeout',
         message: new RegExp(
-          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; whether it was done is not known, and repeating it is safe$`,
+          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; the operation may have been done, and a retry is safe$`,
         ),
         action: /^Try again\. If it persists/,
       });
@@ -255,7 +255,7 @@ describe('our own server', () => {
       code: 'unavailable',
       reason: 'store-identity',
       message:
-        /^127\.0\.0\.1:\/export\/gone is not the store it was: it is store without a name, and was [-0-9a-f]{36}$/,
+        /^127\.0\.0\.1:\/export\/gone is not the expected store: it is store without an id; expected [-0-9a-f]{36}$/,
       action: /stowage store adopt test/,
     });
     expect(readdirSync(folder)).toEqual([]);

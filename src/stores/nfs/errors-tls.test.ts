@@ -62,8 +62,8 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expectTold(error, {
       code: 'denied',
       reason: 'nfs-tls-required',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes calls only over encrypted connections$/,
-      action: /^Give the store tls=on, or tls=FOLDER with ca\.pem of whoever signed the server's certificate/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
+      action: /^Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
     });
     const store = await open(own, { tls: trusting('good', { 'ca.pem': 'server.pem' }) });
     expect(await store.names(scope)).toEqual([]);
@@ -87,7 +87,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       reason: 'nfs-tls-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
-      action: /^Put the certificate of whoever signed the server's as ca\.pem into the folder given as tls/,
+      action: /^Put the certificate of the CA that signed the server's certificate as ca\.pem into the folder given as tls/,
     });
     expectNoSecret(error);
     expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
@@ -98,7 +98,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
-      message: /no encrypted connection to 127\.0\.0\.1 came about: /,
+      message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
       action: /The server must offer TLS version 1\.3\.$/,
     });
   });
@@ -120,7 +120,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       code: 'denied',
       reason: 'nfs-tls-client-certificate',
       message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 ends the encrypted connection when it sees which certificate we have/,
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes the encrypted connection because it rejects our certificate/,
       action:
         /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
     };

@@ -91,7 +91,7 @@ describe('the server is not reached', () => {
     expectTold(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes connections from this host and ends them at once$/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts connections from this host and closes them at once$/,
       action: /^Have the server's administrator add this host to the addresses it allows/,
     });
   });
@@ -105,7 +105,7 @@ describe('the server is not reached', () => {
     expectTold(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
-      message: /127\.0\.0\.1:\/export\) failed: what 127\.0\.0\.1 answers is not NFS version 3$/,
+      message: /127\.0\.0\.1:\/export\) failed: the answers of 127\.0\.0\.1 are not NFS version 3$/,
       action: /^Check the port in the store's URI/,
     });
   });
@@ -127,7 +127,7 @@ describe('the server lacks something', () => {
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service there$/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service on that port$/,
       action: /^Have NFS version 3 enabled on the server \(version 4 alone is not enough\)/,
     });
   });

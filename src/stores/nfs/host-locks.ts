@@ -102,9 +102,9 @@ export function createHostLocks(parts: HostLocksParts): HostLocks {
 }
 
 function locked(id: string, store: string): StowageError {
-  return new StowageError(`another Stowage is at work on volume ${id} in store ${store}`, {
+  return new StowageError(`another Stowage instance is working on volume ${id} in store ${store}`, {
     code: 'busy',
     reason: 'volume-locked-elsewhere',
-    action: `Try again in a moment. What a host left that died while at work can be taken over after ${deadLock.afterMs / 60_000} minutes.`,
+    action: `Try again in a moment. If that instance has died, its lock can be taken over after ${deadLock.afterMs / 60_000} minutes.`,
   });
 }

@@ -95,11 +95,11 @@ async function findMountPort(
   using portmapper = createRpcClient({ ...dial(addresses, portmapPort, 'portmap'), dialRounds: 1 });
   try {
     const found = await findPort(portmapper, { program: mountProgram, version: mountVersion }, network, { signal });
-    onStep('portmap', found === undefined ? 'it knows no MOUNT service' : `the MOUNT service is on port ${found}`);
+    onStep('portmap', found === undefined ? 'the portmapper knows no MOUNT service' : `the MOUNT service is on port ${found}`);
     if (found !== undefined) return { port: found, by: 'portmapper' };
   } catch (cause) {
     if (!(cause instanceof RpcError) || signal.aborted) throw cause;
-    onStep('portmap', `no answer on port ${portmapPort}: tried without`);
+    onStep('portmap', `no answer on port ${portmapPort}; continued without it`);
   }
   return { port: (await isMountServedOn(rpc, options.timeout, signal)) ? port : usualMountPort, by: 'guess' };
 }

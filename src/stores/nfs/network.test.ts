@@ -253,7 +253,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     onTestFinished(() => far.makeEnd());
     const { code, reason, message, action } = await refusal(open());
     expect([code, reason]).toEqual(['unavailable', 'nfs-network-missing']);
-    expect(message).toBe(`the network netns:${far.name} is not there: no /run/netns/${far.name}`);
+    expect(message).toBe(`the network netns:${far.name} does not exist: there is no /run/netns/${far.name}`);
     expect(action).toContain('ip netns add');
     const { ok, steps } = await store.check(scope);
     expect([ok, steps.map(({ step }) => step)]).toEqual([false, ['network']]);

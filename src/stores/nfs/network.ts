@@ -187,7 +187,7 @@ function notEntered(network: string, cause: NotEntered): StowageError {
 }
 
 const missing = (network: string, namespaceRef: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} is not there: no ${namespacePath(namespaceRef)}`, {
+  new StowageError(`the network ${network} does not exist: there is no ${namespacePath(namespaceRef)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:

@@ -116,7 +116,7 @@ async function open(
     );
     const uuid = (await readIdentity(there, ownPath('store.json')))?.uuid;
     if (uuid !== current.identity)
-      throw differentStore(root, store, `it is store ${uuid ?? 'without a name'}, and was ${current.identity}`);
+      throw differentStore(root, store, `it is store ${uuid ?? 'without an id'}; expected ${current.identity}`);
     current.handle = freshHandle;
   });
   const handles = foldersAt(() => current.handle, renew);
@@ -187,7 +187,7 @@ async function open(
       await files.writeNew(fresh, encodeMeta(meta));
       try {
         check?.();
-        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by another program`);
       } catch (cause) {
         // If the server did not answer, the rename may have happened.
         if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
@@ -210,7 +210,7 @@ async function open(
 /** The locks between hosts on an export do not exclude a host that uses the directory as a local store. */
 async function refuseLocked(files: NfsFiles, root: string, lock: string): Promise<void> {
   if ((await undefinedIfFolderAbsent(files.lstat(lock))) === undefined) return;
-  throw new StowageError(`${root} is a local store of the machine it lies on`, {
+  throw new StowageError(`${root} is in use as a local store on the machine that has it`, {
     code: 'conflict',
     reason: 'store-local-elsewhere',
     action:
@@ -273,9 +273,9 @@ async function awaitIdentity({ files, path, clock, scope }: CreateIdentity): Pro
 }
 
 function identityUnreadable(path: string): StowageError {
-  return new StowageError(`${path} does not say which store this is`, {
+  return new StowageError(`${path} has no id of the store`, {
     code: 'conflict',
     reason: 'record-unreadable',
-    action: 'Restore it from a backup; or remove it: it is made anew when the store is opened.',
+    action: 'Restore it from a backup; or remove it: Stowage makes a new one when it opens the store.',
   });
 }

@@ -32,7 +32,7 @@ export const optionHelp = {
   port: 'port of the NFS service (default: 2049)',
   mountport: 'port of the MOUNT service (default: asked of the portmapper on port 111)',
   sourceport: 'privileged: connections come from ports below 1024, as many servers want; or one port number',
-  uid: "numeric owner of a new volume's top directory (default: whoever the server makes it)",
+  uid: "numeric owner of a new volume's top directory (default: the owner that the server gives it)",
   gid: "numeric group of a new volume's top directory (default: the same)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
@@ -50,7 +50,7 @@ export const optionHelp = {
   locks:
     'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
   nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
-  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server wants to know who calls (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
+  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server requires a client certificate (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
   network:
     'where traffic to the server starts: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME, a network of that engine (default: the host)',
   pathTemplate:

@@ -53,8 +53,8 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
       if (count !== probeText.length) throw new Error(`the server wrote ${count} of ${probeText.length} bytes`);
       const { uid, gid, mtime } = await nfs.getattr(file, within);
       writtenAt = mtime;
-      const other = as === 0 && uid !== 0 ? ': the server takes root for somebody else (root_squash)' : '';
-      return `a file was made, owned by ${uid}:${gid}${other}`;
+      const other = as === 0 && uid !== 0 ? ': the server maps root to another user (root_squash)' : '';
+      return `created a file, owned by ${uid}:${gid}${other}`;
     },
     sync: async () => {
       if (file !== undefined) await nfs.commit(file, 0, 0, within);

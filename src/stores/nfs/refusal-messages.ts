@@ -53,7 +53,7 @@ export function callsDenied({ missing }: CallsDenied, { server, privileged, tls 
     return {
       code: 'denied',
       reason: 'nfs-privileged-port',
-      why: `${server} takes calls only from privileged ports, those below 1024`,
+      why: `${server} accepts calls only from privileged ports, those below 1024`,
       action:
         "Give the store sourceport=privileged (Stowage then needs root or CAP_NET_BIND_SERVICE); or have the server's administrator export it with the option insecure.",
     };
@@ -62,15 +62,15 @@ export function callsDenied({ missing }: CallsDenied, { server, privileged, tls 
     return {
       code: 'denied',
       reason: 'nfs-tls-required',
-      why: `${server} takes calls only over encrypted connections`,
+      why: `${server} accepts calls only over encrypted connections`,
       action:
-        "Give the store tls=on, or tls=FOLDER with ca.pem of whoever signed the server's certificate, and client.pem with client.key where the server wants one.",
+        "Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca.pem, and client.pem with client.key where the server wants one.",
     };
   }
   return {
     code: 'denied',
     reason: 'nfs-credential-denied',
-    why: `${server} does not accept who we say we are`,
+    why: `${server} rejects our credentials`,
     action: [
       "Ask the server's administrator whether the export takes AUTH_SYS (sec=sys) from this host.",
       ...(tls ? [] : ['If it wants encrypted connections: option tls.']),
@@ -84,14 +84,14 @@ function permission({ location, uid }: ErrorContext): Explanation {
     return {
       code: 'denied',
       reason: 'store-permission',
-      why: `user ${uid} may not do that in ${location}`,
-      action: `On the server, give that user the directory (chown ${uid} …), or whoever the server takes everybody for (all_squash); or have another uid in the store's options.`,
+      why: `permission denied in ${location} for user ${uid}`,
+      action: `On the server, give that user the directory (chown ${uid} …), or the user that the server maps everybody to (all_squash); or have another uid in the store's options.`,
     };
   }
   return {
     code: 'denied',
     reason: 'nfs-root-squash',
-    why: `the server does not let root do that in ${location}: it seems to take root for nobody (root_squash)`,
+    why: `the server denies root access to ${location}: it seems to map root to nobody (root_squash)`,
     action:
       "Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash.",
   };
@@ -128,13 +128,13 @@ export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) =>
   ENOENT: ({ location, store }) => ({
     code: 'unavailable',
     reason: 'store-damaged',
-    why: `something removed ${location}, or a part of it, underneath Stowage`,
-    action: `Restart Stowage, which puts .stowage in order again, or look with: stowage store check ${store}`,
+    why: `another program removed ${location}, or a part of it`,
+    action: `Restart Stowage, which recreates missing parts of .stowage, or run: stowage store check ${store}`,
   }),
   EIO: ({ location }) => ({
     code: 'unavailable',
     reason: 'store-io-error',
-    why: `the server gave an input/output error for ${location}`,
+    why: `the server returned an input/output error for ${location}`,
     action: "Look at the server's log and disk; try again when it is healthy.",
   }),
   EAGAIN: ({ location }) => ({
@@ -152,7 +152,7 @@ export const errnoExplanations: Readonly<Record<string, (about: ErrorContext) =>
   EXDEV: ({ location }) => ({
     code: 'unsupported',
     reason: 'store-cannot-move',
-    why: `the server does not move data within ${location}, as another file system is mounted inside it`,
+    why: `the server cannot move data within ${location}: another file system is mounted inside it`,
     action: 'Have the store on one file system.',
   }),
 };

@@ -58,34 +58,34 @@ const unreachables: Readonly<Record<string, (about: ErrorContext, port: string) 
   ETIMEDOUT: (about) => timedOut(about, false),
   EADDRNOTAVAIL: (about) => sourcePort(about, 'is still in use from an earlier connection'),
   EADDRINUSE: (about) => sourcePort(about, 'is in use'),
-  EACCES: (about) => sourcePort(about, 'needs the right to bind it (CAP_NET_BIND_SERVICE)'),
+  EACCES: (about) => sourcePort(about, 'needs permission to bind it (CAP_NET_BIND_SERVICE)'),
 };
 
 const timedOut = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'deadline',
   reason: 'nfs-timeout',
-  why: `${server} did not answer in time${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
+  why: `${server} did not answer in time${maybeDone ? '; the operation may have been done, and a retry is safe' : ''}`,
   action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
 });
 
 const connectionLost = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-connection-lost',
-  why: `the connection to ${server} could not be kept${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
+  why: `the connection to ${server} was lost${maybeDone ? '; the operation may have been done, and a retry is safe' : ''}`,
   action: `Try again. If it persists, look at the server and the network between: stowage store check ${store}`,
 });
 
 export const serverHangsUp = ({ server, store }: ErrorContext, maybeDone: boolean): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-hangs-up',
-  why: `${server} takes connections from this host and ends them at once${maybeDone ? '; whether it was done is not known, and repeating it is safe' : ''}`,
+  why: `${server} accepts connections from this host and closes them at once${maybeDone ? '; the operation may have been done, and a retry is safe' : ''}`,
   action: `Have the server's administrator add this host to the addresses it allows; if a load balancer answers there, have the server behind it started. Then: stowage store check ${store}`,
 });
 
 export const garbled = ({ server }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-garbled',
-  why: `what ${server} answers is not NFS version 3`,
+  why: `the answers of ${server} are not NFS version 3`,
   action: "Check the port in the store's URI, and that the server speaks NFS version 3 over TCP.",
 });
 
@@ -99,7 +99,7 @@ const closing: Explanation = {
 const noService = ({ server }: ErrorContext): Explanation => ({
   code: 'unavailable',
   reason: 'nfs-no-service',
-  why: `${server} has no NFS version 3 service there`,
+  why: `${server} has no NFS version 3 service on that port`,
   action: 'Have NFS version 3 enabled on the server (version 4 alone is not enough), or give the right port.',
 });
 
@@ -163,13 +163,13 @@ export const tlsFilesUnreadable = ({ path, cause }: TlsFilesUnreadable): Explana
   reason: 'nfs-tls-files',
   why: `the file ${path} ${cause === undefined ? 'is missing' : `cannot be used (${errnoOf(cause) ?? 'unknown'})`}`,
   action:
-    'The folder given as tls needs ca.pem; and client.pem with client.key where the server wants a certificate. All in PEM format, the key without a passphrase, and for Stowage to read.',
+    'The folder given as tls needs ca.pem; and client.pem with client.key where the server wants a certificate. All in PEM format, the key without a passphrase, and readable by Stowage.',
 });
 
 export const clientCertificateRejected = ({ server }: ErrorContext): Explanation => ({
   code: 'denied',
   reason: 'nfs-tls-client-certificate',
-  why: `${server} ends the encrypted connection when it sees which certificate we have, or that we have none`,
+  why: `${server} closes the encrypted connection because it rejects our certificate, or because we have none`,
   action:
     "Put a certificate that the server's administrator signed, or had signed, as client.pem with its client.key into the folder given as tls.",
 });
@@ -196,13 +196,13 @@ function tlsFailed(cause: RpcError, { server }: ErrorContext): Explanation {
       reason: 'nfs-tls-certificate',
       why: `the certificate of ${server} is not trusted: ${broken.message.replace(/;.*$/s, '')}`,
       action:
-        "Put the certificate of whoever signed the server's as ca.pem into the folder given as tls (or among those the system trusts, with tls=on); the server's must be for the name or address in the store's URI, and not expired.",
+        "Put the certificate of the CA that signed the server's certificate as ca.pem into the folder given as tls (or among those the system trusts, with tls=on); the server's must be for the name or address in the store's URI, and not expired.",
     };
   }
   return {
     code: 'unavailable',
     reason: 'nfs-tls',
-    why: `no encrypted connection to ${server} came about: ${broken.message}`,
+    why: `no encrypted connection to ${server} could be made: ${broken.message}`,
     action: "Look at the server's log; try again. The server must offer TLS version 1.3.",
   };
 }

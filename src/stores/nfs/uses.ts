@@ -72,7 +72,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
     try {
       await inFolder(id, signal, async () => {
         limit.check();
-        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by another program`);
       });
     } catch (cause) {
       // If the server did not answer, the rename may have happened.
@@ -82,7 +82,7 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
   }
 
   const dropWriter: Uses['dropWriter'] = (id, host, scope) =>
-    runVerb(`giving up writing to ${id}`, [id], scope, async ({ limit }) => {
+    runVerb(`giving up write access to ${id}`, [id], scope, async ({ limit }) => {
       const isWriter = (await writer(id)) === host;
       limit.check();
       if (isWriter) await undefinedIfAbsent(files.unlink(writerOf(id)));
@@ -117,10 +117,10 @@ export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
       // Under the lock: another host may become the writer right now, and its `.writer` file must not be removed.
       if (isWriter) await dropWriter(id, host, scope);
     },
-    list: (id, scope) => runVerb(`looking who uses ${id}`, [], scope, () => storeRoot.uses.list(id)),
+    list: (id, scope) => runVerb(`listing the hosts that use ${id}`, [], scope, () => storeRoot.uses.list(id)),
     takeWriter: async (ref, host, scope) => {
       recordOf(ref.id, host);
-      await withExistingVolume(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
+      await withExistingVolume(`becoming the only writer of ${quoted(ref.name)}`, ref, scope, async (limit) => {
         const { id } = ref;
         // Under the lock no other host writes it, so a crash left this empty file.
         if ((await writer(id)) === '') {

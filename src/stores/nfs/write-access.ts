@@ -27,7 +27,7 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
       const isForReading = (mode & 0o222) === 0;
       if (granted !== 0 || isOthers || isForReading) return;
     } catch (cause) {
-      throw await storeRoot.failure(cause, 'looking at who may write to the volume');
+      throw await storeRoot.failure(cause, 'checking who may write to the volume');
     }
     throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
   };
@@ -35,7 +35,7 @@ export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOpti
 
 const rootIsNobody = (): StowageError =>
   new StowageError(
-    'nobody could write to the volume: its directory belongs to root, and the server takes root for nobody (root_squash)',
+    'nobody could write to the volume: its directory belongs to root, and the server maps root to nobody (root_squash)',
     {
       code: 'denied',
       reason: 'volume-root-squashed',
