@@ -3,8 +3,8 @@ import { createSlots } from './call-slots.ts';
 
 const forever = new AbortController().signal;
 
-describe('places', () => {
-  test('are given to as many as there are, then in the order of asking', async () => {
+describe('call slots', () => {
+  test('are given out up to their number, then in the order of requests', async () => {
     const places = createSlots(2);
     const order: number[] = [];
     const first = await places.acquire(forever);
@@ -26,7 +26,7 @@ describe('places', () => {
     expect(order).toEqual([3, 4]);
   });
 
-  test('are not waited for longer than the signal lets one, and go to the next in line', async () => {
+  test('are not given to a caller whose signal aborted, and go to the next caller', async () => {
     const places = createSlots(1);
     const held = await places.acquire(forever);
     const impatient = new AbortController();
@@ -37,12 +37,12 @@ describe('places', () => {
     await expect(places.acquire(impatient.signal)).rejects.toThrow('enough');
     held[Symbol.dispose]();
     (await patient)[Symbol.dispose]();
-    // Nothing was lost on the way.
+    // No slot was lost.
     (await places.acquire(forever))[Symbol.dispose]();
   });
 });
 
-test('a place that is lent goes to the next in line, and its owner comes back before those who wait', async () => {
+test('a slot released during shared work goes to the next caller, and its owner gets one back before the callers that wait', async () => {
   const places = createSlots(1);
   const order: string[] = [];
   const lending = Promise.withResolvers<void>();
@@ -58,7 +58,7 @@ test('a place that is lent goes to the next in line, and its owner comes back be
     return slot;
   });
   lending.resolve();
-  // Gives the owner the time to come back, were the place free.
+  // Gives the owner time to come back if the slot were free.
   await new Promise(setImmediate);
   expect(order).toEqual([]);
   borrower[Symbol.dispose]();

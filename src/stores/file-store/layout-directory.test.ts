@@ -34,7 +34,7 @@ const failing = (code: string): Partial<Files> => ({
 });
 
 describe('discarding a directory only if it is empty', () => {
-  test('removes it', async () => {
+  test('removes an empty directory', async () => {
     await mkdir(data());
     await discardIfEmpty();
     expect(await readdir(root)).toEqual(['deleting']);
@@ -54,12 +54,12 @@ describe('discarding a directory only if it is empty', () => {
     },
   );
 
-  test('reports EIO of an empty one as a failure, not as content', async () => {
+  test('reports EIO for an empty directory as a failure, not as content', async () => {
     await mkdir(data());
     await expect(discardIfEmpty(failing('EIO'))).rejects.toMatchObject({ code: 'EIO' });
   });
 
-  test('never moves it away when something is written at the last moment', async () => {
+  test('never moves the directory away if something is written at the last moment', async () => {
     await mkdir(data());
     const rmdir: Files['rmdir'] = async (path) => {
       await writeFile(join(path, 'file'), 'text');
@@ -72,7 +72,7 @@ describe('discarding a directory only if it is empty', () => {
   test.each([
     ['a file', () => writeFile(data(), '')],
     ['a symbolic link', () => symlink('/tmp', data())],
-  ])('leaves %s that took its place alone, whatever rmdir would do', async (_what, plant) => {
+  ])('leaves %s alone that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
     await plant();
     const rmdir: Files['rmdir'] = (path) => rm(path);
     await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-data-unusable' });

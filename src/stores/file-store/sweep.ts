@@ -45,7 +45,11 @@ async function recover(ctx: VerbContext, scope: Scope): Promise<void> {
     // One listing shows which records lack their data. Only those can belong to an interrupted operation.
     if (entries.has(`${name}${layout.suffix}`)) continue;
     scope.signal.throwIfAborted();
-    await ignoreBusy(runVerb(`finishing an interrupted operation on volume ${quoted(name)}`, [name], scope, () => finishRecord(ctx, name, scope)));
+    await ignoreBusy(
+      runVerb(`finishing an interrupted operation on volume ${quoted(name)}`, [name], scope, () =>
+        finishRecord(ctx, name, scope),
+      ),
+    );
   }
   await finishStaged(ctx, await storeRoot.files.names(storeRoot.ownPath('trash')), scope);
   await finishInterruptedTrash(ctx, scope);

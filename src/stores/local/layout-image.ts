@@ -153,9 +153,12 @@ function sizeNeeded(storeRoot: StoreRoot): StowageError {
 
 function sizeOutOfRange(storeRoot: StoreRoot, bytes: bigint, least: bigint): StowageError {
   const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
-  return new StowageError(`a volume of ${bytes} bytes cannot be created in store ${storeRoot.store}: the size must be ${bounds}`, {
-    code: 'out-of-range',
-    reason: 'size-out-of-range',
-    action: `Give a size of ${bounds}.`,
-  });
+  return new StowageError(
+    `a volume of ${bytes} bytes cannot be created in store ${storeRoot.store}: the size must be ${bounds}`,
+    {
+      code: 'out-of-range',
+      reason: 'size-out-of-range',
+      action: `Give a size of ${bounds}.`,
+    },
+  );
 }

@@ -24,7 +24,7 @@ async function openOn(port: number, options: Readonly<Record<string, string>> = 
 
 const lastOf = ({ ok, steps }: StoreCheck): object => ({ ok, ...steps.at(-1) });
 
-test('who may connect has changed: is noticed, and no connection of the check is left', async () => {
+test('a check notices that this host may no longer connect, and leaves no connection open', async () => {
   const sockets = new Set<Socket>();
   let isAdmitted = true;
   const mayConnect = (socket: Socket): boolean => {
@@ -47,7 +47,7 @@ test('who may connect has changed: is noticed, and no connection of the check is
   expect(await store.names(scope)).toEqual([]);
 });
 
-test('many checks at once, of a store with many connections, make few', async () => {
+test('many concurrent checks of a store with many connections make few connections', async () => {
   let made = 0;
   const mayConnect = (): boolean => {
     made++;
@@ -65,7 +65,7 @@ test('many checks at once, of a store with many connections, make few', async ()
   expect(await madeBy(async () => expect((await all()).every(({ ok }) => ok)).toBe(true))).toBe(2);
 });
 
-test('one source port: there is one connection, which the check then shares', async () => {
+test('with one source port, the check shares the only connection', async () => {
   const { server } = await startOwnServer({ path: '/export' });
   // Above those that systems take for outgoing connections.
   const sourceport = `${61_000 + Math.floor(Math.random() * 4_000)}`;
@@ -74,7 +74,7 @@ test('one source port: there is one connection, which the check then shares', as
 });
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {
-  test('ca.pem is read again', async () => {
+  test('a check reads ca.pem again', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-nfs-check-tls-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const certificate = (name: string): void => {

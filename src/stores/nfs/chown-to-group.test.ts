@@ -111,8 +111,8 @@ function plant({ directory, parent }: Volume): void {
 
 const everything = ['.', 'a', 'a/b', 'a/b/file', 'a/program', 'link'];
 
-describe.skipIf(needs('root'))('giving a volume to a group', () => {
-  test('gives all of it with the rights, owners stay, and what links lead to is left alone', async () => {
+describe.skipIf(needs('root'))('changing the group of a volume', () => {
+  test('changes the group and mode of all files, keeps owners, and does not follow links', async () => {
     const it = await volume('none');
     plant(it);
     expect(await it.give(group)).toBeUndefined();
@@ -130,7 +130,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
     expect([gid, mode & 0o7777]).toEqual([0, 0o644]);
   });
 
-  test('a second time costs one look; another group has it all again', async () => {
+  test('a second call makes one GETATTR, and another group changes all files again', async () => {
     const it = await volume('none');
     plant(it);
     await it.give(group);
@@ -142,7 +142,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
     expect(everything.map((name) => lstatSync(join(it.directory, name)).gid)).toEqual(everything.map(() => 4000));
   });
 
-  test('the top directory comes last: what was cut short is gone on with', async () => {
+  test('the top directory comes last, so that an interrupted call is continued', async () => {
     const cut = new AbortController();
     const it = await volume('none', {}, ({ set }) => {
       if (set.length === 3)
@@ -156,7 +156,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
     expect([it.set.filter((one) => one === 'top'), it.set.at(-1)]).toEqual([['top'], 'top']);
   });
 
-  test("with squash=root what is the store's user's is given by him", async () => {
+  test("with squash=root the store's user changes its own files", async () => {
     const it = await volume('root', { squash: 'root', uid: '1001', gid: '1001' });
     plant(it);
     chownSync(it.directory, 1001, 1001);
@@ -168,7 +168,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
   test.each([
     ['a server that maps root to nobody', 'root', {}, 'let root change the group'],
     ["somebody else's files", 'root', { squash: 'root', uid: '7', gid: '7' }, 'let user 7, who root is there'],
-  ] as const)('%s: it is refused with what can be done', async (_, squash, options, message) => {
+  ] as const)('%s: the call fails with an action', async (_, squash, options, message) => {
     const it = await volume(squash, options);
     plant(it);
     expect(await it.give(group)).toMatchObject({
@@ -181,7 +181,7 @@ describe.skipIf(needs('root'))('giving a volume to a group', () => {
   });
 });
 
-describe.skipIf(needs('root', 'fuse'))('a volume that was given to a group, mounted', () => {
+describe.skipIf(needs('root', 'fuse'))('a mounted volume after its group was changed', () => {
   const as = (uid: number, script: string, ...args: readonly string[]) =>
     run('setpriv', [
       '--reuid',
@@ -197,7 +197,7 @@ describe.skipIf(needs('root', 'fuse'))('a volume that was given to a group, moun
       ...args,
     ]);
 
-  test('two users of the group change what the other one made', async () => {
+  test('lets two users of the group change each other’s files', async () => {
     const it = await volume('none');
     plant(it);
     await it.give(group);

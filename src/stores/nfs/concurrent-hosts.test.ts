@@ -109,13 +109,13 @@ for (const [title, start] of Object.entries(sites))
       return { folder, stores };
     }
 
-    test('all know it by one name, though each may have been the first', async () => {
+    test('all hosts get the same store id, though each may have been the first', async () => {
       const { stores } = await hosts(8);
       expect(new Set(stores.map(({ identity }) => identity)).size).toBe(1);
       expect(stores[0]?.identity).toMatch(/^[0-9a-f-]{36}$/);
     });
 
-    test('a volume made by one is seen, changed and deleted by the other', async () => {
+    test('a host sees, changes and deletes a volume that another one made', async () => {
       const [one, other] = (await hosts(2)).stores as [FileStore, FileStore];
       const made = await one.create(spec('a'), scope);
       expect(await other.get(made.name, scope)).toEqual({ volume: made, condition: 'ok' });
@@ -128,17 +128,20 @@ for (const [title, start] of Object.entries(sites))
       expect(await other.names(scope)).toEqual([]);
     });
 
-    test.each([2, 8])('of %i that make the same name at once, one does and the others are told', async (count) => {
-      const { folder, stores } = await hosts(count);
-      for (let round = 0; round < 12; round++) {
-        const results = await Promise.allSettled(stores.map((store) => store.create(spec(`v${round}`), scope)));
-        expect(results.map(reasonOf).sort()).toEqual(['done', ...Array(count - 1).fill('volume-exists')]);
-      }
-      expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
-      expect((await stores[0]?.names(scope))?.length).toBe(12);
-    });
+    test.each([2, 8])(
+      'of %i hosts that create the same name at once, one succeeds and the others fail',
+      async (count) => {
+        const { folder, stores } = await hosts(count);
+        for (let round = 0; round < 12; round++) {
+          const results = await Promise.allSettled(stores.map((store) => store.create(spec(`v${round}`), scope)));
+          expect(results.map(reasonOf).sort()).toEqual(['done', ...Array(count - 1).fill('volume-exists')]);
+        }
+        expect(wrongRecords(contentsOf(folder).records())).toEqual([]);
+        expect((await stores[0]?.names(scope))?.length).toBe(12);
+      },
+    );
 
-    test.each([2, 8])('the same request to %i of them makes one volume', async (count) => {
+    test.each([2, 8])('the same request to %i hosts makes one volume', async (count) => {
       const { folder, stores } = await hosts(count);
       for (let round = 0; round < 12; round++) {
         const requestId = `request ${round}`;
@@ -149,7 +152,7 @@ for (const [title, start] of Object.entries(sites))
       expect(contentsOf(folder).heldLocks()).toEqual([]);
     });
 
-    test('labels by several at once: every change counts', async () => {
+    test('every one of several concurrent label changes counts', async () => {
       const { stores } = await hosts(3);
       const made = await (stores[0] as FileStore).create(spec('a'), scope);
       const revisions = await Promise.all(
@@ -163,7 +166,7 @@ for (const [title, start] of Object.entries(sites))
       expect((await stores[1]?.get(made.name, scope))?.volume.revision).toBe(16);
     });
 
-    test('whatever three of them do at once, no volume is lost, doubled or mixed up', async () => {
+    test('no volume is lost, duplicated or mixed up, whatever three hosts do at once', async () => {
       const { folder, stores } = await hosts(3);
       writeFileSync(join(folder, 'somebody.meta'), 'not ours');
       const seed = Math.floor(Math.random() * 2 ** 31);

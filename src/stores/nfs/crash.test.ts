@@ -222,7 +222,7 @@ function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
   });
 }
 
-describe('killed', () => {
+describe('a host that is killed at any call', () => {
   const stage = onDisk();
   const all = Object.keys(verbs);
   crashes(stage, all);
@@ -245,7 +245,7 @@ describe('killed', () => {
   );
 });
 
-test('an intent that was given up does not lead to the data of others', async () => {
+test('an abandoned intent does not lead to the data of another volume', async () => {
   const folder = quickFolder('crash');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };

@@ -9,7 +9,7 @@ import { detectHangUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { parseOptions } from './options.ts';
 
-test('whoever gives up does not wait until it is found out why a server is silent', async () => {
+test('a caller that aborts does not wait for the diagnosis of a silent server', async () => {
   let connections = 0;
   const silent = createServer((socket) => {
     connections++;

@@ -67,7 +67,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     return top;
   }
 
-  test('a deep and wide tree goes, and what its links lead to stays', async () => {
+  test('removes a deep and wide tree, and not the targets of its links', async () => {
     const store = await open();
     const [made, neighbour] = [await store.create(volumeSpec('a'), scope), await store.create(volumeSpec('b'), scope)];
     const top = plantTree(made);
@@ -98,7 +98,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(await store.housekeeping.orphans(scope)).toEqual([]);
   });
 
-  test('data that somebody replaced by a link: the link goes', async () => {
+  test('removes a link that replaced the data, and not its target', async () => {
     const store = await open();
     const made = await store.create(volumeSpec('a'), scope);
     const { folder: elsewhere } = ganesha.fresh();
@@ -110,7 +110,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect([readdirSync(folder), deleting(), readdirSync(elsewhere)]).toEqual([['.stowage'], [], ['kept']]);
   });
 
-  test('what may not be removed is left and reported, and the rest goes', async () => {
+  test('reports what cannot be removed, and removes the rest', async () => {
     chownSync(folder, 1000, 1000);
     const store = await open('instance-1', { squash: 'all', uid: '1000', gid: '1000' });
     const [one, two] = [await store.create(volumeSpec('a'), scope), await store.create(volumeSpec('b'), scope)];
@@ -134,7 +134,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 
   const deletedAt = ({ id }: Volume): string => join(folder, '.stowage', 'deleting', id);
 
-  test('two hosts free the same room at once', async () => {
+  test('two hosts can free the same space at once', async () => {
     const [one, two] = [await open('one'), await open('two')];
     for (const called of ['a', 'b', 'c']) {
       const made = await one.create(volumeSpec(called), scope);
@@ -150,7 +150,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect([await one.housekeeping.orphans(scope), await two.housekeeping.orphans(scope)]).toEqual([[], []]);
   });
 
-  test('stopped by its signal, it goes on at the next call', async () => {
+  test('stops when its signal aborts, and continues in the next call', async () => {
     const store = await open();
     const made = await store.create(volumeSpec('a'), scope);
     plantTree(made);
@@ -171,7 +171,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 
   describe('usage', () => {
-    test('is what du counts: hard links once, links not followed, holes not at all', async () => {
+    test('is what du counts: hard links once, symbolic links not followed, holes not at all', async () => {
       const store = await open();
       const made = await store.create(volumeSpec('a'), scope);
       const top = plantTree(made, 20);
@@ -187,7 +187,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       expect(usage.files).toBe(BigInt(inodes.split('\t')[0] ?? '') - 1n);
     });
 
-    test('is a lower bound when its time is over, and an error when it is called off', async () => {
+    test('is a lower bound at the deadline, and an error when canceled', async () => {
       const store = await open();
       const made = await store.create(volumeSpec('a'), scope);
       plantTree(made);
@@ -213,7 +213,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       }
     });
 
-    test('of what may not be looked into is a lower bound', async () => {
+    test('of an unreadable directory is a lower bound', async () => {
       chownSync(folder, 1000, 1000);
       const store = await open('instance-1', { squash: 'all', uid: '1000', gid: '1000' });
       const made = await store.create(volumeSpec('a'), scope);

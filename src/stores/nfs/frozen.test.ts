@@ -61,7 +61,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     return { stuck, other, freshExport, folder: freshExport.folder };
   }
 
-  test('frozen: every verb ends in time, and other stores answer meanwhile', async () => {
+  test('frozen: every verb ends at its deadline, and other stores answer in the meantime', async () => {
     const stuckMs = 15_000;
     const { stuck, other } = await stores(stuckMs);
     await using local = await localStore();
@@ -97,7 +97,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     frozen.server.thaw();
   });
 
-  test('frozen in the middle of a creation: asked again, it is one volume', async () => {
+  test('frozen during a creation: the retry makes one volume', async () => {
     const { stuck, folder } = await stores();
     for (let round = 0; round < 2; round++) {
       const want = spec(`v${round}`, `request ${round}`);
@@ -145,7 +145,7 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     },
   );
 
-  test('killed: says so while it is away; restarted, the store works as before', async () => {
+  test('killed: verbs fail while it is away, and work again after its restart', async () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
     await frozen.server.kill();
@@ -187,7 +187,7 @@ test.skipIf(needs('go-nfs'))(
   },
 );
 
-test('of a server with two addresses, one that is cut off is not missed', async () => {
+test('a server with two addresses works while one of them is unreachable', async () => {
   const parent = folderOf('fail-over');
   const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
   mkdirSync(directory);

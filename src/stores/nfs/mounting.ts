@@ -95,7 +95,10 @@ async function findMountPort(
   using portmapper = createRpcClient({ ...dial(addresses, portmapPort, 'portmap'), dialRounds: 1 });
   try {
     const found = await findPort(portmapper, { program: mountProgram, version: mountVersion }, network, { signal });
-    onStep('portmap', found === undefined ? 'the portmapper knows no MOUNT service' : `the MOUNT service is on port ${found}`);
+    onStep(
+      'portmap',
+      found === undefined ? 'the portmapper knows no MOUNT service' : `the MOUNT service is on port ${found}`,
+    );
     if (found !== undefined) return { port: found, by: 'portmapper' };
   } catch (cause) {
     if (!(cause instanceof RpcError) || signal.aborted) throw cause;

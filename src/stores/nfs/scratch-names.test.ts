@@ -11,7 +11,7 @@ import { impatient } from '#testing/nfs-tap.ts';
 
 const hour = 3_600_000;
 
-test('a file that a host left in tmp is removed by another one that has known it for an hour, and no newer one', async () => {
+test('another host removes a leftover file in tmp after an hour, and no newer one', async () => {
   const folder = quickFolder('scratches');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const clock = impatient(systemClock());

@@ -20,7 +20,7 @@ function controlled() {
 }
 const nobody = new AbortController().signal;
 
-test('who asks while a check runs waits for the next, which tells what is true by then', async () => {
+test('a caller that arrives during a check waits for the next one', async () => {
   const { runs, ask } = controlled();
   const [first, second, third] = [ask(nobody), ask(nobody), ask(nobody)];
   expect(runs).toHaveLength(1);
@@ -40,7 +40,7 @@ test('checks of different stores do not wait for each other', () => {
   expect(runs).toHaveLength(2);
 });
 
-test('a check that fails fails for those who share it, and for nobody later', async () => {
+test('a failed check fails for all its callers, and not for later ones', async () => {
   const { runs, ask } = controlled();
   const first = ask(nobody);
   runs[0]?.reject(new Error('broken'));
@@ -50,7 +50,7 @@ test('a check that fails fails for those who share it, and for nobody later', as
   expect(await next).toEqual(result(true));
 });
 
-test('who leaves is let go at once, and ends nothing for others; with the last, the check ends', async () => {
+test('a caller that aborts returns at once, and the check ends with its last caller', async () => {
   const { runs, ask } = controlled();
   const [one, other, last] = [new AbortController(), new AbortController(), new AbortController()];
   const asked = [one, other, last].map(({ signal }) => ask(signal).catch((cause: unknown) => cause));
@@ -72,7 +72,7 @@ test('who leaves is let go at once, and ends nothing for others; with the last, 
   expect(await next).toEqual(result(true));
 });
 
-test('a check that all have left before it began does not begin', async () => {
+test('a check whose callers have all left before its start does not start', async () => {
   const { runs, ask } = controlled();
   const [one, other] = [new AbortController(), new AbortController()];
   const asked = [one, other].map(({ signal }) => ask(signal).catch((cause: unknown) => cause));

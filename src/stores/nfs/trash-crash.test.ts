@@ -150,7 +150,7 @@ describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the 
 });
 
 describe('maintenance of the trash', () => {
-  test('asks the server little while nothing is due, however much is in the trash', async () => {
+  test('makes few calls while nothing is due, however much is in the trash', async () => {
     const folder = quickFolder('trash-calls');
     const host = mortal(connectToDisk(folder));
     const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: host.connect };

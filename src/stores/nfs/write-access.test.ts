@@ -68,7 +68,7 @@ test.runIf(asRoot)(
 test.runIf(asRoot).each([
   [{ uid: 0, mode: 0o755 }, 'root', /^nobody could write to the volume: root is user 7 on its server \(squash=root\)/],
   [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
-] as const)('one of %o is refused where the store has squash=%s', async (about, squash, message) => {
+] as const)('a directory with %o is refused with squash=%s', async (about, squash, message) => {
   expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
     code: 'denied',
     reason: 'volume-root-squashed',
@@ -77,7 +77,7 @@ test.runIf(asRoot).each([
   });
 });
 
-test.runIf(asRoot)('the stand-in without a server answers as a server does', async () => {
+test.runIf(asRoot)('the fake server answers like a real one', async () => {
   const { store, folder } = await nfsStoreOnDisk({ squash: 'root', uid: '7', gid: '7' });
   const source = await store.source(await store.create(volumeSpec('photos'), scope), scope);
   await store.usable?.(source, scope);
@@ -92,6 +92,6 @@ test.runIf(asRoot).each([
   ['that nobody is to write to', 'root', { uid: 0, mode: 0o555 }, {}],
   ["that is the store's user's", 'root', { uid: 7, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
   ['of somebody, who is not root', 'root', { uid: 1000, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
-] as const)('a directory %s is not', async (_, squash, about, options) => {
+] as const)('a directory %s is not refused', async (_, squash, about, options) => {
   expect(await asked(squash, about, options)).toBeUndefined();
 });
