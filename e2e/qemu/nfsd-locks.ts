@@ -11,8 +11,8 @@ import type { NodeName, VolumeId } from '#core/model.ts';
 import { newVolumeId, storeName } from '#core/names.ts';
 import type { HostLocks } from '#stores/file-store/store-root.ts';
 import { createConnect } from '#stores/nfs/connect.ts';
+import { openNfsStoreRoot } from '#stores/nfs/open-store-root.ts';
 import { parseOptions } from '#stores/nfs/options.ts';
-import { openNfsPlace } from '#stores/nfs/place.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { remove, setattr } from '#wire/nfs3/procedures.ts';
 import { chance } from '../crash/chance.ts';
@@ -39,7 +39,7 @@ async function openHost(hosts: readonly string[], port: number, folder: string, 
     marks,
     held: new Set<string>(),
   };
-  const { others, close } = await openNfsPlace(parts, scope);
+  const { hostLocks: others, close } = await openNfsStoreRoot(parts, scope);
   if (others === undefined) throw new Error('the store has no locks');
   return { others, [Symbol.asyncDispose]: close };
 }

@@ -24,7 +24,7 @@ export function tapped(connect: Connect, hook: Hook): Connect {
       addresses: session.addresses,
       port: session.port,
       mount: (until) => session.mount(until),
-      hungUp: (until) => session.hungUp(until),
+      findHangUp: (until) => session.findHangUp(until),
       get calls() {
         return session.calls;
       },

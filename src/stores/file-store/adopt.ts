@@ -7,102 +7,103 @@ import type { Adoptable, AdoptionFacet } from '#core/ports.ts';
 import { newMeta } from './create.ts';
 import { nameTaken, notFound } from './errors.ts';
 import type { Entry } from './files.ts';
-import { hasMoved } from './finish-interrupted.ts';
+import { hasDataMoved } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { readMeta } from './meta.ts';
-import { takeName } from './naming.ts';
-import { findNested, type Nested, nestedAs } from './nested.ts';
-import { isFolder, markParents } from './parents.ts';
-import type { Limit, Parts } from './parts.ts';
-import { recordedNames } from './reading.ts';
+import { findNestedByName, findNestedData, type NestedData } from './nested-data.ts';
+import { isParentFolder, markParents } from './parent-folders.ts';
+import { recordedNames } from './read-verbs.ts';
 import type { StoreRoot } from './store-root.ts';
+import { takeName } from './take-name.ts';
 import { trashedId } from './trash-names.ts';
+import type { HoldLimit, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
-/** Of a folder that the store's rule for paths made. */
+const maxConcurrentReads = 16;
+/** The reason for a folder that holds volumes of a path template. */
 export const holdsVolumes = 'it holds volumes';
 
-export function createAdopt(parts: Parts): Pick<AdoptionFacet, 'adoptable' | 'adopt'> {
-  const { place, layout, during, dataPath, volume } = parts;
+export function createAdopt(ctx: VerbContext): Pick<AdoptionFacet, 'adoptable' | 'adopt'> {
+  const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
   return {
-    adoptable: (scope) => during('looking for data to adopt', [], scope, () => findAdoptable(parts, scope), 'long'),
+    adoptable: (scope) => runVerb('looking for data to adopt', [], scope, () => findAdoptable(ctx, scope), 'long'),
     adopt: (name, spec, scope) =>
-      during(`adopting ${quoted(name)}`, [name], scope, async (held) => {
-        const read = await parts.read(name);
+      runVerb(`adopting ${quoted(name)}`, [name], scope, async (held) => {
+        const read = await ctx.read(name);
         if (read.state === 'ok') {
-          if (read.meta.requestId !== spec.requestId) throw nameTaken(name, place.store);
+          if (read.meta.requestId !== spec.requestId) throw nameTaken(name, storeRoot.store);
           return volume(read.meta);
         }
-        const isTakenOnly = read.state === 'torn' && place.others !== undefined;
+        const isTakenOnly = read.state === 'torn' && storeRoot.hostLocks !== undefined;
         if (read.state !== 'absent' && !isTakenOnly) throw read.error;
-        if (isTakenOnly && (await isMovedHere(parts, name, scope))) throw nameTaken(name, place.store);
-        const released = await releasedAs(place, name);
-        const nested = released[0] === undefined ? await nestedAs(parts, name, scope) : undefined;
-        const found = await appraised({ name, ...pathOf(released[0]?.meta ?? nested) });
-        const meta = released[0] === undefined ? adopted(name, spec, found, nested) : takenBack(released[0].meta, spec);
-        await markParents(parts, meta);
-        // No volume is held, and only the name's limit counts: looking for its data can take long.
-        const taken = await takeName(parts, name, read, { ...held, limit: parts.limit() });
+        if (isTakenOnly && (await isMoveTarget(ctx, name, scope))) throw nameTaken(name, storeRoot.store);
+        const released = await findReleased(storeRoot, name);
+        const nested = released[0] === undefined ? await findNestedByName(ctx, name, scope) : undefined;
+        const found = await requireAdoptable({ name, ...pathOf(released[0]?.meta ?? nested) });
+        const meta =
+          released[0] === undefined ? adoptedMeta(name, spec, found, nested) : readoptedMeta(released[0].meta, spec);
+        await markParents(ctx, meta);
+        // No volume is locked, so only the limit of the name counts. Finding the data may have taken long.
+        const taken = await takeName(ctx, name, read, { ...held, limit: ctx.limit() });
         try {
           await record(meta, released[0]?.path, taken);
         } catch (cause) {
-          await taken.giveBack(cause);
+          await taken.release(cause);
           throw cause;
         }
-        // Older ones of that name are records of data that have since been replaced.
-        for (const { path } of released.slice(1)) await place.files.unlink(path);
+        // Older released records of that name belong to data that have since been replaced.
+        for (const { path } of released.slice(1)) await storeRoot.files.unlink(path);
         return volume(meta);
       }),
   };
 
   /**
-   * In one step: an empty record beside data, left by a crash, would belong to nobody and could be anybody's; and a
-   * released volume must not have two records.
+   * Writes the record in one step. Otherwise a crash could leave an empty record beside data, which no host can attribute to a volume, or
+   * two records of a released volume.
    */
-  async function record(meta: Meta, released: string | undefined, limit: Limit): Promise<void> {
-    const path = place.metaPath(meta.name);
-    if (released === undefined) return place.replace(path, meta, limit.check);
-    await place.replace(released, meta, limit.check);
+  async function record(meta: Meta, released: string | undefined, limit: HoldLimit): Promise<void> {
+    const path = storeRoot.metaPath(meta.name);
+    if (released === undefined) return storeRoot.replaceRecord(path, meta, limit.check);
+    await storeRoot.replaceRecord(released, meta, limit.check);
     limit.check();
-    if (!(await place.files.rename(released, path))) throw notFound(meta.name, place.store);
-    await place.sync();
+    if (!(await storeRoot.files.rename(released, path))) throw notFound(meta.name, storeRoot.store);
+    await storeRoot.sync();
   }
 
-  async function appraised(
+  async function requireAdoptable(
     data: Pick<Meta, 'name' | 'path'>,
   ): Promise<{ readonly bytes?: bigint; readonly access: Meta['access'] }> {
     const path = dataPath(data);
-    const there = await place.files.look(path);
-    if (there === undefined) throw notFound(data.name, place.store);
-    const wrong = (await isFolder(parts, path)) ? 'holds volumes' : layout.wrongWith(there);
+    const there = await storeRoot.files.lstat(path);
+    if (there === undefined) throw notFound(data.name, storeRoot.store);
+    const wrong = (await isParentFolder(ctx, path)) ? 'holds volumes' : layout.unsuitableBecause(there);
     const appraisal =
-      wrong === undefined ? await layout.appraise(path) : { reason: `it ${wrong}`, access: 'filesystem' as const };
+      wrong === undefined ? await layout.inspectData(path) : { reason: `it ${wrong}`, access: 'filesystem' as const };
     if (appraisal.reason === undefined) return appraisal;
     throw new StowageError(`${path} cannot become a volume: ${appraisal.reason}`, {
       code: 'conflict',
       reason: 'not-adoptable',
-      action: `See what can be adopted with: stowage store adopt ${place.store}`,
+      action: `See what can be adopted with: stowage store adopt ${storeRoot.store}`,
     });
   }
 }
 
-function adopted(
+function adoptedMeta(
   name: VolumeName,
   spec: VolumeSpec,
   found: { readonly bytes?: bigint; readonly access: Meta['access'] },
-  nested: Nested | undefined,
+  nested: NestedData | undefined,
 ): Meta {
   const labels = { ...nested?.labels, ...spec.labels };
   return newMeta({ ...spec, name, labels, bytes: spec.bytes ?? found.bytes, access: found.access }, nested?.path);
 }
 
-/** The request that made it once is forgotten with the release: repeating that one is not a wish to adopt. */
-function takenBack(
+/** Drops the id of the request that created the volume: a retry of that request must not find an adopted volume. */
+function readoptedMeta(
   meta: Meta,
   spec: { readonly requestId: string; readonly instance: string; readonly labels: Labels },
 ): Meta {
   const { requestId, instance } = spec;
-  // Nobody knows what was done with the data meanwhile.
+  // The data may have changed while the volume was released.
   const { unused: _unused, ...rest } = meta;
   return { ...rest, requestId, instance, revision: meta.revision + 1 };
 }
@@ -110,51 +111,55 @@ function takenBack(
 const pathOf = (meta: Pick<Meta, 'path'> | undefined): Pick<Meta, 'path'> =>
   meta?.path === undefined ? {} : { path: meta.path };
 
-/** The empty record may keep the name for a volume that a host was renaming or restoring when it died. */
-export async function isMovedHere(parts: Parts, name: VolumeName, scope: Scope): Promise<boolean> {
+/** Whether the empty record reserves the name for a volume that a host was renaming or restoring when it died. */
+export async function isMoveTarget(ctx: VerbContext, name: VolumeName, scope: Scope): Promise<boolean> {
   let isHere = false;
-  const { place } = parts;
-  const recorded = recordedNames(await place.files.names(place.root));
-  const trashed = (await place.files.names(place.own('trash'))).filter((entry) => trashedId(entry) !== undefined);
+  const { storeRoot } = ctx;
+  const recorded = recordedNames(await storeRoot.files.names(storeRoot.root));
+  const trashed = (await storeRoot.files.names(storeRoot.ownPath('trash'))).filter(
+    (entry) => trashedId(entry) !== undefined,
+  );
   const all = [
-    ...recorded.map((one) => [place.metaPath(one), parts.dataPath({ name: one })] as const),
+    ...recorded.map((one) => [storeRoot.metaPath(one), ctx.dataPath({ name: one })] as const),
     ...trashed.map(
-      (entry) => ['meta', parts.layout.trashName].map((part) => place.own('trash', entry, part)) as [string, string],
+      (entry) =>
+        ['meta', ctx.layout.trashName].map((part) => storeRoot.ownPath('trash', entry, part)) as [string, string],
     ),
   ];
-  await eachBounded(all, readsAtOnce, async ([path, data]) => {
+  await eachBounded(all, maxConcurrentReads, async ([path, data]) => {
     scope.signal.throwIfAborted();
-    const read = await readMeta(place.files, path, place.context.instance);
-    if (read.state !== 'ok' || read.meta.movingTo !== name || (await place.files.look(data)) !== undefined) return;
-    isHere ||= await hasMoved(parts, read.meta, name);
+    const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
+    if (read.state !== 'ok' || read.meta.movingTo !== name || (await storeRoot.files.lstat(data)) !== undefined) return;
+    isHere ||= await hasDataMoved(ctx, read.meta, name);
   });
   return isHere;
 }
 
 /** Newest first. */
-async function releasedAs(
-  place: StoreRoot,
+async function findReleased(
+  storeRoot: StoreRoot,
   name?: VolumeName,
 ): Promise<readonly { readonly path: string; readonly meta: Meta }[]> {
   const found: { path: string; meta: Meta; at: number }[] = [];
-  for (const entry of await place.files.names(place.own('retained'))) {
-    const path = place.own('retained', entry);
-    const read = await readMeta(place.files, path, place.context.instance);
+  for (const entry of await storeRoot.files.names(storeRoot.ownPath('retained'))) {
+    const path = storeRoot.ownPath('retained', entry);
+    const read = await readMeta(storeRoot.files, path, storeRoot.context.instance);
     if (read.state !== 'ok' || (name !== undefined && read.meta.name !== name)) continue;
-    // Moving the record here was its last change.
-    found.push({ path, meta: read.meta, at: (await place.files.look(path))?.changedAt ?? 0 });
+    // The release moved the record here, which was its last change.
+    found.push({ path, meta: read.meta, at: (await storeRoot.files.lstat(path))?.changedAt ?? 0 });
   }
   return found.sort((a, b) => b.at - a.at);
 }
 
-/** Everything in the root that is neither a record nor recorded. */
-export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonly Adoptable[]> {
-  const { place, layout } = parts;
-  const entries = await place.files.list(place.root);
-  // With other hosts an empty record only keeps a name: whether anybody still does is looked at when it is adopted.
-  const counts = ({ name, isEmpty }: Entry): boolean => !(isEmpty === true && place.others && name.endsWith('.meta'));
+/** Everything in the root that is neither a record nor the data of a recorded volume. */
+export async function findAdoptable(ctx: VerbContext, scope: Scope): Promise<readonly Adoptable[]> {
+  const { storeRoot, layout } = ctx;
+  const entries = await storeRoot.files.list(storeRoot.root);
+  // On a shared store an empty record only reserves a name. Adoption checks whether a host still needs it.
+  const counts = ({ name, isEmpty }: Entry): boolean =>
+    !(isEmpty === true && storeRoot.hostLocks && name.endsWith('.meta'));
   const all = new Set(entries.filter(counts).map((entry) => entry.name));
-  const nested = await findNested(parts, scope);
+  const nested = await findNestedData(ctx, scope);
   const folders = new Set(nested.map(({ path }) => path.split('/')[0]));
   const found: Adoptable[] = [];
   for (const entry of entries) {
@@ -163,30 +168,30 @@ export async function findAdoptable(parts: Parts, scope: Scope): Promise<readonl
     const name = file.endsWith(layout.suffix) ? file.slice(0, file.length - layout.suffix.length) : file;
     if (all.has(`${name}.meta`) && file === `${name}${layout.suffix}`) continue;
     const reason = file.endsWith(layout.suffix)
-      ? await reasonAgainst(entry, name, parts)
+      ? await reasonAgainst(entry, name, ctx)
       : `it is not a ${layout.suffix} file`;
     found.push(reason === undefined ? { name } : { name: file, reason });
   }
   for (const { name, path } of nested)
-    if (!all.has(`${name}.meta`) && !(await isFolder(parts, `${place.root}/${path}`))) found.push({ name });
+    if (!all.has(`${name}.meta`) && !(await isParentFolder(ctx, `${storeRoot.root}/${path}`))) found.push({ name });
   const offered = new Set(found.map(({ name }) => name));
-  for (const { meta } of await releasedAs(place)) {
+  for (const { meta } of await findReleased(storeRoot)) {
     const isNested = meta.path !== undefined && !all.has(`${meta.name}.meta`) && !offered.has(meta.name);
-    if (isNested && (await place.files.look(parts.dataPath(meta))) !== undefined) found.push({ name: meta.name });
+    if (isNested && (await storeRoot.files.lstat(ctx.dataPath(meta))) !== undefined) found.push({ name: meta.name });
   }
   return found;
 }
 
-async function reasonAgainst(entry: Entry, name: string, parts: Parts): Promise<string | undefined> {
-  const { place, layout } = parts;
-  const path = `${place.root}/${entry.name}`;
+async function reasonAgainst(entry: Entry, name: string, ctx: VerbContext): Promise<string | undefined> {
+  const { storeRoot, layout } = ctx;
+  const path = `${storeRoot.root}/${entry.name}`;
   if (name === 'lost+found') return 'it belongs to the file system';
   if (entry.type === 'link') return 'it is a symbolic link';
   if (layout.kind === 'directory' && entry.type !== 'directory') return 'it is not a directory';
   if (layout.kind === 'image' && entry.type !== 'file') return 'it is not a plain file';
   if (!isVolumeName(name)) return whyNoName(name);
-  if (await isFolder(parts, path)) return holdsVolumes;
-  return (await layout.appraise(path)).reason;
+  if (await isParentFolder(ctx, path)) return holdsVolumes;
+  return (await layout.inspectData(path)).reason;
 }
 
 function whyNoName(name: string): string {

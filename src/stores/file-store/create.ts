@@ -4,120 +4,122 @@ import { StowageError } from '#core/errors.ts';
 import type { Volume, VolumeId, VolumeSpec } from '#core/model.ts';
 import { quoted } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
-import { beingMade, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
-import { isRefusal } from './files.ts';
+import { beingCreated, dataUnrecorded, dataUnusable, nameTaken } from './errors.ts';
+import { isDefiniteFailure } from './files.ts';
 import { finishInterrupted } from './finish-interrupted.ts';
 import type { Meta } from './meta.ts';
 import { encodeMeta, sameLabels } from './meta.ts';
-import { makeParents } from './parents.ts';
-import type { HeldScope, Parts } from './parts.ts';
+import { makeParents } from './parent-folders.ts';
+import type { HeldScope, VerbContext } from './verb-context.ts';
 
-/** How often the name can become free, and be taken by another host again, while one create looks. */
-const mostAttempts = 8;
+/** Retries of one create while other hosts release and take the name. */
+const maxAttempts = 8;
 
 /**
- * The record is created exclusively and made durable before the data: it is the intent, and the proof against making a
- * volume twice. Data that are there are complete, since they appear in one step.
+ * Creates the record exclusively and makes it durable before the data. The record is the intent, and it prevents making a volume twice.
+ * Existing data are complete, since they appear in one step.
  */
-export function createCreate(parts: Parts): Store['create'] {
-  const { place, layout, dataPath, volume } = parts;
-  const { files, others } = place;
+export function createCreate(ctx: VerbContext): Store['create'] {
+  const { storeRoot, layout, dataPath, volume } = ctx;
+  const { files, hostLocks } = storeRoot;
 
-  async function fresh(want: VolumeSpec, scope: Scope, attempt = 1): Promise<Volume> {
-    if (attempt > mostAttempts) throw beingMade(want.name, place.store);
+  async function createNew(want: VolumeSpec, scope: Scope, attempt = 1): Promise<Volume> {
+    if (attempt > maxAttempts) throw beingCreated(want.name, storeRoot.store);
     const unused = layout.opaque ? ({ unused: true } as const) : {};
     const meta = { ...newMeta(want, layout.paths?.pathFor(want)), ...unused };
-    // What lies at the data's place is known before the record says anything: after a crash between record and data,
-    // data there can then only be our own.
-    const limit = parts.limit();
-    const how = await files.writeNewUnless(dataPath(meta), place.metaPath(meta.name), encodeMeta(meta));
-    if (how !== 'written') return existing(want, dataPath(meta), scope, attempt);
+    // Check for existing data before the record gets its text. After a crash between record and data, any data there can then
+    // only be our own.
+    const limit = ctx.limit();
+    const how = await files.writeNewUnless(dataPath(meta), storeRoot.metaPath(meta.name), encodeMeta(meta));
+    if (how !== 'written') return resolveExisting(want, dataPath(meta), scope, attempt);
     limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
-      if (mayHappenYet(cause)) throw cause;
-      // Held, since the same request may have come by another host, which makes the data of the same record.
-      return parts.alone(meta.id, scope, (held) => takeBack(meta, cause, held));
+      if (isOutcomeUnknown(cause)) throw cause;
+      // Under the volume's lock: another host may have got the same request and be making the data of the same record.
+      return ctx.withVolumeLock(meta.id, scope, (held) => rollBack(meta, cause, held));
     });
   }
 
   async function makeData(meta: Meta, scope: Scope): Promise<Volume> {
     let made = false;
     try {
-      await makeParents(parts, meta, scope);
+      await makeParents(ctx, meta, scope);
       await layout.make(meta, dataPath(meta), scope);
       made = true;
-      await place.sync();
+      await storeRoot.sync();
       return volume(meta);
     } catch (cause) {
-      // The same request came by another host too: the record is the same one, and so are the data.
-      if (isErrno(cause, 'EEXIST') && others !== undefined) return volume(meta);
+      // Another host got the same request, and made the data of this same record.
+      if (isErrno(cause, 'EEXIST') && hostLocks !== undefined) return volume(meta);
       if (made) await layout.discard(dataPath(meta), meta.id);
       throw cause;
     }
   }
 
-  /** No answer. Then the record stays, so that the same request finds out, and no other is misled. */
-  const mayHappenYet = (cause: unknown): boolean => others !== undefined && !isRefusal(cause);
+  /** The server did not answer. The record stays, so that a retry of the request finds out, and no other request gets the name. */
+  const isOutcomeUnknown = (cause: unknown): boolean => hostLocks !== undefined && !isDefiniteFailure(cause);
 
-  /** The record that this host wrote, when its data could not be made. */
-  async function takeBack(meta: Meta, cause: unknown, { limit }: HeldScope): Promise<Volume> {
-    if (others !== undefined && (await files.look(dataPath(meta))) !== undefined) return volume(meta);
+  /** Removes the record that this host wrote if its data could not be made. */
+  async function rollBack(meta: Meta, cause: unknown, { limit }: HeldScope): Promise<Volume> {
+    if (hostLocks !== undefined && (await files.lstat(dataPath(meta))) !== undefined) return volume(meta);
     limit.check();
-    await files.unlink(place.metaPath(meta.name));
-    others?.forget(meta.id, 'gone');
-    if (isErrno(cause, 'EEXIST')) throw dataUnrecorded(meta.name, dataPath(meta), place.store);
+    await files.unlink(storeRoot.metaPath(meta.name));
+    hostLocks?.forget(meta.id, 'gone');
+    if (isErrno(cause, 'EEXIST')) throw dataUnrecorded(meta.name, dataPath(meta), storeRoot.store);
     throw cause;
   }
 
-  async function existing(want: VolumeSpec, planned: string, scope: Scope, attempt: number): Promise<Volume> {
-    const read = await parts.read(want.name);
+  async function resolveExisting(want: VolumeSpec, planned: string, scope: Scope, attempt: number): Promise<Volume> {
+    const read = await ctx.read(want.name);
     const path = read.state === 'ok' ? dataPath(read.meta) : planned;
-    const data = await files.look(path);
+    const data = await files.lstat(path);
     if (read.state === 'absent') {
-      if (data === undefined) return fresh(want, scope, attempt + 1);
-      throw dataUnrecorded(want.name, path, place.store);
+      if (data === undefined) return createNew(want, scope, attempt + 1);
+      throw dataUnrecorded(want.name, path, storeRoot.store);
     }
-    if (read.state === 'torn' && (data === undefined || others !== undefined)) {
-      const isOurs = await parts.takeTorn(want.name, scope);
-      // Beside data it stays: it may keep the name for a volume whose record has yet to follow.
-      if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, place.store);
-      if (isOurs) await files.unlink(place.metaPath(want.name));
-      return fresh(want, scope, attempt + 1);
+    if (read.state === 'torn' && (data === undefined || hostLocks !== undefined)) {
+      const isOurs = await ctx.takeOverTorn(want.name, scope);
+      // Keep the empty record if there are data: it may reserve the name for a volume whose data have moved and whose record has not.
+      if (isOurs && data !== undefined) throw dataUnrecorded(want.name, path, storeRoot.store);
+      if (isOurs) await files.unlink(storeRoot.metaPath(want.name));
+      return createNew(want, scope, attempt + 1);
     }
     if (read.state !== 'ok') throw read.error;
     const { meta } = read;
     if (data === undefined)
       return (
-        (await parts.alone(meta.id, scope, (held) => complete(want, meta.id, held))) ?? fresh(want, scope, attempt + 1)
+        (await ctx.withVolumeLock(meta.id, scope, (held) => complete(want, meta.id, held))) ??
+        createNew(want, scope, attempt + 1)
       );
-    refuseOther(meta, want, place.store);
-    const wrong = layout.wrongWith(data);
+    refuseDifferentRequest(meta, want, storeRoot.store);
+    const wrong = layout.unsuitableBecause(data);
     if (wrong !== undefined) throw dataUnusable(want.name, path, wrong);
-    // The first call may have died before this.
-    await place.sync();
+    // The first call may have died before its sync.
+    await storeRoot.sync();
     return volume(meta);
   }
 
-  /** A record without data, by who holds the volume. Undefined: it is no longer so. */
+  /** Makes the data of a record that has none. Call it with the volume locked. Undefined: the record has changed since. */
   async function complete(want: VolumeSpec, id: VolumeId, scope: HeldScope): Promise<Volume | undefined> {
-    const read = await parts.read(want.name);
-    if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(parts, read.meta, scope)))
+    const read = await ctx.read(want.name);
+    if (read.state !== 'ok' || read.meta.id !== id || (await finishInterrupted(ctx, read.meta, scope)))
       return undefined;
     const { meta } = read;
-    refuseOther(meta, want, place.store);
-    if ((await files.look(dataPath(meta))) !== undefined) return volume(meta);
+    refuseDifferentRequest(meta, want, storeRoot.store);
+    if ((await files.lstat(dataPath(meta))) !== undefined) return volume(meta);
     scope.limit.check();
     return makeData(meta, scope).catch((cause: unknown) => {
-      // Who wrote the record may be making the data at this moment: it is theirs to take back.
-      if (mayHappenYet(cause) || (others !== undefined && meta.instance !== place.context.instance)) throw cause;
-      return takeBack(meta, cause, scope);
+      // The host that wrote the record may be making the data right now, so only that host may roll back.
+      if (isOutcomeUnknown(cause) || (hostLocks !== undefined && meta.instance !== storeRoot.context.instance))
+        throw cause;
+      return rollBack(meta, cause, scope);
     });
   }
 
   return (want, scope) =>
-    parts.during(`creating volume ${quoted(want.name)}`, [want.name], scope, () => {
-      layout.refuse(want.bytes, want.access);
-      return fresh(want, scope);
+    ctx.runVerb(`creating volume ${quoted(want.name)}`, [want.name], scope, () => {
+      layout.refuseUnsupported(want.bytes, want.access);
+      return createNew(want, scope);
     });
 }
 
@@ -138,12 +140,12 @@ export function newMeta(want: VolumeSpec, path: string | undefined): Meta {
   };
 }
 
-function refuseOther(meta: Meta, want: VolumeSpec, store: string): void {
+function refuseDifferentRequest(meta: Meta, want: VolumeSpec, store: string): void {
   if (meta.requestId !== want.requestId) throw nameTaken(want.name, store);
   const isSame = meta.bytes === want.bytes && meta.enforce === (want.enforce ?? false) && meta.access === want.access;
   if (isSame && sameLabels(meta.labels, want.labels)) return;
   throw new StowageError(
-    `this request made volume ${quoted(want.name)} before, with another size, enforcement, access or labels`,
+    `this request has already created volume ${quoted(want.name)}, with another size, enforcement, access or labels`,
     {
       code: 'exists',
       reason: 'request-differs',

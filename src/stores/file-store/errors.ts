@@ -1,11 +1,11 @@
 import { StowageError } from '#core/errors.ts';
 import { quoted } from '#core/names.ts';
 
-export function otherStore(root: string, store: string, why: string): StowageError {
-  return new StowageError(`${root} is not the store it was: ${why}`, {
+export function differentStore(root: string, store: string, why: string): StowageError {
+  return new StowageError(`${root} is not the expected store: ${why}`, {
     code: 'unavailable',
     reason: 'store-identity',
-    action: `Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt ${store}`,
+    action: `Mount the disk that holds the store. To make this directory the store: stowage store adopt ${store}`,
   });
 }
 
@@ -18,7 +18,7 @@ export function notFound(name: string, store: string): StowageError {
 }
 
 export function nameTaken(name: string, store: string): StowageError {
-  return new StowageError(`store ${store} has a volume ${quoted(name)} already`, {
+  return new StowageError(`store ${store} already has a volume ${quoted(name)}`, {
     code: 'exists',
     reason: 'volume-exists',
     action: `Choose another name, or look at the existing one with: stowage volume show ${store}/${name}`,
@@ -26,7 +26,7 @@ export function nameTaken(name: string, store: string): StowageError {
 }
 
 export function dataUnrecorded(name: string, path: string, store: string): StowageError {
-  return new StowageError(`${path} exists already but belongs to no volume`, {
+  return new StowageError(`${path} already exists but belongs to no volume`, {
     code: 'exists',
     reason: 'directory-unrecorded',
     action: `Make it a volume as it is with: stowage store adopt ${store} ${name}; or move it away; or choose another name.`,
@@ -41,9 +41,9 @@ export function dataUnusable(name: string, path: string, found: string): Stowage
   });
 }
 
-/** Another host has taken the name, and has not said yet what for. */
-export function beingMade(name: string, store: string): StowageError {
-  return new StowageError(`another Stowage is making a volume ${quoted(name)} in store ${store} at this moment`, {
+/** Another host has reserved the name and has not written its record yet. */
+export function beingCreated(name: string, store: string): StowageError {
+  return new StowageError(`another Stowage instance is creating volume ${quoted(name)} in store ${store}`, {
     code: 'busy',
     reason: 'volume-being-made',
     action: 'Try again in a moment, or choose another name.',

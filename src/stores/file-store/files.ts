@@ -4,25 +4,25 @@ import { StowageError } from '#core/errors.ts';
 
 export type FileType = 'directory' | 'file' | 'link' | 'other';
 
-export interface Look {
+export interface FileInfo {
   readonly type: FileType;
-  /** When it was made, in ms, or the best that is known of it. */
-  readonly madeAt: number;
-  /** When its name or attributes last changed, by the clock of whoever keeps it. */
+  /** Time of birth in ms, or the best approximation that the file system has. */
+  readonly createdAt: number;
+  /** ctime in ms, by the clock of the machine or server that has the files. */
   readonly changedAt: number;
 }
 
 export interface Entry {
   readonly name: string;
   readonly type: FileType;
-  /** Another one after every change, where that is known without asking. */
+  /** Differs after every change. Present if the listing has it without further calls. */
   readonly mark?: string;
-  /** An empty file, where that is known without asking. */
+  /** An empty file. Present if the listing has it without further calls. */
   readonly isEmpty?: boolean;
 }
 
-/** What could not be removed. */
-export interface Left {
+/** A file or folder that could not be removed. */
+export interface Unremovable {
   readonly name: string;
   readonly why: string;
 }
@@ -34,43 +34,44 @@ export interface Scanned {
 }
 
 /**
- * What a file store needs of the file system below it: this machine's, or that of a server. Errors carry the system's code
- * (`ENOENT`), wherever they come from. No call follows a symbolic link at the end of its path.
+ * The file system below a file store: this machine's or a server's. Errors carry the system's code (`ENOENT`) in both cases.
+ * No call follows a symbolic link at the end of its path.
  */
 export interface Files {
-  /** Undefined: it is not there. */
-  look(path: string): Promise<Look | undefined>;
+  /** Undefined: absent. */
+  lstat(path: string): Promise<FileInfo | undefined>;
   names(folder: string): Promise<readonly string[]>;
   list(folder: string): Promise<readonly Entry[]>;
-  /** Throws UnfitFile for what is no plain file, or a longer one. */
+  /** Throws UnsuitableFile if it is not a plain file, or longer than `limit`. */
   read(path: string, limit: number): Promise<Buffer>;
-  /** Exclusively (`EEXIST`), durably, and for nobody else to read. */
+  /** Creates the file exclusively (`EEXIST`), durably, and readable only by this user. */
   writeNew(path: string, text: string): Promise<void>;
-  /** The same unless something is at `beside`. What that path holds is known before the file has its text. */
+  /** Like `writeNew`, unless something exists at `beside`. That is known before the file gets its text. */
   writeNewUnless(beside: string, path: string, text: string): Promise<'written' | 'one of them is there'>;
-  /** Exclusively (`EEXIST`). */
+  /** Creates the folder exclusively (`EEXIST`). */
   newFolder(path: string, mode: number): Promise<void>;
-  /** Already there is success. */
+  /** Idempotent: succeeds if the folder exists. */
   makeFolder(path: string, mode?: number): Promise<void>;
-  /** False: `from` was not there. */
+  /** False: `from` does not exist. */
   rename(from: string, to: string): Promise<boolean>;
-  /** False: it was not there. */
+  /** False: absent. */
   unlink(path: string): Promise<boolean>;
-  /** Only an empty one. */
+  /** Only removes an empty folder. */
   rmdir(path: string): Promise<void>;
-  /** With all that is in it. Absent is success. Only for what nobody else can change. */
+  /** Removes a tree. Absent is success. Only for trees that no other program can change. */
   removeAll(path: string): Promise<void>;
-  /** Removes what lies in a folder that is ours, while others may still be changing the trees inside it. */
-  empty(folder: string, scope: Scope): Promise<readonly Left[]>;
-  /** What a tree occupies, as du counts it, while its users may be changing it. */
+  /** Empties a folder of Stowage, while containers may still be changing the trees inside it. */
+  emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]>;
+  /** The space that a tree occupies, as du counts it. Its users may be changing it at the same time. */
   scan(top: string, signal: AbortSignal): Promise<Scanned>;
-  /** Makes every change of that folder so far durable. */
+  /** Makes all previous changes of that folder durable. */
   sync(folder: string): Promise<void>;
 }
 
-/** There, but nothing that can be read as a record. Its message completes "… cannot be read: ". */
-export class UnfitFile extends Error {}
+/** It exists, but it is not a plain file of an allowed size. The message completes "… cannot be read: ". */
+export class UnsuitableFile extends Error {}
 
-/** Somebody said no. Anything else is no answer: what was asked for may happen yet. */
-export const isRefusal = (thrown: unknown): boolean => errnoOf(thrown) !== undefined || thrown instanceof StowageError;
+/** The call certainly failed. After any other error (a timeout, a lost connection) the call may still take effect. */
+export const isDefiniteFailure = (thrown: unknown): boolean =>
+  errnoOf(thrown) !== undefined || thrown instanceof StowageError;
 export const isFull = (thrown: unknown): boolean => isErrno(thrown, 'ENOSPC', 'EDQUOT');

@@ -2,15 +2,15 @@ import { randomUUID } from 'node:crypto';
 import { dirname } from 'node:path';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
-import { otherStore } from './errors.ts';
+import { differentStore } from './errors.ts';
 import type { Files } from './files.ts';
 import type { LayoutKind } from './layout.ts';
-import { formatVersion, isObject, tooNew } from './meta.ts';
+import { formatVersion, isObject, newerFormat } from './meta.ts';
 
-/** What `.stowage/store.json` says. */
+/** The contents of `.stowage/store.json`. */
 export interface Identity {
   readonly layout: unknown;
-  /** Undefined: it has none, and can be given one. */
+  /** Undefined: the store has none yet. */
   readonly uuid: string | undefined;
 }
 
@@ -24,7 +24,7 @@ export async function readIdentity(files: Files, path: string): Promise<Identity
     throw damaged(path, cause);
   }
   if (!isObject(json) || typeof json['version'] !== 'number') throw damaged(path);
-  if (json['version'] > formatVersion) throw tooNew(path, json['version']);
+  if (json['version'] > formatVersion) throw newerFormat(path, json['version']);
   const uuid = json['store'];
   return { layout: json['layout'], uuid: typeof uuid === 'string' && uuid !== '' ? uuid : undefined };
 }
@@ -45,13 +45,13 @@ export async function writeIdentity(files: Files, path: string, scratch: string,
   const uuid = randomUUID();
   await files.writeNew(scratch, identityText(uuid, layout));
   await files.rename(scratch, path);
-  // Both folders may be new. A power cut must not take back what others remember the store by.
+  // Both folders may be new. The id must survive a power cut, because Stowage remembers the store by it.
   await files.sync(dirname(path));
   await files.sync(dirname(dirname(path)));
   return uuid;
 }
 
-/** The empty directory that an unmounted disk leaves behind is not the store, nor is another disk in its place. */
+/** Throws if the root is the empty mount point of an unmounted disk, or if another disk is mounted there. */
 export async function refuseOtherStore(
   files: Files,
   root: string,
@@ -60,8 +60,9 @@ export async function refuseOtherStore(
   expected: string | undefined,
 ): Promise<void> {
   if (expected === undefined || recorded?.uuid === expected) return;
-  if (recorded === undefined) throw otherStore(root, store, await whatIsThere(files, root));
-  if (recorded.uuid !== undefined) throw otherStore(root, store, `it is store ${recorded.uuid}, and was ${expected}`);
+  if (recorded === undefined) throw differentStore(root, store, await whatIsThere(files, root));
+  if (recorded.uuid !== undefined)
+    throw differentStore(root, store, `it is store ${recorded.uuid}; expected ${expected}`);
 }
 
 async function whatIsThere(files: Files, root: string): Promise<string> {

@@ -21,11 +21,11 @@ beforeEach(async () => {
 const data = (): string => join(root, 'a');
 
 function discardIfEmpty(files: Partial<Files> = {}): Promise<void> {
-  const own = (...parts: readonly string[]): string => join(root, ...parts);
-  const place = { files: { ...localFiles, ...files }, own, store: 'test' } as unknown as StoreRoot;
+  const ownPath = (...parts: readonly string[]): string => join(root, ...parts);
+  const storeRoot = { files: { ...localFiles, ...files }, ownPath, store: 'test' } as unknown as StoreRoot;
   const make = async (): Promise<void> => undefined;
   const source = (path: string): Source => ({ kind: 'directory', path }) as unknown as Source;
-  const layout = createDirectoryLayout({ place, clock: systemClock(), make, source });
+  const layout = createDirectoryLayout({ storeRoot, clock: systemClock(), make, source });
   return layout.discardIfEmpty(data(), newMeta(volumeSpec('a'), undefined));
 }
 
@@ -34,7 +34,7 @@ const failing = (code: string): Partial<Files> => ({
 });
 
 describe('discarding a directory only if it is empty', () => {
-  test('removes it', async () => {
+  test('removes an empty directory', async () => {
     await mkdir(data());
     await discardIfEmpty();
     expect(await readdir(root)).toEqual(['deleting']);
@@ -54,12 +54,12 @@ describe('discarding a directory only if it is empty', () => {
     },
   );
 
-  test('reports EIO of an empty one as a failure, not as content', async () => {
+  test('reports EIO for an empty directory as a failure, not as content', async () => {
     await mkdir(data());
     await expect(discardIfEmpty(failing('EIO'))).rejects.toMatchObject({ code: 'EIO' });
   });
 
-  test('never moves it away when something is written at the last moment', async () => {
+  test('never moves the directory away if something is written at the last moment', async () => {
     await mkdir(data());
     const rmdir: Files['rmdir'] = async (path) => {
       await writeFile(join(path, 'file'), 'text');
@@ -72,7 +72,7 @@ describe('discarding a directory only if it is empty', () => {
   test.each([
     ['a file', () => writeFile(data(), '')],
     ['a symbolic link', () => symlink('/tmp', data())],
-  ])('leaves %s that took its place alone, whatever rmdir would do', async (_what, plant) => {
+  ])('leaves %s alone that replaced the directory, even if rmdir would remove it', async (_what, plant) => {
     await plant();
     const rmdir: Files['rmdir'] = (path) => rm(path);
     await expect(discardIfEmpty({ rmdir })).rejects.toMatchObject({ reason: 'volume-data-unusable' });

@@ -10,25 +10,25 @@ import type { DataPaths, Layout } from './layout.ts';
 import type { StoreRoot } from './store-root.ts';
 
 export interface DirectoryLayoutParts {
-  readonly place: StoreRoot;
+  readonly storeRoot: StoreRoot;
   readonly clock: Clock;
-  /** A complete directory with its owner and mode appears at `path` in one step, where nothing was (`EEXIST`). */
+  /** Makes a complete directory, with its owner and mode, appear at `path` in one step. Fails with `EEXIST` if something is there. */
   make(path: string): Promise<void>;
   source(path: string, volume: Parameters<Layout['source']>[1]): Source | Promise<Source>;
-  /** Present where volumes can be held to their sizes: what is kept for that, by whoever mounts them. */
+  /** Present if the clients that mount volumes can enforce their sizes: the quota records for that. */
   readonly quotas?: Quotas | undefined;
   readonly paths?: DataPaths | undefined;
 }
 
 export interface Quotas {
-  /** Those who have it mounted may use so much from now on. */
+  /** Raises the quota for all clients that have the volume mounted. */
   raise(id: VolumeId, bytes: bigint): Promise<void>;
   forget(id: VolumeId): Promise<void>;
 }
 
 export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
-  const { place, clock, make, source, paths, quotas } = parts;
-  const { files } = place;
+  const { storeRoot, clock, make, source, paths, quotas } = parts;
+  const { files } = storeRoot;
   return {
     kind: 'directory',
     suffix: '',
@@ -38,27 +38,27 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
     canEnforce: quotas !== undefined,
     opaque: false,
     ...(paths === undefined ? {} : { paths }),
-    refuse: (bytes, access) => {
+    refuseUnsupported: (bytes, access) => {
       if (bytes !== undefined && bytes < 0n) throw negative(bytes);
-      if (access === 'block') throw noBlock(place);
+      if (access === 'block') throw noBlock(storeRoot);
     },
     make: (_want, path) => make(path),
-    discard: (path, id) => discard(place, path, id),
-    discardIfEmpty: (path, { name }) => discardIfEmpty(place, path, name),
-    wrongWith: ({ type }) =>
+    discard: (path, id) => discard(storeRoot, path, id),
+    discardIfEmpty: (path, { name }) => discardIfEmpty(storeRoot, path, name),
+    unsuitableBecause: ({ type }) =>
       type === 'directory' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a directory',
     grow: async (_path, { id, enforce }, bytes) => {
       if (enforce) await quotas?.raise(id, bytes);
     },
     source: async (path, volume) => source(path, volume),
-    ...(quotas === undefined ? {} : { forget: quotas.forget }),
+    ...(quotas === undefined ? {} : { removeQuota: quotas.forget }),
     usage: async (path, _meta, scope) => {
-      if ((await files.look(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
+      if ((await files.lstat(path))?.type !== 'directory') throw dataUnusable(path, path, 'is not a directory');
       const scanned = await files.scan(path, scope.signal);
       return { ...scanned, empty: scanned.complete && scanned.files === 0n, measuredAt: clock.now() };
     },
     isStore: (path) => isStore(files, path),
-    appraise: async (path) => ({
+    inspectData: async (path) => ({
       ...((await isStore(files, path)) ? { reason: 'it is a store itself: it contains .stowage' } : {}),
       access: 'filesystem',
     }),
@@ -67,9 +67,9 @@ export function createDirectoryLayout(parts: DirectoryLayoutParts): Layout {
 
 async function isStore(files: Files, path: string): Promise<boolean> {
   try {
-    return (await files.look(`${path}/.stowage`)) !== undefined;
+    return (await files.lstat(`${path}/.stowage`)) !== undefined;
   } catch (cause) {
-    // What this user may not look into is no store of theirs; what was replaced by a file is none at all.
+    // EACCES: a directory that this user may not read is not a store of theirs. ENOTDIR: a file has replaced the directory.
     if (isErrno(cause, 'EACCES', 'ENOTDIR')) return false;
     throw cause;
   }
@@ -83,44 +83,44 @@ function negative(bytes: bigint): StowageError {
   });
 }
 
-function noBlock(place: StoreRoot): StowageError {
-  return new StowageError(`store ${place.store} keeps volumes as directories, so it has no block devices`, {
+function noBlock(storeRoot: StoreRoot): StowageError {
+  return new StowageError(`store ${storeRoot.store} keeps volumes as directories, so it has no block devices`, {
     code: 'unsupported',
     reason: 'access-unsupported',
     action: 'Use a local store with layout=image for block volumes.',
   });
 }
 
-/** An empty volume is gone in one call; a full one is moved where `reclaim` finds it. A planted link moves as itself. */
-async function discard({ files, own }: StoreRoot, path: string, id: string): Promise<void> {
+/** Removes an empty volume in one call. Moves any other to where `reclaim` finds it. A planted link is moved itself, not its target. */
+async function discard({ files, ownPath }: StoreRoot, path: string, id: string): Promise<void> {
   try {
     return await files.rmdir(path);
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return;
-    // Some NFS servers have only EIO to say that a directory is not empty.
+    // Some NFS servers report a directory that is not empty as EIO.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EIO')) throw cause;
   }
   try {
-    await files.rename(path, own('deleting', id));
+    await files.rename(path, ownPath('deleting', id));
   } catch (cause) {
-    // The remains of an interrupted deletion of the same volume are still there.
+    // `deleting/` still has the remains of an interrupted deletion of the same volume.
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'ENOTDIR', 'EISDIR', 'EIO')) throw cause;
-    await files.rename(path, own('deleting', `${id}.${randomBytes(6).toString('hex')}`));
+    await files.rename(path, ownPath('deleting', `${id}.${randomBytes(6).toString('hex')}`));
   }
 }
 
-/** Never renames: only rmdir fails when somebody has written something since the volume was looked through. */
+/** Never renames: only rmdir fails if somebody has written to the volume since it was found empty. */
 async function discardIfEmpty({ files, store }: StoreRoot, path: string, name: VolumeName): Promise<void> {
-  const found = await files.look(path);
+  const found = await files.lstat(path);
   if (found === undefined) return;
-  // Checked first, as some NFS servers remove files by RMDIR too.
+  // Check the type first, because on some NFS servers RMDIR also removes files.
   if (found.type !== 'directory') throw dataUnusable(name, path, 'is not a directory');
   try {
     await files.rmdir(path);
   } catch (cause) {
     if (isErrno(cause, 'ENOENT')) return;
     if (isErrno(cause, 'ENOTDIR')) throw dataUnusable(name, path, 'is not a directory');
-    // Some NFS servers have only EIO to say that a directory is not empty; a failing disk has the same error.
+    // Some NFS servers report a directory that is not empty as EIO. A failing disk gives the same error.
     const isFull =
       isErrno(cause, 'ENOTEMPTY', 'EEXIST') || (isErrno(cause, 'EIO') && (await files.list(path)).length > 0);
     throw isFull ? volumeNotEmpty({ store, name }) : cause;

@@ -2,7 +2,7 @@ import { errnoOf } from '#base/errno.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Labels, StoreName, Volume, VolumeName } from '#core/model.ts';
 import { isVolumeId, isVolumeName, quoted } from '#core/names.ts';
-import { type Files, UnfitFile } from './files.ts';
+import { type Files, UnsuitableFile } from './files.ts';
 import { type Expiry, parseExpiry } from './trash-expiry.ts';
 
 /** Version 0 had no `access`, `revision` and `instance`. */
@@ -12,17 +12,16 @@ const metaLimit = 64 * 1024;
 /** What `<name>.meta` records. */
 export interface Meta extends Omit<Volume, 'store'> {
   /**
-   * Intent of a rename or a restore: the data go first, then this file itself is renamed. While the file still has the
-   * old name the volume has it too; once it has the new one, the volume does.
+   * Intent of a rename or a restore: the data move first, then this file is renamed. The volume's name is always that of this file.
    */
   readonly movingTo?: VolumeName;
-  /** In the trash, or on its way there. */
+  /** Set while the volume is in the trash or is being moved there. */
   readonly deletedAt?: number;
-  /** Until when the trash keeps it. Absent: an older Stowage deleted it. Unreadable: for ever. */
+  /** How long the trash keeps it. Absent: an older Stowage deleted it. Unreadable: it never expires. */
   readonly expiry?: Expiry | 'unreadable';
-  /** Where the data are, below the root. Undefined: beside the record, under the volume's name. */
+  /** Path of the data, relative to the root. Undefined: beside the record, under the volume's name. */
   readonly path?: string;
-  /** Nobody was ever given it, so nothing is in it. Kept by layouts that cannot count; absent: somebody may have been. */
+  /** The volume was never given to a client to mount, so it is empty. Recorded by layouts that cannot look inside. Absent: it may have been. */
   readonly unused?: true;
 }
 
@@ -30,8 +29,8 @@ export type MetaRead =
   | { readonly state: 'ok'; readonly meta: Meta }
   | { readonly state: 'absent' }
   /**
-   * Empty, or the beginning of our own text: the write was interrupted, so nobody was ever told that the volume exists.
-   * Only this may be removed: any other `.meta` file may be somebody's own.
+   * Empty, or a prefix of text that we write: the write was interrupted, so no caller was told that the volume exists.
+   * Remove only such files: any other `.meta` file may be a user's own.
    */
   | { readonly state: 'torn'; readonly error: StowageError }
   | { readonly state: 'unreadable'; readonly error: StowageError };
@@ -48,7 +47,7 @@ export function encodeMeta(meta: Meta): string {
   });
 }
 
-/** `instance` owns what version 0 left without an owner: the store is locked by it. */
+/** `instance` becomes the owner of records of version 0, which have none: it is the one that has the store locked. */
 export async function readMeta(files: Files, path: string, instance: string): Promise<MetaRead> {
   let text: string;
   try {
@@ -57,9 +56,9 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
     const code = errnoOf(cause);
     if (code === 'ENOENT') return { state: 'absent' };
     if (code === 'ELOOP') return unreadable(path, 'it is a symbolic link', cause);
-    // A socket, or a device without a driver, cannot even be opened.
+    // open(2) fails for a socket, and for a device without a driver.
     if (code === 'ENXIO' || code === 'ENODEV') return unreadable(path, 'it is not a plain file', cause);
-    if (cause instanceof UnfitFile) return unreadable(path, cause.message, cause);
+    if (cause instanceof UnsuitableFile) return unreadable(path, cause.message, cause);
     throw cause;
   }
   let json: unknown;
@@ -73,12 +72,13 @@ export async function readMeta(files: Files, path: string, instance: string): Pr
   return parse(path, json, instance);
 }
 
-/** How `encodeMeta` begins: nobody else's file does. */
-const heads = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
+/** How `encodeMeta`'s text begins. No file of a user begins like that. */
+const recordPrefixes = Array.from({ length: formatVersion + 1 }, (_, version) => `{"version":${version},"id":"sv1-`);
 
-/** A proper beginning of what `encodeMeta` writes: one line, and an object that is never closed. */
+/** Whether the text is a proper prefix of what `encodeMeta` writes: one line, with an object that is not closed. */
 function isCutOff(text: string): boolean {
-  if (!heads.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text)) return false;
+  if (!recordPrefixes.some((head) => head.startsWith(text) || text.startsWith(head)) || /[\0-\x1f]/.test(text))
+    return false;
   const unquoted = text.replaceAll(/"(?:[^"\\]|\\.)*(?:"|\\?$)/gs, '');
   let depth = 0;
   return [...unquoted].every((char) => {
@@ -101,7 +101,7 @@ function unreadable(
   return { state: 'unreadable', error };
 }
 
-export function tooNew(path: string, version: number): StowageError {
+export function newerFormat(path: string, version: number): StowageError {
   return new StowageError(`${path} has format version ${version}; this Stowage knows versions up to ${formatVersion}`, {
     code: 'unsupported',
     reason: 'format-newer',
@@ -117,7 +117,7 @@ type Check = (value: unknown) => boolean;
 const isText: Check = (value) => typeof value === 'string';
 const isCount: Check = (value) => Number.isSafeInteger(value) && Number(value) >= 0;
 const isName: Check = (value) => typeof value === 'string' && isVolumeName(value);
-/** Below the root, and never out of it or among our own folders. */
+/** Below the root, never outside of it, and not in a folder of Stowage. */
 const isDataPath: Check = (value) =>
   typeof value === 'string' &&
   value.length <= 1024 &&
@@ -140,7 +140,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
   instance: isText,
   movingTo: absentOr(isName),
   deletedAt: absentOr(isCount),
-  // A date that cannot be read must not hide the volume: it only never expires.
+  // An unreadable date must not hide the volume: the volume just never expires.
   expiry: () => true,
   path: absentOr(isDataPath),
   unused: absentOr((value) => value === true),
@@ -149,7 +149,7 @@ const fields: Readonly<Record<keyof Meta, Check>> = {
 function parse(path: string, json: unknown, instance: string): MetaRead {
   if (!isObject(json) || !isCount(json['version'])) return unreadable(path, 'it has no format version');
   const version = Number(json['version']);
-  if (version > formatVersion) return { state: 'unreadable', error: tooNew(path, version) };
+  if (version > formatVersion) return { state: 'unreadable', error: newerFormat(path, version) };
   const record: Readonly<Record<string, unknown>> =
     version === 0 ? { access: 'filesystem', revision: 1, instance, ...json } : json;
   const wrong = Object.entries(fields).find(([field, check]) => !check(record[field]));
@@ -181,26 +181,27 @@ function parse(path: string, json: unknown, instance: string): MetaRead {
   return { state: 'ok', meta };
 }
 
-/** A record found as `<name>.meta`: the file's name decides, the content must agree. */
+/** Reads `<name>.meta`. The file's name is authoritative; the content must agree with it. */
 export async function readNamedMeta(files: Files, path: string, name: VolumeName, instance: string): Promise<MetaRead> {
   const read = await readMeta(files, path, instance);
   if (read.state !== 'ok' || (read.meta.name === name && read.meta.movingTo !== name)) return read;
   if (read.meta.movingTo !== name) return unreadable(path, `it records volume ${quoted(read.meta.name)}`);
-  // The move is done; a restore keeps `deletedAt` until here, so that a crash before leaves a complete trash entry.
-  return { state: 'ok', meta: settled(read.meta, name) };
+  // The move is done. A restore keeps `deletedAt` until now, so that an earlier crash leaves a complete trash entry.
+  return { state: 'ok', meta: withoutMove(read.meta, name) };
 }
 
-/** Has traces of a move: under way, given up or done. */
-export const isMoving = ({ movingTo, deletedAt }: Meta): boolean => movingTo !== undefined || deletedAt !== undefined;
+/** Whether the record has an intent to move: pending, abandoned or done. */
+export const hasMoveIntent = ({ movingTo, deletedAt }: Meta): boolean =>
+  movingTo !== undefined || deletedAt !== undefined;
 
-/** Without them. */
-export function settled(meta: Meta, name: VolumeName): Meta {
+/** The record without any intent to move. */
+export function withoutMove(meta: Meta, name: VolumeName): Meta {
   const { movingTo: _movingTo, deletedAt: _deletedAt, expiry: _expiry, ...rest } = meta;
   return { ...rest, name };
 }
 
 export function volumeOf(meta: Meta, store: StoreName): Volume {
-  const { path: _path, unused: _unused, ...volume } = settled(meta, meta.name);
+  const { path: _path, unused: _unused, ...volume } = withoutMove(meta, meta.name);
   return { ...volume, store };
 }
 

@@ -21,17 +21,17 @@ beforeEach(() => {
 
 /** Of a new process, with the clock of its machine. */
 function observed(on: FakeClock = clock, more: Partial<StoreRoot> = {}, instance = 'instance-1'): ObservedTime {
-  const place = {
+  const storeRoot = {
     files: localFiles,
     context: { instance } as StoreRoot['context'],
-    own: (...parts: readonly string[]) => join(folder, ...parts),
-    scratch: () => join(folder, `scratch-${++scratches}`),
+    ownPath: (...parts: readonly string[]) => join(folder, ...parts),
+    scratchPath: () => join(folder, `scratch-${++scratches}`),
     ...more,
   };
-  return createObservedTime(place as StoreRoot, on);
+  return createObservedTime(storeRoot as StoreRoot, on);
 }
 
-/** Maintenance looks every half minute; five minutes are the most that may lie between two looks and count in full. */
+/** Maintenance observes every 30 s. At most five minutes between two observations count. */
 async function passWithLooks(time: ObservedTime, ms: number): Promise<number> {
   for (let left = ms; left > 0; left -= 5 * minute) {
     clock.advance(Math.min(left, 5 * minute));
@@ -42,7 +42,7 @@ async function passWithLooks(time: ObservedTime, ms: number): Promise<number> {
 
 const fileOf = (): string => join(folder, 'observed', readdirSync(join(folder, 'observed'))[0] ?? '');
 
-test('counts the time between looks, and goes on in the next process', async () => {
+test('counts the time between observations, and continues in the next process', async () => {
   const first = observed();
   expect(await first.save()).toBe(0);
   clock.advance(5 * minute);
@@ -54,7 +54,7 @@ test('counts the time between looks, and goes on in the next process', async () 
   expect(await second.now()).toBe(6 * minute);
 });
 
-test('counts at most five minutes between two looks, however long this process was suspended', async () => {
+test('counts at most five minutes between two observations, however long this process was suspended', async () => {
   const time = observed();
   await time.save();
   clock.advance(30 * 24 * 60 * minute);
@@ -64,18 +64,18 @@ test('counts at most five minutes between two looks, however long this process w
   expect(await observed().now()).toBe(6 * minute);
 });
 
-test('does not count the time before a look at a store that was rolled back to the same file', async () => {
+test('does not count the time before an observation of a store that was rolled back to the same file', async () => {
   const time = observed();
   await time.save();
   await passWithLooks(time, 10 * minute);
   const saved = readFileSync(fileOf());
-  // The trash is empty, so nobody looks. Then the server goes back to a snapshot in which something is in the trash.
+  // The trash is empty, so no process observes the store. Then the server is rolled back to a snapshot with something in the trash.
   clock.advance(30 * 24 * 60 * minute);
   writeFileSync(fileOf(), saved);
   expect(await time.save()).toBe(15 * minute);
 });
 
-test('makes progress in processes that live for little more than a minute', async () => {
+test('counts in processes that live for little more than a minute', async () => {
   for (let life = 0; life < 20; life++) {
     const time = observed();
     await time.save();
@@ -85,7 +85,7 @@ test('makes progress in processes that live for little more than a minute', asyn
   expect(await observed().now()).toBe(20 * minute);
 });
 
-test('does not mind what the time of day is set to', async () => {
+test('does not depend on the time of day', async () => {
   const time = observed();
   await time.save();
   clock.jump(365 * 24 * 60 * minute);
@@ -94,7 +94,7 @@ test('does not mind what the time of day is set to', async () => {
   expect(await time.save()).toBe(0);
 });
 
-test('is saved not more than once a minute', async () => {
+test('is saved at most once a minute', async () => {
   const time = observed();
   await time.save();
   clock.advance(minute - 1);
@@ -124,7 +124,7 @@ test('two processes of one instance together count no faster than one', async ()
   expect(await observed().now()).toBeGreaterThan(passed / 4);
 });
 
-test('goes back with a store that was restored from a backup', async () => {
+test('goes back if the store is restored from a backup', async () => {
   const time = observed();
   await time.save();
   await passWithLooks(time, 10 * minute);
@@ -153,7 +153,7 @@ test.each(['', '{"version":1,"elap', 'null', '{"version":2,"elapsed":5,"mark":"x
   },
 );
 
-test('counts on in memory while there is no room to save it', async () => {
+test('keeps counting in memory while the store is full', async () => {
   const full = (): Promise<never> => Promise.reject(Object.assign(new Error('no room'), { code: 'ENOSPC' }));
   const files = { ...localFiles, writeNew: full };
   const time = observed(clock, { files });
@@ -166,7 +166,7 @@ test('counts on in memory while there is no room to save it', async () => {
   expect(await observed().now()).toBe(5 * minute);
 });
 
-test('a failure that is no lack of room is told, and only to who saves', async () => {
+test('a failure to save is thrown by save() only, unless the store is full', async () => {
   const files = {
     ...localFiles,
     writeNew: () => Promise.reject(Object.assign(new Error('denied'), { code: 'EACCES' })),
@@ -176,7 +176,7 @@ test('a failure that is no lack of room is told, and only to who saves', async (
   expect(await time.now()).toBe(0);
 });
 
-test('each instance has a count of its own', async () => {
+test('each instance has its own count', async () => {
   const one = observed();
   await one.save();
   clock.advance(minute);

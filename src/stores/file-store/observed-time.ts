@@ -2,31 +2,30 @@ import { createHash, randomBytes } from 'node:crypto';
 import type { Clock } from '#base/clock.ts';
 import { coalesced } from '#base/coalesced.ts';
 import { isErrno } from '#base/errno.ts';
-import { isFull, UnfitFile } from './files.ts';
+import { isFull, UnsuitableFile } from './files.ts';
 import type { StoreRoot } from './store-root.ts';
 
 /**
- * How long this instance has watched the store, over all its processes: what runs between two looks of one process is
- * counted by its own monotonic clock, and kept on the store. So it never runs faster than real time, whatever any
- * clock is set to. Time in which no process ran, in which a process did not look for long, or that was not saved before a
- * crash, does not count.
+ * How long this instance has observed the store, over all its processes. Each process measures the time between two of its observations with
+ * its monotonic clock and saves the sum on the store, so the count never runs faster than real time, whatever any clock is set to. Time does
+ * not count if no process ran, if a process did not observe the store for long, or if a crash came before it was saved.
  *
- * The file belongs to the store and not to the state folder: the controller of a cluster drops that at each start, and a
- * store that was restored from a backup gets the time back that its trash entries had then.
+ * The file is on the store and not in the state folder: the controller of a cluster drops its state folder at each start, and restoring a
+ * store from a backup also restores the count that belongs to its trash entries.
  */
 export interface ObservedTime {
-  /** In ms. Looks at the file, since another process of this instance may have taken over. */
+  /** In ms. Reads the file, since another process of this instance may have taken over. */
   now(): Promise<number>;
-  /** The same, and saves it now and then. For maintenance: a full store is no error, the time is then saved later. */
+  /** Like `now`, and saves the count once a minute. For maintenance. A full store is no error: a later call saves the count. */
   save(): Promise<number>;
 }
 
-interface Known {
-  /** Of the file as it was last seen or written: another one after every write. Undefined: there is no file. */
+interface LastCount {
+  /** Identifies the last write of the file that we read or made. Undefined: there is no file. */
   readonly mark: string | undefined;
   readonly value: number;
   readonly savedValue: number;
-  /** By the monotonic clock. */
+  /** When it was counted, by the monotonic clock. */
   readonly at: number;
 }
 
@@ -34,33 +33,33 @@ const version = 1;
 const limit = 4096;
 const saveEveryMs = 60_000;
 /**
- * The most that counts between two looks. Maintenance looks every 30 s. If nobody looked for longer, the process or its machine was
- * suspended, the store was unreachable, or the trash was empty: nobody observed that time. A server that was rolled back
- * meanwhile can have the same mark as before.
+ * The most that counts between two observations. Maintenance observes every 30 s. A longer gap means that the process or its machine was
+ * suspended, the store was unreachable, or the trash was empty: nobody observed that time. The server may have been rolled back
+ * in the gap and still show the same mark.
  */
-const longestStepMs = 5 * 60_000;
+const maxStepMs = 5 * 60_000;
 
-export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime {
-  const { files, context } = place;
+export function createObservedTime(storeRoot: StoreRoot, clock: Clock): ObservedTime {
+  const { files, context } = storeRoot;
   const name = createHash('sha256').update(context.instance).digest('hex').slice(0, 24);
-  const path = place.own('observed', name);
-  let known: Known | undefined;
+  const path = storeRoot.ownPath('observed', name);
+  let known: LastCount | undefined;
   let isSaving = false;
   let unsaved: unknown;
 
-  async function stored(): Promise<Pick<Known, 'mark' | 'value'>> {
+  async function stored(): Promise<Pick<LastCount, 'mark' | 'value'>> {
     try {
       return parse((await files.read(path, limit)).toString('utf8')) ?? nothing;
     } catch (cause) {
-      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnfitFile) return nothing;
+      if (isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP', 'ENXIO') || cause instanceof UnsuitableFile) return nothing;
       throw cause;
     }
   }
 
-  async function write({ value }: Known): Promise<string> {
+  async function write({ value }: LastCount): Promise<string> {
     const mark = randomBytes(8).toString('hex');
-    const fresh = place.scratch();
-    await files.makeFolder(place.own('observed'));
+    const fresh = storeRoot.scratchPath();
+    await files.makeFolder(storeRoot.ownPath('observed'));
     await files.writeNew(
       fresh,
       `${JSON.stringify({ version, instance: context.instance, elapsed: Math.floor(value), mark })}\n`,
@@ -69,15 +68,15 @@ export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime
     return mark;
   }
 
-  /** Time counts only while the file says what this process last knew: otherwise another process counted it already. */
-  async function count(): Promise<Known> {
+  /** Time counts only if the file is unchanged since our last observation. Otherwise another process has already counted it. */
+  async function count(): Promise<LastCount> {
     const found = await stored();
     const at = clock.elapsed();
     if (known === undefined || known.mark !== found.mark) return { ...found, savedValue: found.value, at };
-    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), longestStepMs), at };
+    return { ...known, value: known.value + Math.min(Math.max(0, at - known.at), maxStepMs), at };
   }
 
-  // One at a time: a look must not fall between the two halves of a write.
+  // One at a time: an observation must not fall between the write of the file and the update of `known`.
   const look = coalesced(async () => {
     known = await count();
     const isDue = known.mark === undefined || known.value - known.savedValue >= saveEveryMs;
@@ -109,7 +108,7 @@ export function createObservedTime(place: StoreRoot, clock: Clock): ObservedTime
 
 const nothing = { mark: undefined, value: 0 };
 
-function parse(text: string): Pick<Known, 'mark' | 'value'> | undefined {
+function parse(text: string): Pick<LastCount, 'mark' | 'value'> | undefined {
   try {
     const json = JSON.parse(text) as Readonly<Record<string, unknown>> | null;
     const { elapsed, mark } = json ?? {};

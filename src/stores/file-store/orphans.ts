@@ -5,22 +5,22 @@ import { isVolumeName } from '#core/names.ts';
 import type { Housekeeping } from '#core/ports.ts';
 import { findAdoptable, holdsVolumes } from './adopt.ts';
 import { leftovers } from './leftovers.ts';
-import type { Parts } from './parts.ts';
-import { inspect } from './reading.ts';
+import { inspect } from './read-verbs.ts';
+import type { VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
-export function createOrphans(parts: Parts): Housekeeping['orphans'] {
-  const { place, during } = parts;
-  const store = place.store;
+export function createOrphans(ctx: VerbContext): Housekeeping['orphans'] {
+  const { storeRoot, runVerb } = ctx;
+  const store = storeRoot.store;
 
   async function aboutRecord(name: VolumeName): Promise<Orphan | undefined> {
-    const read = await parts.read(name);
-    // Gone since the listing.
+    const read = await ctx.read(name);
+    // It was removed after the listing.
     if (read.state === 'absent') return undefined;
     if (read.state !== 'ok')
       return { store, kind: 'unreadable-record', name, detail: read.error.message, action: read.error.action };
-    const { volume, condition, detail } = await inspect(parts, read.meta);
+    const { volume, condition, detail } = await inspect(ctx, read.meta);
     if (condition === 'missing') {
       return {
         store,
@@ -30,8 +30,8 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
         action: `Put the data back, or forget the volume with: stowage volume delete ${store}/${name}`,
       };
     }
-    // On a shared store other hosts' volumes are as good as our own.
-    if (volume.instance === place.context.instance || place.others !== undefined) return undefined;
+    // On a shared store, volumes of other hosts are no orphans.
+    if (volume.instance === storeRoot.context.instance || storeRoot.hostLocks !== undefined) return undefined;
     return {
       store,
       kind: 'unknown-volume',
@@ -43,30 +43,30 @@ export function createOrphans(parts: Parts): Housekeeping['orphans'] {
 
   async function find(scope: Scope): Promise<readonly Orphan[]> {
     const found: Orphan[] = [];
-    const entries = await place.files.names(place.root);
+    const entries = await storeRoot.files.names(storeRoot.root);
     const names = entries.filter((entry) => entry.endsWith('.meta')).map((entry) => entry.slice(0, -'.meta'.length));
-    await eachBounded(names, readsAtOnce, async (name) => {
+    await eachBounded(names, maxConcurrentReads, async (name) => {
       scope.signal.throwIfAborted();
-      // Held, so that a volume being made at this moment is not taken for one without data.
+      // Under the lock, so that a volume that is being created does not look like one without data.
       const orphan = isVolumeName(name)
-        ? await during(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
+        ? await runVerb(`inspecting volume '${name}'`, [name], scope, () => aboutRecord(name))
         : badlyNamed(store, name);
       if (orphan !== undefined) found.push(orphan);
     });
-    for (const { name, reason } of await findAdoptable(parts, scope)) {
-      // Every ext4 has the first: nobody left it there. The second are our own.
+    for (const { name, reason } of await findAdoptable(ctx, scope)) {
+      // Every ext4 file system has lost+found. Stowage itself makes the folders that hold volumes.
       if (name === 'lost+found' || reason === holdsVolumes) continue;
       found.push(reason === undefined ? unrecorded(store, name) : stranger(store, name, reason));
     }
-    for (const name of await leftovers(place)) found.push(leftover(store, place.own('tmp', name)));
-    for (const left of parts.undeletable) {
-      const path = place.own('deleting', left.name);
-      if ((await place.files.look(path)) !== undefined) found.push(undeletable(store, path, left.why));
+    for (const name of await leftovers(storeRoot)) found.push(leftover(store, storeRoot.ownPath('tmp', name)));
+    for (const left of ctx.undeletable) {
+      const path = storeRoot.ownPath('deleting', left.name);
+      if ((await storeRoot.files.lstat(path)) !== undefined) found.push(undeletable(store, path, left.why));
     }
     return found.sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   }
 
-  return (scope) => during('looking for orphans', [], scope, () => find(scope), 'long');
+  return (scope) => runVerb('looking for orphans', [], scope, () => find(scope), 'long');
 }
 
 function badlyNamed(store: Orphan['store'], name: string): Orphan {
@@ -95,7 +95,7 @@ function stranger(store: Orphan['store'], name: string, reason: string): Orphan 
     kind: 'stranger',
     name,
     detail: `it cannot be a volume: ${reason}`,
-    action: 'Move it away, or mend that; Stowage leaves it alone.',
+    action: 'Move it away, or fix that. Stowage does not touch it.',
   };
 }
 

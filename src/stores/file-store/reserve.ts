@@ -2,13 +2,13 @@ import { coalesced } from '#base/coalesced.ts';
 import { isFull } from './files.ts';
 import type { Reserve } from './store-root.ts';
 
-export const pieces = 8;
+export const pieceCount = 8;
 export const pieceBytes = 128 * 1024;
 /** Below this many times the reserve, the free space is left to the volumes. */
-export const plenty = 4;
+export const minFreeFactor = 4;
 
 /** `removePiece` removes one piece of the reserve. It returns false if there is none. */
-export function createBacking(removePiece: () => Promise<boolean>): Reserve['backing'] {
+export function createRetryWithReserve(removePiece: () => Promise<boolean>): Reserve['retryWithReserve'] {
   let removed = 0;
   // Operations that find the store full at the same time share one piece.
   const giveUp = coalesced(async () => {

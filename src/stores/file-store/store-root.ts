@@ -1,94 +1,94 @@
 import type { StowageError } from '#core/errors.ts';
 import type { Room, SeenUse, StoreName, VolumeId } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
+import type { CallSlots } from './call-slots.ts';
 import type { Files } from './files.ts';
-import type { InFlight } from './in-flight.ts';
 import type { Meta } from './meta.ts';
 
-/** The store's directory, found and checked. */
+/** The opened directory of a store. */
 export interface StoreRoot {
   readonly store: StoreName;
   readonly context: StoreContext;
   readonly files: Files;
-  /** As people know it; every path here begins with it. */
+  /** The path that people know. Every path in this interface begins with it. */
   readonly root: string;
-  /** The same for every Stowage that reads the store: what ids of volumes without a record are made from. */
-  readonly base: string;
-  /** As its own record says. Undefined: there is none, or not for this user. */
+  /** The same for every Stowage that reads the store. Ids of volumes without a record are derived from it. */
+  readonly baseUri: string;
+  /** The id in `.stowage/store.json`. Undefined: there is none, or this user may not read it. */
   readonly identity: string | undefined;
   /** `<root>/.stowage/<part>` */
-  own(...parts: readonly string[]): string;
+  ownPath(...parts: readonly string[]): string;
   metaPath(name: string): string;
-  /** A path in `.stowage/tmp` that nobody else uses. */
-  scratch(): string;
-  /** Left by an earlier run of this instance. */
+  /** A new, unique path in `.stowage/tmp`. */
+  scratchPath(): string;
+  /** Whether an earlier run, or a host that is presumed dead, left this file in `.stowage/tmp`. */
   isLeftover(scratchName: string): boolean;
-  /** Throws when the directory is gone, or is another one: deleted and made again, or its disk not mounted. */
+  /** Throws if the directory is gone or is another one: recreated, or the mount point of an unmounted disk. */
   verify(): Promise<void>;
-  readonly inFlight: InFlight;
-  /** Makes every change of the root directory so far durable. For short calls: they lend their place meanwhile. */
+  readonly callSlots: CallSlots;
+  /** Makes all previous changes of the root directory durable. For short calls: they release their slot in the meantime. */
   sync(): Promise<void>;
-  /** Replaces a record atomically and durably. `sure` is called at the last moment, and may throw. */
-  replace(path: string, meta: Meta, sure?: () => void): Promise<void>;
+  /** Replaces a record atomically and durably. Calls `check` right before the rename; it may throw. */
+  replaceRecord(path: string, meta: Meta, check?: () => void): Promise<void>;
   readonly reserve: Reserve;
-  /** What its file system has for the user that this process is to it. */
+  /** Size and free space of the file system, for the user that this process is to it. */
   room(signal?: AbortSignal): Promise<Room>;
   /**
-   * The time in ms by the clock of the server that has the files. Its answer is undefined where the server does not say.
-   * Absent: this machine has them.
+   * The time in ms by the clock of the server that has the files. Returns undefined if the server does not tell.
+   * Absent: this machine has the files.
    */
   serverTime?(): Promise<number | undefined>;
-  /** Undefined: the store is locked, nobody else works on it. */
-  readonly others: HostLocks | undefined;
-  /** What was thrown, for people. `doing` completes "… failed". May take a moment to find out why. */
+  /** Undefined: this process has the whole store locked, or the store is read-only. */
+  readonly hostLocks: HostLocks | undefined;
+  /** Turns an error into one for users. `doing` completes "… failed". May take a moment to find out the reason. */
   failure(cause: unknown, doing: string): StowageError | Promise<StowageError>;
   close(): Promise<void>;
 }
 
-/** Room kept back, so that a full store can still be emptied: moving a volume to the trash takes a block or two. */
+/** Space kept in reserve, so that volumes can be deleted from a full store: moving one to the trash takes a block or two. */
 export interface Reserve {
-  /** Repeats what found no room, giving up a piece each time. So it must be work that can be repeated. */
-  backing<T>(work: () => Promise<T>): Promise<T>;
-  /** Makes the pieces that are missing, where there is room enough. */
+  /** Retries `work` when the store is full, and removes a piece of the reserve each time. So `work` must be repeatable. */
+  retryWithReserve<T>(work: () => Promise<T>): Promise<T>;
+  /** Recreates missing pieces if there is enough space. */
   refill(): Promise<void>;
 }
 
 /**
- * A host that has not moved for so long can be taken for dead by others. One that lives must therefore not go on with
- * anything after half of it, but give up and begin anew: see `Limit`.
+ * Other hosts may presume a host dead that has done nothing for this long. So a live host must stop an operation after half of this time,
+ * and start over: see `HoldLimit`.
  */
-export const takenForDeadMs = 60_000;
+export const presumedDeadMs = 60_000;
 
-/** Volumes that this host holds, until it disposes of this. */
+/** Locks on volumes, held until disposed. */
 export interface Hold extends AsyncDisposable {
-  /** By this process's monotonic clock: just before it sent the first call that took one of the locks. */
+  /** By the monotonic clock of this process, right before it sent the first call that took one of the locks. */
   readonly since: number;
 }
 
 /**
- * Other hosts that work on the same store at the same time. A volume that exists is changed only by who holds it; a
- * name is taken by creating its record exclusively, and an empty record belongs to who made it.
+ * Locks against other hosts that work on the same store. A host changes an existing volume only while it holds the volume's lock. A host
+ * takes a name by creating its record exclusively; an empty record belongs to the host that created it.
  */
 export interface HostLocks {
-  /** Waits until no other host holds these volumes. */
+  /** Waits until it has locked these volumes. */
   hold(ids: readonly VolumeId[], signal: AbortSignal): Promise<Hold>;
   /**
-   * For who holds it. 'gone': the volume was destroyed for good, so its lock goes with it. 'not found': perhaps it was, so
-   * a lock file that was made for this hold alone goes.
+   * Call it with the volume locked. 'gone': the volume was destroyed, so the release removes its lock file. 'not found': perhaps it
+   * was, so the release removes the lock file only if this hold created it.
    */
   forget(id: VolumeId, why: 'gone' | 'not found'): void;
   /**
-   * 'another': by another host, or by one that died. 'stale': the lock has not changed for two minutes, in which this was called before.
-   * Whoever holds the volume then watches the lock for some seconds more, and takes it over.
+   * 'another': another host holds it, or one that died. 'stale': the lock has not changed for two minutes, in which this was called
+   * before. `hold` then watches the lock for some seconds more, and takes it over.
    */
   holderOf(id: VolumeId): Promise<'nobody' | 'another' | 'stale'>;
-  /** An empty record, made exclusively (`EEXIST`): only who made it replaces it. */
-  take(path: string): Promise<void>;
+  /** Creates an empty record exclusively (`EEXIST`). Only the host that created it replaces it. */
+  takeName(path: string): Promise<void>;
   /**
-   * Of an empty or cut-off record on which nobody works any more: an earlier one of ours, or one that has not changed
-   * for long, while we looked now and then. It is empty and ours from then on, as if just taken. `isTorn` is asked last.
+   * Takes over an empty or cut-off record that no host works on any more: an earlier one of ours, or one that has not changed for long
+   * while we polled it. After that it is empty and ours, as after `takeName`. Calls `isTorn` last.
    */
-  takeOver(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
-  /** Which of them, and of this one, use a volume. For who holds it: none of them begins to meanwhile. */
+  takeOverName(path: string, isTorn: () => Promise<boolean>): Promise<boolean>;
+  /** The hosts, including this one, that use a volume. Call it with the volume locked, so that no host begins to use it. */
   usesOf(id: VolumeId): Promise<readonly SeenUse[]>;
 }

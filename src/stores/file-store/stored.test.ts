@@ -58,7 +58,7 @@ function inFile(text: string): string {
 }
 
 describe('the record of a volume', () => {
-  test('is byte for byte that of 0.1', () => {
+  test('has the same bytes as in 0.1', () => {
     expect(records.map((meta) => encodeMeta(meta))).toEqual(lines.map((line) => `${line}\n`));
   });
 

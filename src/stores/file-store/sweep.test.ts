@@ -16,8 +16,8 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import type { FileStore } from './verbs.ts';
 
-// With other hosts on the store, an empty record keeps a name: for a volume that is being made, adopted or moved there.
-// A host that dies leaves it behind, beside data that are already there.
+// On a shared store an empty record reserves a name for a volume that is being created, adopted or moved there.
+// A host that dies leaves it behind, beside existing data.
 
 const name = volumeName;
 const spec = (called: string, instance: string): VolumeSpec =>
@@ -40,7 +40,7 @@ function plant(called: string): void {
 
 interface Host {
   readonly store: FileStore;
-  /** As often as a host looks that is there for a while. */
+  /** Polls like a host that stays up for a while. */
   sweepForLong(): Promise<void>;
 }
 
@@ -62,7 +62,7 @@ async function host(instance: string, hook: Hook = never): Promise<Host> {
   };
 }
 
-/** Does something, and is killed when the server has done that call. */
+/** Runs the work, and kills the host after the server has done that call. */
 async function killedAfter(
   isLast: (procedure: string, text: string) => boolean,
   work: (store: FileStore) => Promise<unknown>,
@@ -80,7 +80,7 @@ async function killedAfter(
   expect(isDead).toBe(true);
 }
 
-describe('a name that was taken for data that are to be adopted', () => {
+describe('a name reserved for data that are being adopted', () => {
   const die = async (): Promise<void> => {
     plant('d');
     await killedAfter(
@@ -90,14 +90,14 @@ describe('a name that was taken for data that are to be adopted', () => {
     expect([lying(), read('d.meta')]).toEqual([['d', 'd.meta'], '']);
   };
 
-  test('is given back by its taker when that comes back', async () => {
+  test('is released by its host when that host comes back', async () => {
     await die();
     const back = await host('one');
     await back.store.housekeeping.sweep(scope);
     expect([lying(), read('d', 'file')]).toEqual([['d'], 'planted']);
   });
 
-  test('is given back by another host only when its taker has been silent for long', async () => {
+  test('is released by another host only after its host has been silent for long', async () => {
     await die();
     const other = await host('two');
     for (let i = 0; i < 3; i++) await other.store.housekeeping.sweep(scope);
@@ -128,7 +128,7 @@ describe.each<[string, (store: FileStore, volume: Volume) => Promise<unknown>]>(
     expect([read('n.meta'), read('n', 'file')]).toEqual(['', volume.id]);
   });
 
-  test('is not given back by others, however long its host is silent; that one finishes when it comes back', async () => {
+  test('is not released by other hosts, however long its host is silent, and that host finishes when it comes back', async () => {
     const other = await host('two');
     await other.sweepForLong();
     expect(read('n.meta')).toBe('');

@@ -23,28 +23,28 @@ const owner = (more: Partial<Observer> = {}): Observer => ({
 const other = (more: Partial<Observer> = {}): Observer => owner({ instance: 'other', ...more });
 
 describe('the owner', () => {
-  test('purges when the server says so and it has seen the entry for the whole retention', () => {
+  test("purges when the date has come by the server's clock and it has seen the entry for the whole retention", () => {
     expect(judge(entry(), owner())).toEqual({ verdict: 'purge' });
     expect(judge(entry(), owner({ serverNow: 100 * day - 1 }))).toEqual({ verdict: 'keep' });
     expect(judge(entry(), owner({ observed: 12 * day - 1 }))).toEqual({ verdict: 'keep' });
   });
 
-  test('gives an entry its date where that is missing', () => {
+  test('sets the date of an entry that has none', () => {
     const { expiresAt: _expiresAt, ...undated } = entry();
     const expiry = { ...entry(), expiresAt: 102 * day, seen: { by: 'owner', at: 12 * day } };
     expect(judge(undated, owner())).toEqual({ verdict: 'record', expiry });
   });
 
-  test('begins to count again when its own count was lost', () => {
+  test('starts counting again after it lost its count', () => {
     const expiry = entry({ seen: { by: 'owner', at: 0 } });
     expect(judge(entry(), owner({ observed: 0 }))).toEqual({ verdict: 'record', expiry });
   });
 
-  test('waits when its last minutes were not counted', () => {
+  test('waits if its last minutes were not counted', () => {
     expect(judge(entry(), owner({ observed: 10 * day - 60_000 }))).toEqual({ verdict: 'keep' });
   });
 
-  test('of a store that nobody shares is whoever has it, but not by what another one saw', () => {
+  test('of a store that is not shared is the host that has it, without the sightings of another host', () => {
     const expiry = entry({ seen: { by: 'other', at: 12 * day } });
     expect(judge(entry(), other({ isShared: false }))).toEqual({ verdict: 'record', expiry });
     expect(judge(expiry, other({ isShared: false, observed: 14 * day }))).toEqual({ verdict: 'purge' });
@@ -52,12 +52,12 @@ describe('the owner', () => {
 });
 
 describe('another host', () => {
-  test('gives an old entry its date, and leaves it to its owner', () => {
+  test('sets the date of an old entry, and leaves the purge to its owner', () => {
     const { expiresAt: _expiresAt, seen: _seen, ...undated } = entry();
     expect(judge(undated, other())).toEqual({ verdict: 'record', expiry: { ...undated, expiresAt: 102 * day } });
   });
 
-  test('does nothing while the owner can come back', () => {
+  test('does nothing while the owner may come back', () => {
     expect(judge(entry(), other({ observed: 1000 * day, serverNow: 100 * day + hour - 1 }))).toEqual({
       verdict: 'keep',
     });
@@ -66,7 +66,7 @@ describe('another host', () => {
   const overdue = 100 * day + hour;
   const followed = entry({ successor: { by: 'other', at: 12 * day, since: overdue } });
 
-  test('becomes the successor of an owner that did not come, and waits for the retention and a week', () => {
+  test('becomes the successor of an owner that did not come back, and waits for the retention and a week', () => {
     expect(judge(entry(), other({ serverNow: overdue }))).toEqual({ verdict: 'record', expiry: followed });
     const late = { observed: 12 * day + 9 * day, serverNow: 107 * day };
     expect(judge(followed, other(late))).toEqual({ verdict: 'purge' });
@@ -78,7 +78,7 @@ describe('another host', () => {
   test.each([
     ['long after that one should have purged the entry', overdue + 18 * day + 1],
     ['where that one wrote down a time far in the future', overdue - 18 * day - 1],
-  ])('takes the place of a successor that does not purge: %s', (_when, serverNow) => {
+  ])('replaces a successor that does not purge: %s', (_when, serverNow) => {
     const expired = { ...followed, expiresAt: 50 * day };
     const third = { ...other({ serverNow }), instance: 'third' };
     const successor = { by: 'third', at: 12 * day, since: serverNow };
@@ -88,7 +88,7 @@ describe('another host', () => {
   });
 });
 
-test('whatever the clocks say, nobody purges an entry that has not been there for its retention', () => {
+test('no host purges an entry before its retention is over, whatever the clocks say', () => {
   const time = fc.nat({ max: 500 * day });
   const instance = fc.constantFrom('owner', 'other', 'third');
   // The host runs for all of that time, for a part of it, or loses its count.
@@ -127,12 +127,12 @@ test('whatever the clocks say, nobody purges an entry that has not been there fo
   );
 });
 
-test('another host waits for as long again, and at least for a week', () => {
+test('another host waits for the retention again, and at least for a week', () => {
   expect([day, week, 30 * day].map(successionOf)).toEqual([8 * day, 14 * day, 60 * day]);
 });
 
-describe('as it is written', () => {
-  test('is read as it was', () => {
+describe('the stored expiry', () => {
+  test('is read back unchanged', () => {
     const full = entry({ successor: { by: 'other', at: 1, since: 2 } });
     expect(parseExpiry(JSON.parse(JSON.stringify(full)))).toEqual(full);
     const { expiresAt: _expiresAt, ...undated } = full;

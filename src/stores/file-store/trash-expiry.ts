@@ -1,16 +1,16 @@
-/** When a trash entry may be purged, and by whom; in the entry's record. docs/designs/trash-expiry.md has the reasons. */
+/** When a trash entry may be purged, and by whom. Part of the entry's record. docs/designs/trash-expiry.md has the reasons. */
 export interface Expiry {
-  /** In ms, by the clock of the server that has the files. Undefined: the server's time was not known yet. */
+  /** In ms, by the clock of the server that has the files. Undefined: the server's time is not known yet. */
   readonly expiresAt?: number;
   /** The store's retention when the volume was deleted, in ms. */
   readonly retention: number;
   /** The instance that deleted the volume, and purges it. */
   readonly owner: string;
-  /** Since when the owner has seen the entry. */
+  /** When the owner first saw the entry. */
   readonly seen?: Sighting;
   /** The instance that purges the entry if the owner never comes back. */
   readonly successor?: Sighting & {
-    /** When it became that, by the server's clock. */
+    /** When it became the successor, by the server's clock. */
     readonly since: number;
   };
 }
@@ -25,7 +25,7 @@ export interface Sighting {
 /** The host that looks at an entry. */
 export interface Observer {
   readonly instance: string;
-  /** False: the store is locked by this host, so there is no other one that could purge. */
+  /** False: this host has the store locked, so no other host can purge. */
   readonly isShared: boolean;
   /** Its ObservedTime. */
   readonly observed: number;
@@ -36,19 +36,19 @@ export interface Observer {
 export type Verdict =
   | { readonly verdict: 'keep' }
   | { readonly verdict: 'purge' }
-  /** The entry must say this first. */
+  /** Write this expiry into the entry first. */
   | { readonly verdict: 'record'; readonly expiry: Expiry };
 
 const hour = 3_600_000;
 const week = 7 * 24 * hour;
 /** An owner that is up purges within a minute; one that restarts or is updated is back within this time. */
 const successionAfterMs = hour;
-/** A sighting that is further ahead of the ObservedTime belongs to one that was lost and counts from 0 again. */
+/** If a sighting is further ahead of the ObservedTime than this, the count was lost and has restarted from 0. */
 const lostAfterMs = hour;
 
 const graceOf = (retention: number): number => Math.max(week, retention);
 
-/** What a host that is not the owner waits for, by the server's clock and by its own time. */
+/** How long a host that is not the owner waits, by the server's clock and by its own observed time. */
 export const successionOf = (retention: number): number => retention + graceOf(retention);
 
 export function judge(expiry: Expiry, observer: Observer): Verdict {
@@ -79,7 +79,7 @@ function judgeAsOther(
 ): Verdict {
   const { retention, successor } = expiry;
   if (serverNow < expiresAt + successionAfterMs) return { verdict: 'keep' };
-  // Either way: a date that is far in the future was written by a clock that was wrong.
+  // In both directions: a date far in the future comes from a clock that was wrong.
   const isOverdue = successor !== undefined && Math.abs(serverNow - successor.since) > 2 * successionOf(retention);
   if (successor === undefined || (successor.by === instance ? isLost(successor) : isOverdue))
     return {
@@ -99,7 +99,7 @@ const isCount = (value: unknown): value is number => Number.isSafeInteger(value)
 const isRecord = (value: unknown): value is Readonly<Record<string, unknown>> =>
   typeof value === 'object' && value !== null && !Array.isArray(value);
 
-/** 'unreadable': whatever it once said, the entry never expires by itself. */
+/** 'unreadable': the entry never expires by itself. */
 export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   if (!isRecord(value)) return 'unreadable';
   const { expiresAt, retention, owner } = value;
@@ -117,7 +117,7 @@ export function parseExpiry(value: unknown): Expiry | 'unreadable' {
   };
 }
 
-/** One that cannot be read is none: who sees the entry next begins to count. */
+/** An unreadable sighting counts as none: the next host that sees the entry starts counting. */
 function sightingIn(value: unknown): Sighting | undefined {
   if (!isRecord(value)) return undefined;
   const { by, at } = value;

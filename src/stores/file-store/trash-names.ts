@@ -1,7 +1,7 @@
 import type { VolumeId } from '#core/model.ts';
 import { isVolumeId } from '#core/names.ts';
 
-/** The volume of an entry that a purge has moved to `trash/<id>.<random>`. Undefined: the name in `trash/` is not that of such an entry. */
+/** The volume of an entry that a purge has moved to `trash/<id>.<random>`. Undefined: `name` is not such an entry. */
 export function stagedId(name: string): VolumeId | undefined {
   const [id = '', random = '', ...more] = name.split('.');
   return isVolumeId(id) && /^[0-9a-f]{12}$/.test(random) && more.length === 0 ? id : undefined;

@@ -8,48 +8,48 @@ import { finishRestore } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
 import { readMeta } from './meta.ts';
 import type { ObservedTime } from './observed-time.ts';
-import type { HeldScope, Parts } from './parts.ts';
 import type { HostLocks } from './store-root.ts';
 import { type Expiry, judge, type Observer, type Verdict } from './trash-expiry.ts';
 import { finishStaged, moveToDeleting, putBack } from './trash-staging.ts';
+import type { HeldScope, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
-/** Records that change in one round of maintenance; the rest waits for the next one. */
-const mostWrites = 100;
+const maxConcurrentReads = 16;
+/** The most records that one round of maintenance changes; the rest waits for the next round. */
+const maxWritesPerRound = 100;
 /** Records that do not change are read again after this time: another host may have restored and deleted the volume. */
 const rereadAfterMs = 3_600_000;
 
-/** What was read of an entry, and when. */
+/** A record of an entry, and when it was read. */
 interface Remembered {
   readonly meta: Meta;
   readonly at: number;
 }
 
-export interface Purging extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
-  /** Of a volume that is deleted now. */
+export interface TrashPurge extends Pick<Trash, 'purge' | 'expired' | 'purgeExpired'> {
+  /** The expiry of a volume that is being deleted now. */
   newExpiry(retention: number): Promise<Expiry>;
 }
 
-export function createPurging(parts: Parts, observedTime: ObservedTime): Purging {
-  const { place, during, clock } = parts;
-  const { files, context, others } = place;
+export function createTrashPurge(ctx: VerbContext, observedTime: ObservedTime): TrashPurge {
+  const { storeRoot, runVerb, clock } = ctx;
+  const { files, context, hostLocks } = storeRoot;
   const remembered = new Map<VolumeId, Remembered>();
   const reported = new Set<VolumeId>();
-  const recordOf = (id: VolumeId): string => place.own('trash', id, 'meta');
+  const recordOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, 'meta');
   const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), context.instance);
 
   const serverTime = async (): Promise<number | undefined> =>
-    place.serverTime === undefined ? clock.now() : await place.serverTime();
-  const about = (observed: number, serverNow: number): Observer => ({
+    storeRoot.serverTime === undefined ? clock.now() : await storeRoot.serverTime();
+  const observerAt = (observed: number, serverNow: number): Observer => ({
     instance: context.instance,
-    isShared: others !== undefined,
+    isShared: hostLocks !== undefined,
     observed,
     serverNow: Math.round(serverNow),
   });
 
   async function observe(): Promise<Observer | undefined> {
     const [serverNow, observed] = await Promise.all([serverTime(), observedTime.now()]);
-    return serverNow === undefined ? undefined : about(observed, serverNow);
+    return serverNow === undefined ? undefined : observerAt(observed, serverNow);
   }
 
   function remember(id: VolumeId, found: MetaRead): Meta | undefined {
@@ -59,9 +59,9 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   const looking = <T>(scope: Scope, work: () => Promise<T>): Promise<T> =>
-    during('looking for expired entries of the trash', [], scope, work);
+    runVerb('looking for expired entries of the trash', [], scope, work);
 
-  /** Undefined: the entry is on its way in or out, or cannot be read. */
+  /** Undefined: the entry is being moved into or out of the trash, or is unreadable. */
   async function look(id: VolumeId, scope: Scope): Promise<Meta | undefined> {
     const known = remembered.get(id);
     if (known !== undefined && clock.elapsed() - known.at < rereadAfterMs) return known.meta;
@@ -69,7 +69,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     const isUnreadable = found.state === 'unreadable' || (found.state === 'ok' && found.meta.expiry === 'unreadable');
     if (isUnreadable && !reported.has(id)) {
       const why = found.state === 'unreadable' ? found.error.message : 'its expiry is not in a known form';
-      scope.log.warn('a trash entry cannot be read, so it never expires', { store: place.store, volume: id, why });
+      scope.log.warn('a trash entry cannot be read, so it never expires', { store: storeRoot.store, volume: id, why });
       reported.add(id);
     }
     return remember(id, found);
@@ -79,16 +79,16 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   const expiryOf = ({ expiry, instance }: Meta, retention: number): Expiry | undefined =>
     expiry === 'unreadable' ? undefined : (expiry ?? { retention, owner: instance });
 
-  /** Writes into the entry what it must say before it can expire; with the volume held, by what the entry says then. */
+  /** Writes the dates that an entry needs before it can expire. Decides again under the volume's lock, from the current record. */
   async function record(id: VolumeId, retention: number, scope: Scope): Promise<void> {
-    const work = during(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
+    const work = runVerb(`recording when ${id} expires`, [id], scope, async ({ limit }) => {
       const meta = remember(id, await read(id));
       const expiry = meta && expiryOf(meta, retention);
       const observer = expiry && (await observe());
       if (meta === undefined || expiry === undefined || observer === undefined) return;
       const decided = judge(expiry, observer);
       if (decided.verdict !== 'record') return;
-      await place.replace(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
+      await storeRoot.replaceRecord(recordOf(id), { ...meta, expiry: decided.expiry }, limit.check);
       remember(id, { state: 'ok', meta: { ...meta, expiry: decided.expiry } });
     });
     await work.catch((cause: unknown) => {
@@ -96,13 +96,17 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
       // The entry does not expire before this is written; the next round tries again. Others must not wait for it.
       if (['busy', 'exhausted'].includes(cause.code)) return;
-      scope.log.warn('a trash entry cannot be given its date', { store: place.store, volume: id, why: cause.message });
+      scope.log.warn('the expiry of a trash entry cannot be recorded', {
+        store: storeRoot.store,
+        volume: id,
+        why: cause.message,
+      });
     });
   }
 
   /**
-   * With the volume held. A restore that was interrupted after it moved the data out is finished: nothing is left to purge. Without a record,
-   * the entry was purged before; or a deletion was interrupted after it moved the data in, and its record has yet to follow.
+   * Call it with the volume locked. Finishes a restore that was interrupted after it moved the data out: then nothing is left to purge. If
+   * there is no record, the entry was purged before, or a deletion was interrupted before it moved the record.
    */
   async function purgeHeld(
     id: VolumeId,
@@ -110,19 +114,21 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     isWanted: (meta: Meta) => Promise<boolean>,
   ): Promise<boolean> {
     let found = await read(id);
-    if (found.state === 'absent' && (await putBack(parts, id, scope))) found = await read(id);
+    if (found.state === 'absent' && (await putBack(ctx, id, scope))) found = await read(id);
     const meta = remember(id, found);
-    if (found.state === 'absent') others?.forget(id, 'not found');
+    if (found.state === 'absent') hostLocks?.forget(id, 'not found');
     else if (found.state !== 'ok') throw found.error;
-    if (meta === undefined || (await finishRestore(parts, meta, scope)) !== undefined) return false;
-    if (!(await isWanted(meta)) || !(await moveToDeleting(parts, meta, scope))) return false;
-    others?.forget(id, 'gone');
+    if (meta === undefined || (await finishRestore(ctx, meta, scope)) !== undefined) return false;
+    if (!(await isWanted(meta)) || !(await moveToDeleting(ctx, meta, scope))) return false;
+    hostLocks?.forget(id, 'gone');
     remembered.delete(id);
     return true;
   }
 
   const purging = <T>(id: VolumeId, scope: Scope, work: (held: HeldScope) => Promise<T>): Promise<T> =>
-    during(`purging ${id} from the trash`, [id], scope, (held) => place.reserve.backing(() => work(held)));
+    runVerb(`purging ${id} from the trash`, [id], scope, (held) =>
+      storeRoot.reserve.retryWithReserve(() => work(held)),
+    );
 
   async function isExpired({ expiry }: Meta): Promise<boolean> {
     const observer = await observe();
@@ -131,7 +137,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   }
 
   const holderOf = (id: VolumeId, scope: Scope): ReturnType<HostLocks['holderOf']> =>
-    looking(scope, async () => (await others?.holderOf(id)) ?? 'nobody');
+    looking(scope, async () => (await hostLocks?.holderOf(id)) ?? 'nobody');
 
   async function recordAll(ids: readonly VolumeId[], retention: number, scope: Scope): Promise<void> {
     const stale: VolumeId[] = [];
@@ -140,13 +146,13 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
       if (holder === 'nobody') await record(id, retention, scope);
       if (holder === 'stale') stale.push(id);
     }
-    // A lock that a dead host left is watched for some seconds before it is taken over; so all at once.
-    await eachBounded(stale, readsAtOnce, (id) => record(id, retention, scope));
+    // Taking over the lock of a dead host takes some seconds, in which the lock is watched. So take all of them over at the same time.
+    await eachBounded(stale, maxConcurrentReads, (id) => record(id, retention, scope));
   }
 
   async function expired(retention: number, scope: Scope): Promise<readonly TrashEntry[]> {
-    const names = await looking(scope, () => files.names(place.own('trash')));
-    await finishStaged(parts, names, scope);
+    const names = await looking(scope, () => files.names(storeRoot.ownPath('trash')));
+    await finishStaged(ctx, names, scope);
     const ids = names.filter(isVolumeId);
     const present = new Set(ids);
     for (const id of remembered.keys()) if (!present.has(id)) remembered.delete(id);
@@ -154,25 +160,25 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
     const observed = await looking(scope, observedTime.save);
     let asked: Promise<number | undefined> | undefined;
     const decide = async (expiry: Expiry): Promise<Verdict['verdict']> => {
-      // Most entries wait for their owner's own time: the server is asked only where its time can matter.
-      if (judge(expiry, about(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
+      // Most entries only wait for the observed time of their owner. Ask the server only if its time can matter.
+      if (judge(expiry, observerAt(observed, Number.MAX_SAFE_INTEGER)).verdict === 'keep') return 'keep';
       asked ??= looking(scope, serverTime);
       const serverNow = await asked;
-      return serverNow === undefined ? 'keep' : judge(expiry, about(observed, serverNow)).verdict;
+      return serverNow === undefined ? 'keep' : judge(expiry, observerAt(observed, serverNow)).verdict;
     };
     const due: TrashEntry[] = [];
     const unrecorded: VolumeId[] = [];
-    await eachBounded(ids, readsAtOnce, async (id) => {
+    await eachBounded(ids, maxConcurrentReads, async (id) => {
       scope.signal.throwIfAborted();
       const meta = await look(id, scope);
       const expiry = meta && expiryOf(meta, retention);
       if (expiry === undefined || meta === undefined) return;
       const verdict = await decide(expiry);
-      // Another host is at work on it, or died a moment ago: there is time.
-      if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(parts, meta));
+      // 'another': another host works on the entry, or died a moment ago. A later round purges it.
+      if (verdict === 'purge' && (await holderOf(id, scope)) !== 'another') due.push(entryOf(ctx, meta));
       if (verdict === 'record') unrecorded.push(id);
     });
-    await recordAll(unrecorded.slice(0, mostWrites), retention, scope);
+    await recordAll(unrecorded.slice(0, maxWritesPerRound), retention, scope);
     return due;
   }
 
@@ -196,7 +202,7 @@ export function createPurging(parts: Parts, observedTime: ObservedTime): Purging
   };
 }
 
-export function entryOf({ volume }: Pick<Parts, 'volume'>, meta: Meta): TrashEntry {
+export function entryOf({ volume }: Pick<VerbContext, 'volume'>, meta: Meta): TrashEntry {
   const { deletedAt = 0, expiry } = meta;
   return {
     volume: volume(meta),

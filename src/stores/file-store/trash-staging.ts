@@ -3,10 +3,10 @@ import { isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { unlessBusy } from './finish-interrupted.ts';
+import { ignoreBusy } from './finish-interrupted.ts';
 import { encodeMeta, type Meta, type MetaRead, readMeta } from './meta.ts';
-import type { HeldScope, Parts } from './parts.ts';
 import { stagedId } from './trash-names.ts';
+import type { HeldScope, VerbContext } from './verb-context.ts';
 
 // A purge moves its entry twice: from `trash/<id>` to `trash/<id>.<random>`, where it reads the record again, and from there to
 // `deleting/`. A host that was suspended right before the first move may have lost its lock. The entry at `trash/<id>` may then belong
@@ -17,67 +17,69 @@ const isSame = (found: MetaRead, meta: Meta): boolean =>
   found.state === 'ok' && encodeMeta(found.meta) === encodeMeta(meta);
 
 /** The caller holds the volume's lock. Returns false, and leaves the entry, if it does not have that record (any more). */
-export async function moveToDeleting(parts: Parts, meta: Meta, { limit }: HeldScope): Promise<boolean> {
-  const { place } = parts;
-  const { files } = place;
+export async function moveToDeleting(ctx: VerbContext, meta: Meta, { limit }: HeldScope): Promise<boolean> {
+  const { storeRoot } = ctx;
+  const { files } = storeRoot;
   const name = `${meta.id}.${randomBytes(6).toString('hex')}`;
-  const [entry, staged] = [place.own('trash', meta.id), place.own('trash', name)];
+  const [entry, staged] = [storeRoot.ownPath('trash', meta.id), storeRoot.ownPath('trash', name)];
   limit.check();
   if (!(await files.rename(entry, staged))) return false;
-  if (!isSame(await readMeta(files, `${staged}/meta`, place.context.instance), meta)) {
+  if (!isSame(await readMeta(files, `${staged}/meta`, storeRoot.context.instance), meta)) {
     // If this fails, the next round of maintenance does it.
     await files.rename(staged, entry);
     limit.check();
     return false;
   }
-  // One step, whatever its size; `reclaim` frees the room.
-  const isMoved = await files.rename(staged, place.own('deleting', `${name}.trash`));
-  await files.sync(place.own('trash'));
+  // One step, whatever the size. `reclaim` frees the space.
+  const isMoved = await files.rename(staged, storeRoot.ownPath('deleting', `${name}.trash`));
+  await files.sync(storeRoot.ownPath('trash'));
   // Another host took over our lock and moved the entry back.
   if (!isMoved) limit.check();
   return isMoved;
 }
 
 /** The caller holds the volume's lock. Moves the entries of interrupted purges back. Returns false if there are none. */
-export async function putBack(parts: Parts, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
-  const { place, layout } = parts;
-  const { files } = place;
-  const names = (await files.names(place.own('trash'))).filter((name) => stagedId(name) === id);
+export async function putBack(ctx: VerbContext, id: VolumeId, { limit }: HeldScope): Promise<boolean> {
+  const { storeRoot, layout } = ctx;
+  const { files } = storeRoot;
+  const names = (await files.names(storeRoot.ownPath('trash'))).filter((name) => stagedId(name) === id);
   for (const name of names) {
-    const staged = place.own('trash', name);
+    const staged = storeRoot.ownPath('trash', name);
     limit.check();
     try {
-      await files.rename(staged, place.own('trash', id));
+      await files.rename(staged, storeRoot.ownPath('trash', id));
     } catch (cause) {
-      // Some NFS servers have only EIO to say that a directory is not empty.
+      // Some NFS servers report a directory that is not empty as EIO.
       if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST', 'EIO')) throw cause;
-      // A deletion was under way at the same time: the entry has one half, the other one is here.
+      // A deletion ran at the same time: the entry has one half, and the other half is here.
       for (const half of [layout.trashName, 'meta']) {
-        const home = place.own('trash', id, half);
-        if ((await files.look(home)) === undefined) await files.rename(`${staged}/${half}`, home);
+        const home = storeRoot.ownPath('trash', id, half);
+        if ((await files.lstat(home)) === undefined) await files.rename(`${staged}/${half}`, home);
       }
       await files.rmdir(staged).catch(() => undefined);
     }
   }
-  if (names.length > 0) await files.sync(place.own('trash'));
+  if (names.length > 0) await files.sync(storeRoot.ownPath('trash'));
   return names.length > 0;
 }
 
 /** Moves the entries of interrupted purges back, so that they expire again. `names`: the contents of `trash/`. */
-export async function finishStaged(parts: Parts, names: readonly string[], scope: Scope): Promise<void> {
-  const { place } = parts;
-  const { others } = place;
+export async function finishStaged(ctx: VerbContext, names: readonly string[], scope: Scope): Promise<void> {
+  const { storeRoot } = ctx;
+  const { hostLocks } = storeRoot;
   for (const id of new Set(names.flatMap((name) => stagedId(name) ?? []))) {
     scope.signal.throwIfAborted();
     const doing = `putting ${id} back into the trash`;
     // The purge may be under way on another host.
-    if ((await parts.during(doing, [], scope, async () => others?.holderOf(id))) === 'another') continue;
-    const work = parts.during(doing, [id], scope, (held) => place.reserve.backing(() => putBack(parts, id, held)));
-    await unlessBusy(work).catch((cause: unknown) => {
+    if ((await ctx.runVerb(doing, [], scope, async () => hostLocks?.holderOf(id))) === 'another') continue;
+    const work = ctx.runVerb(doing, [id], scope, (held) =>
+      storeRoot.reserve.retryWithReserve(() => putBack(ctx, id, held)),
+    );
+    await ignoreBusy(work).catch((cause: unknown) => {
       scope.signal.throwIfAborted();
       if (!(cause instanceof StowageError) || cause.code === 'unavailable') throw cause;
       // The next round tries again. Other entries must not wait for this one.
-      scope.log.warn('a trash entry cannot be put back', { store: place.store, volume: id, why: cause.message });
+      scope.log.warn('a trash entry cannot be put back', { store: storeRoot.store, volume: id, why: cause.message });
     });
   }
 }

@@ -4,124 +4,124 @@ import type { TrashEntry, Volume, VolumeId, VolumeName } from '#core/model.ts';
 import { isVolumeId, quoted } from '#core/names.ts';
 import type { Trash } from '#core/ports.ts';
 import { dataUnrecorded } from './errors.ts';
-import { finishInterrupted, finishRestore, leaveTrash } from './finish-interrupted.ts';
+import { finishInterrupted, finishRestore, removeTrashFolder } from './finish-interrupted.ts';
 import type { Meta, MetaRead } from './meta.ts';
-import { readMeta, settled } from './meta.ts';
-import { takeName } from './naming.ts';
+import { readMeta, withoutMove } from './meta.ts';
 import { createObservedTime } from './observed-time.ts';
-import { makeParents, pruneParents } from './parents.ts';
-import type { HeldScope, Parts } from './parts.ts';
+import { makeParents, pruneParents } from './parent-folders.ts';
+import { takeName } from './take-name.ts';
 import type { Expiry } from './trash-expiry.ts';
 import { trashedId } from './trash-names.ts';
-import { createPurging, entryOf } from './trash-purge.ts';
+import { createTrashPurge, entryOf } from './trash-purge.ts';
 import { putBack } from './trash-staging.ts';
+import type { HeldScope, VerbContext } from './verb-context.ts';
 
-const readsAtOnce = 16;
+const maxConcurrentReads = 16;
 
-/** `trash/<id>/meta` is what makes an entry; the data lie beside it. */
-export function createTrash(parts: Parts): Trash {
-  const { place, layout, during, dataPath, volume } = parts;
-  const { files } = place;
-  const dataOf = (id: VolumeId): string => place.own('trash', id, layout.trashName);
-  const recordOf = (id: VolumeId): string => place.own('trash', id, 'meta');
-  const purging = createPurging(parts, createObservedTime(place, parts.clock));
-  const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), place.context.instance);
+/** An entry exists if `trash/<id>/meta` does. Its data are beside that file. */
+export function createTrash(ctx: VerbContext): Trash {
+  const { storeRoot, layout, runVerb, dataPath, volume } = ctx;
+  const { files } = storeRoot;
+  const dataOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, layout.trashName);
+  const recordOf = (id: VolumeId): string => storeRoot.ownPath('trash', id, 'meta');
+  const purging = createTrashPurge(ctx, createObservedTime(storeRoot, ctx.clock));
+  const read = (id: VolumeId): Promise<MetaRead> => readMeta(files, recordOf(id), storeRoot.context.instance);
 
   return {
     put: async (ref, { deletedAt, retention }, scope) => {
       const doing = `moving volume ${quoted(ref.name)} to the trash`;
       let expiry: Expiry | undefined;
-      await parts.emptying(doing, ref, scope, async (meta, held) => {
+      await ctx.runRemoval(doing, ref, scope, async (meta, held) => {
         const { limit } = held;
         expiry = await purging.newExpiry(retention);
-        const intent = { ...settled(meta, meta.name), deletedAt, expiry };
-        await place.replace(place.metaPath(meta.name), intent, limit.check);
-        await files.makeFolder(place.own('trash', meta.id));
+        const intent = { ...withoutMove(meta, meta.name), deletedAt, expiry };
+        await storeRoot.replaceRecord(storeRoot.metaPath(meta.name), intent, limit.check);
+        await files.makeFolder(storeRoot.ownPath('trash', meta.id));
         limit.check();
         const isThere = await files.rename(dataPath(meta), dataOf(meta.id));
-        // Deleted already, all but its record.
-        if (!isThere && (await finishInterrupted(parts, intent, held))) return leaveTrash(parts, meta.id);
+        // The volume was already deleted, except for its record.
+        if (!isThere && (await finishInterrupted(ctx, intent, held))) return removeTrashFolder(ctx, meta.id);
         limit.check();
-        await files.rename(place.metaPath(meta.name), recordOf(meta.id));
-        await files.sync(place.own('trash', meta.id));
-        await files.sync(place.own('trash'));
-        await place.sync();
-        await pruneParents(parts, meta);
+        await files.rename(storeRoot.metaPath(meta.name), recordOf(meta.id));
+        await files.sync(storeRoot.ownPath('trash', meta.id));
+        await files.sync(storeRoot.ownPath('trash'));
+        await storeRoot.sync();
+        await pruneParents(ctx, meta);
       });
       if (expiry !== undefined) return expiry.expiresAt;
-      // An earlier call did it.
-      const found = await during(doing, [], scope, () => read(ref.id));
-      return found.state === 'ok' ? entryOf(parts, found.meta).expiresAt : undefined;
+      // An earlier call moved the volume to the trash.
+      const found = await runVerb(doing, [], scope, () => read(ref.id));
+      return found.state === 'ok' ? entryOf(ctx, found.meta).expiresAt : undefined;
     },
     list: async (scope) => {
       const doing = 'listing the trash';
-      const all = await during(doing, [], scope, () => files.names(place.own('trash')));
+      const all = await runVerb(doing, [], scope, () => files.names(storeRoot.ownPath('trash')));
       const entries = new Map<VolumeId, TrashEntry>();
       const names = all.filter((name) => trashedId(name) !== undefined);
-      await eachBounded(names, readsAtOnce, async (name) => {
-        const path = place.own('trash', name, 'meta');
-        const found = await during(doing, [], scope, () => readMeta(files, path, place.context.instance));
+      await eachBounded(names, maxConcurrentReads, async (name) => {
+        const path = storeRoot.ownPath('trash', name, 'meta');
+        const found = await runVerb(doing, [], scope, () => readMeta(files, path, storeRoot.context.instance));
         // If an interrupted purge moved the entry and a later deletion made a new one, the record at the usual path wins.
         if (found.state !== 'ok' || (!isVolumeId(name) && entries.has(found.meta.id))) return;
-        entries.set(found.meta.id, entryOf(parts, found.meta));
+        entries.set(found.meta.id, entryOf(ctx, found.meta));
       });
       return [...entries.values()];
     },
     restore: (id, name, scope) =>
-      during(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
+      runVerb(`restoring volume ${quoted(name)}`, [name, id], scope, (held) => restore(id, name, held)),
     purge: purging.purge,
     expired: purging.expired,
     purgeExpired: purging.purgeExpired,
   };
 
   async function restore(id: VolumeId, name: VolumeName, scope: HeldScope): Promise<Volume> {
-    const target = await parts.read(name);
+    const target = await ctx.read(name);
     if (target.state === 'ok' && target.meta.id === id) return volume(target.meta);
-    // A purge that was interrupted may have moved the entry, or half of it.
-    await putBack(parts, id, scope);
+    // An interrupted purge may have moved the entry, or half of it.
+    await putBack(ctx, id, scope);
     const found = await read(id);
     if (found.state === 'absent' || found.state === 'torn') {
-      place.others?.forget(id, 'not found');
-      throw notInTrash(id, place.store);
+      storeRoot.hostLocks?.forget(id, 'not found');
+      throw notInTrash(id, storeRoot.store);
     }
     if (found.state === 'unreadable') throw found.error;
     const { meta } = found;
-    // An earlier call got the data out; under another name perhaps.
-    const restoredAs = await finishRestore(parts, meta, scope);
-    if (restoredAs === name) return volume(settled(meta, name));
-    if (restoredAs !== undefined) throw notInTrash(id, place.store);
-    await moveOut(meta, name, target, scope);
-    return volume(settled({ ...meta, revision: meta.revision + 1 }, name));
+    // An earlier call may have moved the data out, perhaps under another name.
+    const restoredAs = await finishRestore(ctx, meta, scope);
+    if (restoredAs === name) return volume(withoutMove(meta, name));
+    if (restoredAs !== undefined) throw notInTrash(id, storeRoot.store);
+    await moveOutOfTrash(meta, name, target, scope);
+    return volume(withoutMove({ ...meta, revision: meta.revision + 1 }, name));
   }
 
-  /** Where a path of its own was given to another volume meanwhile, it gets a new one beside it. */
-  async function newHome(meta: Meta, name: Meta['name']): Promise<Pick<Meta, 'path'>> {
+  /** If another volume now has this volume's path, the restored volume gets a new path beside it. */
+  async function freePathFor(meta: Meta, name: Meta['name']): Promise<Pick<Meta, 'path'>> {
     const home = dataPath({ ...meta, name });
-    if ((await files.look(home)) === undefined) return {};
+    if ((await files.lstat(home)) === undefined) return {};
     const path = `${meta.path}-${meta.id.slice('sv1-'.length, 'sv1-'.length + 8)}`;
-    if (meta.path === undefined || (await files.look(dataPath({ name, path }))) !== undefined)
-      throw dataUnrecorded(name, home, place.store);
+    if (meta.path === undefined || (await files.lstat(dataPath({ name, path }))) !== undefined)
+      throw dataUnrecorded(name, home, storeRoot.store);
     return { path };
   }
 
-  async function moveOut(before: Meta, name: Meta['name'], target: MetaRead, scope: HeldScope): Promise<void> {
-    const taken = await takeName(parts, name, target, scope);
+  async function moveOutOfTrash(before: Meta, name: Meta['name'], target: MetaRead, scope: HeldScope): Promise<void> {
+    const taken = await takeName(ctx, name, target, scope);
     let meta = before;
     try {
-      meta = { ...before, ...(await newHome(before, name)) };
+      meta = { ...before, ...(await freePathFor(before, name)) };
       const home = dataPath({ ...meta, name });
       const moving = { ...meta, movingTo: name, revision: meta.revision + 1 };
-      await place.replace(recordOf(meta.id), moving, taken.check);
-      await makeParents(parts, meta, scope);
+      await storeRoot.replaceRecord(recordOf(meta.id), moving, taken.check);
+      await makeParents(ctx, meta, scope);
       taken.check();
-      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, place.store);
+      if (!(await files.rename(dataOf(meta.id), home))) throw notInTrash(meta.id, storeRoot.store);
     } catch (cause) {
-      await taken.giveBack(cause);
+      await taken.release(cause);
       throw cause;
     }
     taken.check();
-    await files.rename(recordOf(meta.id), place.metaPath(name));
-    await leaveTrash(parts, meta.id);
+    await files.rename(recordOf(meta.id), storeRoot.metaPath(name));
+    await removeTrashFolder(ctx, meta.id);
   }
 }
 

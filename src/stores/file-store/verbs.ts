@@ -1,13 +1,13 @@
 import type { Housekeeping, Store, StoreKind } from '#core/ports.ts';
 import { createAdopt } from './adopt.ts';
+import { createChangeVerbs, createEnforce, createNoteUse, createRelease } from './change-verbs.ts';
 import { createCreate } from './create.ts';
 import { createOrphans } from './orphans.ts';
-import type { Parts } from './parts.ts';
-import { createReadOnlyVerbs } from './read-only.ts';
-import { createReading } from './reading.ts';
+import { createReadOnlyVerbs } from './read-only-verbs.ts';
+import { createReadVerbs } from './read-verbs.ts';
 import { createSweep } from './sweep.ts';
 import { createTrash } from './trash.ts';
-import { createEnforce, createNoteUse, createRelease, createVolumes } from './volumes.ts';
+import type { VerbContext } from './verb-context.ts';
 
 type Facets = 'names' | 'expand' | 'rename' | 'usage' | 'room' | 'trash' | 'adoption';
 
@@ -18,41 +18,41 @@ export interface FileStoreKind extends StoreKind {
   open(...opening: Parameters<StoreKind['open']>): Promise<FileStore>;
 }
 
-/** All that is done with volumes, the same for every store that keeps them as files. */
+/** The verbs, which are the same for every store that keeps volumes as files. */
 export function createVerbs(
-  parts: Parts,
+  ctx: VerbContext,
   readOnly: boolean,
 ): ReturnType<typeof createReadOnlyVerbs> & Pick<FileStore, 'room'> {
-  const { place, during } = parts;
+  const { storeRoot, runVerb } = ctx;
   const room: FileStore['room'] = (scope) =>
-    during('measuring the free space', [], scope, () => place.room(scope.signal));
-  const enforcement = enforcementOf(parts, readOnly);
-  if (readOnly) return { ...createReadOnlyVerbs(parts), ...enforcement, room };
+    runVerb('measuring the free space', [], scope, () => storeRoot.room(scope.signal));
+  const enforcement = enforcementOf(ctx, readOnly);
+  if (readOnly) return { ...createReadOnlyVerbs(ctx), ...enforcement, room };
   return {
     room,
-    ...createReading(parts),
-    ...createVolumes(parts),
+    ...createReadVerbs(ctx),
+    ...createChangeVerbs(ctx),
     ...enforcement,
-    ...(parts.layout.opaque ? createNoteUse(parts) : {}),
-    create: createCreate(parts),
-    trash: createTrash(parts),
-    adoption: { ...createAdopt(parts), ...createRelease(parts) },
-    housekeeping: { ...createSweep(parts), orphans: createOrphans(parts) },
-    close: () => place.close(),
+    ...(ctx.layout.opaque ? createNoteUse(ctx) : {}),
+    create: createCreate(ctx),
+    trash: createTrash(ctx),
+    adoption: { ...createAdopt(ctx), ...createRelease(ctx) },
+    housekeeping: { ...createSweep(ctx), orphans: createOrphans(ctx) },
+    close: () => storeRoot.close(),
   };
 }
 
-function enforcementOf(parts: Parts, readOnly: boolean): Pick<Store, 'enforcement'> {
-  const { enforcesCapacity: always, canEnforce } = parts.layout;
-  if (canEnforce && !readOnly) return { enforcement: { always, ...createEnforce(parts) } };
+function enforcementOf(ctx: VerbContext, readOnly: boolean): Pick<Store, 'enforcement'> {
+  const { enforcesCapacity: always, canEnforce } = ctx.layout;
+  if (canEnforce && !readOnly) return { enforcement: { always, ...createEnforce(ctx) } };
   return always ? { enforcement: { always } } : {};
 }
 
-/** What a store is, as its layout says. */
-export const layoutTraits = ({ layout, place }: Parts) =>
+/** The properties of a store that follow from its layout. */
+export const layoutTraits = ({ layout, storeRoot }: VerbContext) =>
   ({
-    name: place.store,
-    identity: place.identity,
+    name: storeRoot.store,
+    identity: storeRoot.identity,
     access: layout.access,
     ...(layout.filesystemFor === undefined ? {} : { filesystemFor: layout.filesystemFor }),
   }) satisfies Partial<Store>;

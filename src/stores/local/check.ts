@@ -4,21 +4,21 @@ import type { Scope } from '#base/log.ts';
 import { formatSize } from '#base/size.ts';
 import { StowageError } from '#core/errors.ts';
 import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
-import type { Parts } from '../file-store/parts.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
+import type { VerbContext } from '../file-store/verb-context.ts';
 import { storeFailure } from './errors.ts';
 import { unlinkIfThere, writeNew } from './files.ts';
 import { missingTool } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Each step shows what is wrong and what to do; later steps that make no sense after a failure are left out. */
+/** Each step reports what is wrong and what to do. Skips steps that make no sense after a failure. */
 export async function checkStore(
-  { place, clock }: Parts,
+  { storeRoot, clock }: VerbContext,
   options: LocalOptions,
   readOnly: boolean,
   scope: Scope,
 ): Promise<StoreCheck> {
-  using _place = await place.inFlight.short.take(scope.signal);
+  using _place = await storeRoot.callSlots.short.acquire(scope.signal);
   const steps: CheckStep[] = [];
   let room: Room | undefined;
 
@@ -28,27 +28,27 @@ export async function checkStore(
       steps.push({ step: name, ok: true, detail: await work() });
       return true;
     } catch (cause) {
-      const { message, action, reason } = storeFailure(cause, `the step ${name}`, place.root);
+      const { message, action, reason } = storeFailure(cause, `the step ${name}`, storeRoot.root);
       steps.push({ step: name, ok: false, detail: message, action, reason });
       return false;
     }
   }
 
   const found = await step('resolve', async () => {
-    await place.verify();
-    return `${options.root} is ${place.root}`;
+    await storeRoot.verify();
+    return `${options.root} is ${storeRoot.root}`;
   });
   if (
     found &&
-    (await step('open', async () => `${(await readdir(place.root)).length} entries, layout ${options.layout}`))
+    (await step('open', async () => `${(await readdir(storeRoot.root)).length} entries, layout ${options.layout}`))
   ) {
-    if (!readOnly) await step('writable', () => probe(place));
+    if (!readOnly) await step('writable', () => probeWrite(storeRoot));
     await step('room', async () => {
-      room = await place.room();
-      if (!readOnly && room.freeBytes === 0n) throw full(place.root);
+      room = await storeRoot.room();
+      if (!readOnly && room.freeBytes === 0n) throw storeFull(storeRoot.root);
       return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
     });
-    if (options.layout === 'image' && !readOnly) await step('tools', () => tools(options, clock, scope));
+    if (options.layout === 'image' && !readOnly) await step('tools', () => checkTools(options, clock, scope));
     await step('lock', async () =>
       readOnly ? 'none: the store is read-only' : `held by this process (${process.pid})`,
     );
@@ -56,14 +56,14 @@ export async function checkStore(
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
-async function probe(place: StoreRoot): Promise<string> {
-  const file = place.scratch();
+async function probeWrite(storeRoot: StoreRoot): Promise<string> {
+  const file = storeRoot.scratchPath();
   await writeNew(file, 'probe');
   await unlinkIfThere(file);
   return 'a file was written, made durable and removed';
 }
 
-function full(root: string): StowageError {
+function storeFull(root: string): StowageError {
   return new StowageError(`no room is left on the file system of ${root}`, {
     code: 'exhausted',
     reason: 'store-full',
@@ -71,7 +71,7 @@ function full(root: string): StowageError {
   });
 }
 
-async function tools({ filesystem }: LocalOptions, clock: Clock, scope: Scope): Promise<string> {
+async function checkTools({ filesystem }: LocalOptions, clock: Clock, scope: Scope): Promise<string> {
   const needed = filesystem === undefined ? (['xfs', 'ext4'] as const) : [filesystem];
   for (const type of needed) {
     const missing = await missingTool(type, clock, scope);

@@ -6,8 +6,8 @@ import { scope } from '#testing/contracts/store.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 
-// Each test puts the store into a state that kill -9 leaves at one point of one verb, restarts it, and then either
-// repeats the call or sweeps. Both must end in the same whole state, and what is seen in between is one volume, not two.
+// Each test puts the store into the state that kill -9 leaves at one point of a verb, reopens it, and then either
+// repeats the call or sweeps. Both must end in the same complete state, and in between there is one volume, not two.
 
 let under: LocalStoreUnderTest;
 
@@ -36,7 +36,7 @@ async function filled(): Promise<Volume> {
   return made;
 }
 
-/** What a verb writes into the record before it moves anything. */
+/** The intent that a verb writes into the record before it moves anything. */
 async function intend(path: string, intent: Record<string, unknown>): Promise<void> {
   await writeFile(under.at(path), JSON.stringify({ ...JSON.parse(await readFile(under.at(path), 'utf8')), ...intent }));
 }
@@ -59,7 +59,7 @@ interface Ending {
   readonly after: () => Promise<void>;
 }
 
-/** Runs one crash with both ways out of it. */
+/** Runs one crash, then recovers in both ways. */
 function crash(title: string, prepare: () => Promise<Ending>, sweepEndsDifferently?: () => Promise<void>): void {
   for (const way of ['repeated', 'swept'] as const) {
     test(`${title}, then ${way}`, async () => {
@@ -83,7 +83,7 @@ function crash(title: string, prepare: () => Promise<Ending>, sweepEndsDifferent
   }
 }
 
-describe('create, killed', () => {
+describe('after a kill during create', () => {
   const whole = async (): Promise<void> => {
     expect(await tree()).toEqual(['a', 'a.meta']);
     expect(await seen()).toMatchObject([{ name: 'a', requestId: 'request' }]);
@@ -120,12 +120,12 @@ describe('create, killed', () => {
       };
       return { between, repeat, after: whole };
     },
-    // Without the repeated request it cannot be told from a volume that lost its data, so it stays in sight.
+    // Without a retry it looks like a volume that lost its data, so it stays visible.
     async () => expect(await tree()).toEqual(['a.meta']),
   );
 });
 
-describe('delete, killed', () => {
+describe('after a kill during delete', () => {
   const gone = async (): Promise<void> => {
     expect(await tree()).toEqual([]);
     expect(await seen()).toEqual([]);
@@ -153,7 +153,7 @@ describe('delete, killed', () => {
         after: gone,
       };
     },
-    // Without the repeated request it can't be told from a volume that lost its data, so it stays in sight.
+    // Without a retry it looks like a volume that lost its data, so it stays visible.
     async () => expect(await tree()).toEqual(['a.meta']),
   );
 
@@ -187,7 +187,7 @@ describe('delete, killed', () => {
   });
 });
 
-describe('rename, killed', () => {
+describe('after a kill during rename', () => {
   const done = async (): Promise<void> => {
     expect(await tree()).toEqual(['b', 'b.meta', 'b/file']);
     expect(await seen()).toMatchObject([{ id: want.id, name: 'b' }]);
@@ -229,7 +229,7 @@ describe('rename, killed', () => {
     return { between: oneOnly, repeat: () => under.store.rename(made, b, scope), after: done };
   });
 
-  test('an abandoned intent does no harm to whoever takes the other name', async () => {
+  test('an abandoned intent does no harm to a volume that takes the other name', async () => {
     const made = await filled();
     await intend('a.meta', { movingTo: 'b', revision: 2 });
     const other = await under.store.create({ ...want, id: newVolumeId(), name: b, requestId: 'other' }, scope);
@@ -240,7 +240,7 @@ describe('rename, killed', () => {
     expect((await under.store.get(made.name, scope))?.condition).toBe('missing');
   });
 
-  test('other verbs finish it first', async () => {
+  test('other verbs finish the interrupted rename first', async () => {
     const made = await filled();
     await intend('a.meta', { movingTo: 'b', revision: 2 });
     await rename(under.at('a'), under.at('b'));
@@ -250,7 +250,7 @@ describe('rename, killed', () => {
   });
 });
 
-describe('moving to the trash, killed', () => {
+describe('after a kill during a move to the trash', () => {
   const put = async (made: Volume): Promise<void> => {
     await intend('a.meta', { deletedAt: 7 });
     await mkdir(under.at('.stowage', 'trash', made.id));
@@ -286,7 +286,7 @@ describe('moving to the trash, killed', () => {
   });
 });
 
-describe('restoring, killed', () => {
+describe('after a kill during restore', () => {
   const inTrash = async (): Promise<Volume> => {
     const made = await filled();
     await under.store.trash.put(made, keptForAWeek(7), scope);
@@ -329,7 +329,7 @@ describe('restoring, killed', () => {
   });
 });
 
-describe('adopting a released volume, killed', () => {
+describe('after a kill during the adoption of a released volume', () => {
   crash('when the record was written', async () => {
     const made = await filled();
     await under.store.adoption.release(made, scope);

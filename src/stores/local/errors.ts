@@ -1,10 +1,10 @@
 import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 
-type About = CodeAndReason & { readonly why: string; readonly action: string };
+type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
-/** What a system call's error means for a store in this directory. The only place that reads errno for people. */
-const meanings: Readonly<Record<string, (root: string) => About>> = {
+/** Explains errors of system calls on the store's directory to users. */
+const meanings: Readonly<Record<string, (root: string) => Explanation>> = {
   ENOSPC: (root) => ({
     code: 'exhausted',
     reason: 'store-full',
@@ -41,37 +41,37 @@ const meanings: Readonly<Record<string, (root: string) => About>> = {
   EXDEV: (root) => ({
     code: 'unsupported',
     reason: 'store-cannot-move',
-    why: `the file system of ${root} does not move data within the store, as an overlay does not with what an image brought along`,
+    why: `the file system of ${root} cannot move data within the store; an overlay cannot move directories of its lower layers`,
     action: `Have the store on a disk or a volume of its own (findmnt -T ${root} shows what it is on now), in one mount and one quota project.`,
   }),
   EMFILE: () => tooManyFiles,
   ENFILE: () => tooManyFiles,
-  EIO: (root) => sick(root),
-  ESTALE: (root) => sick(root),
-  ENOTCONN: (root) => sick(root),
+  EIO: (root) => ioError(root),
+  ESTALE: (root) => ioError(root),
+  ENOTCONN: (root) => ioError(root),
   ENOENT: (root) => ({
     code: 'unavailable',
     reason: 'store-damaged',
-    why: `something removed a part of ${root} underneath Stowage`,
-    action: `Restart Stowage: it puts ${root}/.stowage in order again.`,
+    why: `another program removed a part of ${root}`,
+    action: `Restart Stowage, which recreates missing parts of ${root}/.stowage.`,
   }),
 };
 
-const permission = (root: string): About => ({
+const permission = (root: string): Explanation => ({
   code: 'denied',
   reason: 'store-permission',
-  why: `the user Stowage runs as may not do that in ${root}`,
+  why: `permission denied in ${root} for the user that Stowage runs as`,
   action: `Give that user ownership of ${root} (chown), or run Stowage as root.`,
 });
 
-const sick = (root: string): About => ({
+const ioError = (root: string): Explanation => ({
   code: 'unavailable',
   reason: 'store-io-error',
-  why: `the file system of ${root} gave an input/output error`,
+  why: `the file system of ${root} returned an input/output error`,
   action: 'Look at dmesg for the disk or the server behind it; try again when it is healthy.',
 });
 
-const tooManyFiles: About = {
+const tooManyFiles: Explanation = {
   code: 'unavailable',
   reason: 'too-many-open-files',
   why: 'the limit of open files is reached',

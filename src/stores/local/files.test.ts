@@ -21,7 +21,7 @@ test.each([1, 3000, 4096, 65_536])('reads a whole file of which read(2) gives %i
   expect((await readToEnd(giving(long, most), long.length, 65_536)).toString()).toBe(long);
 });
 
-test('ends with a file that has become shorter', async () => {
+test('returns the rest of a file that has become shorter', async () => {
   expect((await readToEnd(giving('short', 3), 10_000, 65_536)).toString()).toBe('short');
 });
 

@@ -3,15 +3,15 @@ import { constants } from 'node:fs';
 import { type FileHandle, lstat, mkdir, open, readdir, rename, rm, rmdir, unlink } from 'node:fs/promises';
 import { isErrno } from '#base/errno.ts';
 import { writeAll } from '#base/write-all.ts';
-import { type Files, type FileType, type Look, UnfitFile } from '../file-store/files.ts';
+import { type FileInfo, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
 import { scanTree } from './scan.ts';
 import { emptyFolder } from './tree.ts';
 
 /** The file system of this machine. */
 export const localFiles: Files = {
-  look: async (path) => {
+  lstat: async (path) => {
     const found = await lstatIfThere(path);
-    return found && lookOf(found);
+    return found && fileInfoOf(found);
   },
   names: (folder) => readdir(folder),
   list: async (folder) =>
@@ -38,7 +38,7 @@ export const localFiles: Files = {
   unlink: unlinkIfThere,
   rmdir: (path) => rmdir(path),
   removeAll: (path) => rm(path, { recursive: true, force: true }),
-  empty: emptyFolder,
+  emptyFolder,
   scan: (top, signal) => scanTree(top, signal),
   sync: syncFolder,
 };
@@ -46,13 +46,13 @@ export const localFiles: Files = {
 const typeOf = (entry: Dirent | Stats): FileType =>
   entry.isDirectory() ? 'directory' : entry.isFile() ? 'file' : entry.isSymbolicLink() ? 'link' : 'other';
 
-export const lookOf = (stats: Stats): Look => ({
+export const fileInfoOf = (stats: Stats): FileInfo => ({
   type: typeOf(stats),
-  madeAt: stats.birthtimeMs,
+  createdAt: stats.birthtimeMs,
   changedAt: stats.ctimeMs,
 });
 
-/** Undefined: it is not there. Never follows a symbolic link. */
+/** Undefined: absent. Never follows a symbolic link. */
 export async function lstatIfThere(path: string): Promise<Stats | undefined> {
   try {
     return await lstat(path);
@@ -62,12 +62,12 @@ export async function lstatIfThere(path: string): Promise<Stats | undefined> {
   }
 }
 
-/** False: it was not there. */
+/** False: absent. */
 export async function unlinkIfThere(path: string): Promise<boolean> {
   return ifThere(unlink(path));
 }
 
-/** False: `from` was not there. */
+/** False: `from` does not exist. */
 export async function renameIfThere(from: string, to: string): Promise<boolean> {
   return ifThere(rename(from, to));
 }
@@ -83,40 +83,39 @@ async function ifThere(work: Promise<void>): Promise<boolean> {
 }
 
 /**
- * O_NOFOLLOW: a planted link must not make us read another file. O_NONBLOCK: opening a planted FIFO must not wait for a
- * writer that never comes.
+ * O_NOFOLLOW: a planted link must not make us read another file. O_NONBLOCK: open(2) of a planted FIFO must not wait for a writer.
  */
 export async function readBounded(path: string, limit: number): Promise<Buffer> {
   const file = await open(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   try {
     const opened = await file.stat();
-    if (opened.isDirectory()) throw new UnfitFile('it is a directory');
-    if (!opened.isFile()) throw new UnfitFile('it is not a plain file');
+    if (opened.isDirectory()) throw new UnsuitableFile('it is a directory');
+    if (!opened.isFile()) throw new UnsuitableFile('it is not a plain file');
     return await readToEnd(file, opened.size, limit);
   } finally {
     await file.close();
   }
 }
 
-/** For a file of that size, as far as is known. */
+/** `size`: the expected size of the file. */
 export async function readToEnd(file: Pick<FileHandle, 'read'>, size: number, limit: number): Promise<Buffer> {
-  // Small files are the rule: one byte more than the first buffer tells whether this one is larger.
+  // Most files are small, so start with a small buffer; if it fills up, the file may be larger.
   let buffer = Buffer.allocUnsafe(Math.min(limit + 1, 4096));
   let length = 0;
   for (;;) {
     const { bytesRead } = await file.read(buffer, length, buffer.length - length, null);
     length += bytesRead;
     if (length < buffer.length) {
-      // Network and FUSE file systems may give less than there is. A record that seems cut off could be removed as such.
+      // Network and FUSE file systems may return short reads. Read on: a record that looks cut off could get removed.
       if (bytesRead === 0 || length >= size) return buffer.subarray(0, length);
       continue;
     }
-    if (length > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+    if (length > limit) throw new UnsuitableFile(`it is larger than ${limit} bytes`);
     buffer = Buffer.concat([buffer, Buffer.allocUnsafe(limit + 1 - length)]);
   }
 }
 
-/** Content and existence are durable together with the directory's next sync. O_EXCL never follows a link. */
+/** Syncs the content; the file's existence is durable after the next sync of the directory. O_EXCL never follows a link. */
 export async function writeNew(path: string, text: string): Promise<void> {
   const file = await open(path, 'wx', 0o600);
   try {

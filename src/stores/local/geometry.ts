@@ -9,15 +9,15 @@ import {
 export const MiB = 1024n * 1024n;
 export const blockSize = 4096n;
 
-/** What decides how much of a file its file system can offer, from our own mkfs options or from a superblock. */
+/** The parameters that decide how much of an image file its file system can offer. From our own mkfs options or from a superblock. */
 export type Geometry = XfsGeometry | Ext4Geometry;
 
 export interface XfsGeometry {
   readonly filesystem: 'xfs';
   readonly block: bigint;
-  /** Of the internal log, which statfs(2) leaves out of the total. */
+  /** The internal log, which statfs(2) leaves out of the total. */
   readonly logBlocks: bigint;
-  /** Undefined: a new file system, whose groups are not laid out yet. */
+  /** Undefined for a new file system, whose groups are not laid out yet. */
   readonly groupBlocks: bigint | undefined;
 }
 
@@ -32,9 +32,9 @@ export interface Ext4Geometry {
   readonly descriptorBlocks: bigint | undefined;
 }
 
-export interface Found {
+export interface FoundFileSystem {
   readonly geometry: Geometry;
-  /** What `df` calls the size. */
+  /** The size that `df` shows. */
   readonly usable: bigint;
 }
 
@@ -42,7 +42,7 @@ const ceil = (a: bigint, b: bigint): bigint => (a + b - 1n) / b;
 const larger = (a: bigint, b: bigint): bigint => (a > b ? a : b);
 const smaller = (a: bigint, b: bigint): bigint => (a < b ? a : b);
 
-/** The size of a file whose file system offers `bytes` to its users, and hardly more: `df` then shows what was asked for. */
+/** The size of an image file whose file system offers `bytes`, and hardly more, so that `df` shows the requested size. */
 export function fileSize(geometry: Geometry, bytes: bigint): bigint {
   const wanted = ceil(bytes, geometry.block);
   const blocks = geometry.filesystem === 'xfs' ? xfsBlocks(geometry, wanted) : ext4Blocks(geometry, wanted);
@@ -98,7 +98,7 @@ function newDescriptors({ block, descriptorSize, groupBlocks }: Ext4Geometry, bl
 }
 
 function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
-  // Each round adds the tables that the blocks of the round before need; it converges since tables are a few percent.
+  // Each round adds the tables for the blocks of the previous round. It converges because tables take a few percent.
   let blocks = wanted;
   for (;;) {
     const overhead = ext4Overhead(geometry, blocks);
@@ -111,19 +111,24 @@ function ext4Blocks(geometry: Ext4Geometry, wanted: bigint): bigint {
   }
 }
 
-/** Undefined: no file system that we know, or one whose superblock cannot be true. */
-export async function readGeometry(path: string): Promise<Found | undefined> {
+/** Undefined: no known file system, or an implausible superblock. */
+export async function readGeometry(path: string): Promise<FoundFileSystem | undefined> {
   const found = await readSuperblock(path);
   if (found === undefined) return undefined;
   return found.kind === 'xfs' ? xfsGeometry(found) : ext4Geometry(found);
 }
 
-function xfsGeometry({ blockBytes: block, blocks, groupBlocks, logBlocks }: XfsSuperblock): Found | undefined {
+function xfsGeometry({
+  blockBytes: block,
+  blocks,
+  groupBlocks,
+  logBlocks,
+}: XfsSuperblock): FoundFileSystem | undefined {
   if (groupBlocks < leastXfsGroup || logBlocks > blocks) return undefined;
   return { geometry: { filesystem: 'xfs', block, logBlocks, groupBlocks }, usable: (blocks - logBlocks) * block };
 }
 
-function ext4Geometry(superblock: Ext4Superblock): Found | undefined {
+function ext4Geometry(superblock: Ext4Superblock): FoundFileSystem | undefined {
   const { blockBytes: block, blocks, groupBlocks, descriptorBytes: descriptorSize, inodeTableBlocks } = superblock;
   if (groupBlocks < 256n || groupBlocks > 8n * block) return undefined;
   if (descriptorSize < 32n || descriptorSize > block) return undefined;

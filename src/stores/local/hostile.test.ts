@@ -53,7 +53,7 @@ async function reason(work: Promise<unknown>): Promise<string> {
 }
 
 describe('a symbolic link', () => {
-  test('in the place of new data is left alone and refused', async () => {
+  test('at the path of new data is refused and not touched', async () => {
     await symlink(outside, under.at('a'));
     expect(await reason(create('a'))).toBe('exists directory-unrecorded');
     expect(await readlink(under.at('a'))).toBe(outside);
@@ -64,12 +64,12 @@ describe('a symbolic link', () => {
     );
   });
 
-  test('that dangles is no free name either', async () => {
+  test('that dangles makes the name unavailable, too', async () => {
     await symlink('/nowhere', under.at('a'));
     expect(await reason(create('a'))).toBe('exists directory-unrecorded');
   });
 
-  test('in the place of existing data is never followed, and can be deleted', async () => {
+  test('at the path of existing data is never followed, and can be deleted', async () => {
     const made = await create('a');
     await rmdir(under.at('a'));
     await symlink(outside, under.at('a'));
@@ -86,7 +86,7 @@ describe('a symbolic link', () => {
     expect(await readdir(under.at('.stowage', 'deleting'))).toEqual([]);
   });
 
-  test('in the place of a record is not read', async () => {
+  test('at the path of a record is not read', async () => {
     const made = await create('b');
     await symlink(under.at('b.meta'), under.at('a.meta'));
     expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
@@ -99,7 +99,7 @@ describe('a symbolic link', () => {
     expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
-  test('in the place of a record is not read even when it leads to a good one', async () => {
+  test('at the path of a record is not read even if it leads to a valid record', async () => {
     await create('a');
     await rename(under.at('a.meta'), under.at('elsewhere'));
     await symlink('elsewhere', under.at('a.meta'));
@@ -107,7 +107,7 @@ describe('a symbolic link', () => {
     await expect(failure).rejects.toThrow(`the record ${under.at('a.meta')} cannot be read: it is a symbolic link`);
   });
 
-  test('inside a volume is removed with it, not what it points to', async () => {
+  test('inside a volume is removed with it, and its target is not', async () => {
     const made = await create('a');
     await mkdir(under.at('a', 'd', 'e'), { recursive: true });
     await symlink(outside, under.at('a', 'link'));
@@ -162,7 +162,7 @@ describe('a record', () => {
     expect(await readdir(under.root)).toEqual(['.stowage', 'a', 'a.meta']);
   });
 
-  test('of another volume, copied, does not make a second volume of one id', async () => {
+  test('copied from another volume does not make a second volume with the same id', async () => {
     await mkdir(under.at('a'));
     await writeFile(under.at('a.meta'), JSON.stringify({ ...good(), name: 'b' }));
     expect(await reason(under.store.get(volumeName('a'), scope))).toBe('conflict record-unreadable');
@@ -192,7 +192,7 @@ describe('a record', () => {
     expect(await under.store.names(scope)).toEqual(['a']);
   });
 
-  test('that is a FIFO does not make anybody wait, and is left alone', async () => {
+  test('that is a FIFO does not block the store, and is left alone', async () => {
     execFileSync('mkfifo', [under.at('a.meta')]);
     const store = await under.reopen();
     await store.housekeeping.sweep(scope);
@@ -227,7 +227,7 @@ describe('a record', () => {
     '{"version":1,"id":"sv1-x"} and more',
     '{"version":1,"id":"sv1-x",\n"name"',
     '\0\0\0',
-  ])('that is somebody’s own file is never removed: %j', async (text) => {
+  ])('that is a user’s own file is never removed: %j', async (text) => {
     await writeFile(under.at('a.meta'), text);
     const store = await under.reopen();
     await store.housekeeping.sweep(scope);
@@ -237,7 +237,7 @@ describe('a record', () => {
     expect(await store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'unreadable-record', name: 'a' }]);
   });
 
-  test('of our own, cut off anywhere and without data, is an interrupted creation', async () => {
+  test('cut off anywhere, and without data, is an interrupted creation', async () => {
     await create('a', { labels: { 'a"{b': 'c}\\"}', ü: '\n' } });
     const whole = await readFile(under.at('a.meta'));
     await rmdir(under.at('a'));
@@ -256,8 +256,8 @@ describe('a record', () => {
   });
 });
 
-describe('what lies about', () => {
-  test('is offered for adoption, or not, with the reason', async () => {
+describe('other files in the root', () => {
+  test('are offered for adoption, or not, with the reason', async () => {
     await create('mine');
     for (const name of ['good', 'a..b', '.hidden', 'lost+found', 'sp ace', 'x.meta']) await mkdir(under.at(name));
     await writeFile(under.at('file'), '');
@@ -294,7 +294,7 @@ describe('a directory that is a store itself', () => {
     expect(await under.store.housekeeping.orphans(scope)).toMatchObject([{ kind: 'stranger', name: 'inner' }]);
   });
 
-  test('is no volume of a read-only store', async () => {
+  test('is not a volume of a read-only store', async () => {
     await mkdir(under.at('other'));
     const store = await under.reopenReadOnly();
     expect(await store.names(scope)).toEqual(['other']);
@@ -335,7 +335,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     throw new Error('it never became full');
   }
 
-  test('a full one says so, keeps what it has and can be emptied, also after a restart', async () => {
+  test('a full store says so, keeps its volumes, and lets them be deleted, also after a restart', async () => {
     const made = await fill();
     expect(made.length).toBeGreaterThan(3);
     expect((await store.store.names(scope)).toSorted()).toEqual(made.map(({ name }) => name).toSorted());
@@ -396,7 +396,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     expect(check.steps.filter(({ ok }) => !ok).map(({ step }) => step)).toEqual(['writable', 'room']);
   });
 
-  test('that is mounted read-only is refused, unless the store is read-only too', async () => {
+  test('a store on a read-only mount is refused, unless the store is read-only too', async () => {
     const volume = await store.store.create(volumeSpec('a'), scope);
     await store.close();
     execFileSync('mount', ['-o', 'remount,ro', disk]);
@@ -410,7 +410,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     }
   });
 
-  test.skipIf(needs('xfs', 'ext4'))('a full one leaves nothing of an image that did not fit', async () => {
+  test.skipIf(needs('xfs', 'ext4'))('a full store leaves nothing of an image that did not fit', async () => {
     await using images = await localStore({ layout: 'image' }, await mkdtemp(join(disk, 'images-')));
     // The log of the xfs does not fit from the start; for the tables of the ext4 the disk must be nearly full.
     for (const bytes of [300n, 20n].map((size) => size * 1024n * 1024n)) {
@@ -439,7 +439,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     expect(await readdir(left)).toEqual([]);
   });
 
-  test('deleted data that cannot be removed are reported with what to do, until they are gone', async () => {
+  test('deleted data that cannot be removed are reported with an action until they are gone', async () => {
     const volume = await store.store.create(volumeSpec('a'), scope);
     await mkdir(join(disk, 'a', 'mnt'));
     execFileSync('mount', ['--bind', outside, join(disk, 'a', 'mnt')]);
@@ -464,7 +464,7 @@ describe.skipIf(needs('mount'))('on a small disk', () => {
     expect(await store.store.housekeeping.orphans(scope)).toEqual([]);
   });
 
-  test('a volume something is mounted on cannot be deleted', async () => {
+  test('a volume with a mount on its data cannot be deleted', async () => {
     const volume = await store.store.create(volumeSpec('a'), scope);
     execFileSync('mount', ['--bind', outside, join(disk, 'a')]);
     try {

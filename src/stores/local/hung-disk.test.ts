@@ -7,23 +7,23 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { createGround } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
-import { mostFileCalls, shortCalls } from './in-flight.ts';
+import { maxFileCalls, shortCalls } from './slots-by-device.ts';
 
 const run = promisify(execFile);
 const program = fileURLToPath(new URL('../../testing/hung-disk.ts', import.meta.url));
 
 describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that does not answer', () => {
-  test('keeps only so many threads, and the names of the calls it keeps', { timeout: 60_000 }, async () => {
+  test('blocks a limited number of threads, and only the names of the blocked calls', { timeout: 60_000 }, async () => {
     const ground = createGround();
     onTestFinished(() => ground[Symbol.dispose]());
     const disk = join(ground.folder, 'disk');
     await mkdir(disk);
     mountImage(ground.image('image', 64, 'ext4'), disk);
-    // Fails where it has been thawed; before anything else, since nobody who waits for a frozen disk can be ended.
+    // Fails if the disk is already thawed. Registered first, because a process that waits for a frozen disk cannot be killed.
     const thaw = () => run('fsfreeze', ['--unfreeze', disk]).catch(() => undefined);
     onTestFinished(async () => void (await thaw()));
-    // One for each of the two stores being opened there, and one for all that goes on elsewhere.
-    const threads = `${mostFileCalls + 3}`;
+    // One for each of the two stores that are being opened there, and one for everything else.
+    const threads = `${maxFileCalls + 3}`;
     const working = run(
       process.execPath,
       ['--disable-warning=ExperimentalWarning', program, disk, join(ground.folder, 'fine')],
@@ -37,7 +37,7 @@ describe.skipIf(needs('linux', 'root', 'mount', 'loop', 'ext4'))('a disk that do
     expect(whileFrozen).toEqual({
       namesBesideReclaim: 'done',
       besides: Array(5).fill('done'),
-      // Undefined, which JSON leaves out: still under way. So are the opens, as null.
+      // Pending calls are undefined, which JSON leaves out. The opens are pending too, as null.
       opens: [null, null],
       stuck: shortCalls,
       gaveUp: 50 - shortCalls,

@@ -136,7 +136,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
   test.each([
     ['xfs', 300n * MiB],
     ['ext4', 20n * MiB],
-  ])('of %s has the owner and mode that the store says', async (filesystem, bytes) => {
+  ])("of %s has the owner and mode of the store's options", async (filesystem, bytes) => {
     await open({ filesystem, uid: '1234', gid: '70000', mode: '2770' });
     await create('a', bytes);
     await mounted(under.at('a.img'), async (at) => {
@@ -149,7 +149,7 @@ describe.skipIf(needs('mount', 'loop', 'xfs', 'ext4'))('a mounted image', () => 
 describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
   beforeEach(() => open());
 
-  test('gives a block volume exactly the bytes that were asked for, and no file system', async () => {
+  test('gives a block volume exactly the requested size, and no file system', async () => {
     const made = await create('a', GiB, { access: 'block' });
     expect((await stat(under.at('a.img'))).size).toBe(Number(GiB));
     expect(await under.store.source(made, scope)).toMatchObject({ kind: 'loop', filesystem: undefined });
@@ -158,18 +158,18 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     expect((await under.store.usage(made, scope)).bytes).toBeLessThan(MiB);
   });
 
-  test('takes no more room than the file system has written', async () => {
+  test('takes no more space than the file system has written', async () => {
     const made = await create('a', 100n * GiB);
     expect((await under.store.usage(made, scope)).bytes).toBeLessThan(70n * MiB);
   });
 
-  test('says what sizes there can be', async () => {
+  test('reports the sizes that are possible', async () => {
     expect(await reason(create('a', 16n * MiB - 1n))).toBe('out-of-range size-out-of-range');
     expect(await reason(create('a', 1024n ** 5n + 1n))).toBe('out-of-range size-out-of-range');
     expect(await reason(create('a', -1n))).toBe('out-of-range size-out-of-range');
     expect(await reason(under.store.create(spec('a', undefined), scope))).toBe('invalid size-needed');
     await expect(create('a', 1n)).rejects.toThrow(
-      'a volume of 1 bytes cannot be made in store test: 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes) can',
+      'a volume of 1 bytes cannot be created in store test: the size must be 16 MiB (16777216 bytes) to 1 PiB (1125899906842624 bytes)',
     );
     expect(await readdir(under.root)).toEqual(['.stowage']);
   });
@@ -194,7 +194,7 @@ describe.skipIf(needs('xfs', 'ext4'))('an image store', () => {
     expect(await readdir(under.at('.stowage', 'tmp'))).toEqual([]);
   });
 
-  test('says which package brings a tool that is missing, and what a failing tool said', async () => {
+  test('names the package of a missing tool, and reports the output of a failing tool', async () => {
     await expect(runTool('xfs', 'mkfs.nowhere', [], systemClock(), scope)).rejects.toMatchObject({
       code: 'unsupported',
       reason: 'tool-missing',
@@ -276,7 +276,7 @@ describe.skipIf(needs('ext4'))('an image', () => {
     },
   );
 
-  test('of which no record says that nobody was given it is not', async () => {
+  test('whose record does not say that it is unused is not', async () => {
     const [early, released] = [await create('a', 16n * MiB), await create('b', 16n * MiB)];
     const record = JSON.parse(await readFile(under.at('a.meta'), 'utf8'));
     await writeFile(under.at('a.meta'), `${JSON.stringify({ ...record, unused: undefined })}\n`);

@@ -5,19 +5,19 @@ import { stowageError } from '#core/errors.ts';
 import type { StoreConfig, StorePolicy } from '#core/model.ts';
 import type { StoreContext } from '#core/ports.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
+import { createVerbContext } from '../file-store/verb-context.ts';
 import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../file-store/verbs.ts';
 import { checkStore } from './check.ts';
-import { createInFlightByDevice, type InFlightOn } from './in-flight.ts';
 import { createImageLayout } from './layout-image.ts';
 import { localPath } from './local-path.ts';
 import { createDirectoryMaker } from './new-directory.ts';
+import { openReadOnlyStoreRoot, openStoreRoot } from './open-store-root.ts';
 import { optionHelp, parseOptions } from './options.ts';
-import { openPlace, openReadOnlyPlace } from './place.ts';
+import { createSlotsByDevice, type SlotsOfDevice } from './slots-by-device.ts';
 
 /** Volumes in a directory of this machine: `local:///srv/data?layout=directory|image`. */
 export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKind {
-  const inFlightOn = createInFlightByDevice();
+  const slotsOfDevice = createSlotsByDevice();
   return {
     scheme: 'local',
     placement: 'node',
@@ -29,7 +29,7 @@ export function createLocalStoreKind(clock: Clock = systemClock()): FileStoreKin
     open: async (config, policy, context, scope) => {
       try {
         scope.signal.throwIfAborted();
-        return await open(config, policy, context, { clock, inFlightOn }, scope);
+        return await open(config, policy, context, { clock, slotsOfDevice }, scope);
       } catch (cause) {
         throw stowageError(cause);
       }
@@ -41,25 +41,25 @@ async function open(
   config: StoreConfig,
   policy: StorePolicy,
   context: StoreContext,
-  { clock, inFlightOn }: { readonly clock: Clock; readonly inFlightOn: InFlightOn },
+  { clock, slotsOfDevice }: { readonly clock: Clock; readonly slotsOfDevice: SlotsOfDevice },
   scope: Scope,
 ): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const { readOnly } = policy;
-  const place = readOnly
-    ? await openReadOnlyPlace(options, config.name, context, inFlightOn)
-    : await openPlace(options, config.name, context, scope.log, inFlightOn);
+  const storeRoot = readOnly
+    ? await openReadOnlyStoreRoot(options, config.name, context, slotsOfDevice)
+    : await openStoreRoot(options, config.name, context, scope.log, slotsOfDevice);
   try {
     const layout =
       options.layout === 'image'
-        ? createImageLayout(options, place, clock)
+        ? createImageLayout(options, storeRoot, clock)
         : createDirectoryLayout({
-            place,
+            storeRoot,
             clock,
-            make: await createDirectoryMaker(options, place, readOnly),
+            make: await createDirectoryMaker(options, storeRoot, readOnly),
             source: (path) => ({ kind: 'directory', node: context.node, path }),
           });
-    const parts = createParts(place, layout, clock);
+    const parts = createVerbContext(storeRoot, layout, clock);
     return {
       ...layoutTraits(parts),
       ...(readOnly ? { changedByOthers: {} } : {}),
@@ -71,7 +71,7 @@ async function open(
       ...createVerbs(parts, readOnly),
     };
   } catch (cause) {
-    await place.close();
+    await storeRoot.close();
     throw cause;
   }
 }

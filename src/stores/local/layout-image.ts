@@ -9,17 +9,17 @@ import { dataUnusable } from '../file-store/errors.ts';
 import type { Layout } from '../file-store/layout.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import { lstatIfThere, renameIfThere, unlinkIfThere } from './files.ts';
-import { blockSize, type Found, fileSize, MiB, readGeometry } from './geometry.ts';
+import { blockSize, type FoundFileSystem, fileSize, MiB, readGeometry } from './geometry.ts';
 import type { FilesystemType, TopDirectory } from './mkfs.ts';
 import { mkfsExt4, mkfsXfs, newExt4, newXfs } from './mkfs.ts';
 import type { LocalOptions } from './options.ts';
 
-/** mkfs.xfs refuses less. */
+/** mkfs.xfs refuses smaller sizes. */
 const smallestXfs = 300n * MiB;
 const smallest = 16n * MiB;
 const largest = 1024n ** 5n;
 
-export function createImageLayout(options: LocalOptions, place: StoreRoot, clock: Clock): Layout {
+export function createImageLayout(options: LocalOptions, storeRoot: StoreRoot, clock: Clock): Layout {
   const top: TopDirectory = {
     uid: options.uid ?? process.geteuid?.() ?? 0,
     gid: options.gid ?? process.getegid?.() ?? 0,
@@ -28,19 +28,19 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
   const typeFor = (bytes: bigint): FilesystemType => options.filesystem ?? (bytes < smallestXfs ? 'ext4' : 'xfs');
 
   function refuse(bytes: bigint | undefined): asserts bytes is bigint {
-    if (bytes === undefined) throw sizeNeeded(place);
+    if (bytes === undefined) throw sizeNeeded(storeRoot);
     const least = options.filesystem === 'xfs' ? smallestXfs : smallest;
-    if (bytes < least || bytes > largest) throw sizeOutOfRange(place, bytes, least);
+    if (bytes < least || bytes > largest) throw sizeOutOfRange(storeRoot, bytes, least);
   }
 
   async function discard(path: string, id: VolumeId): Promise<void> {
-    await renameIfThere(path, place.own('deleting', `${id}.img`));
+    await renameIfThere(path, storeRoot.ownPath('deleting', `${id}.img`));
   }
 
   async function make(want: Pick<VolumeSpec, 'bytes' | 'access'>, path: string, scope: Scope): Promise<void> {
     const { bytes, access } = want;
     refuse(bytes);
-    const scratch = place.scratch();
+    const scratch = storeRoot.scratchPath();
     try {
       if (access === 'block') await enlarge(scratch, roundUp(bytes), 'new');
       else if (typeFor(bytes) === 'xfs') {
@@ -67,34 +67,34 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
     canEnforce: true,
     opaque: true,
     filesystemFor: typeFor,
-    refuse: (bytes) => refuse(bytes),
+    refuseUnsupported: (bytes) => refuse(bytes),
     make,
     discard,
-    // What is in an image can't be counted from here. The record, read under the volume's lock, says whether anybody was ever
-    // given it: `noteUse` takes the same lock before every mount, and finds the volume gone afterwards.
+    // The contents of an image can't be counted from here. The record, read under the volume's lock, says whether a client ever got
+    // it: `noteUse` takes the same lock before every mount, and fails once the volume is gone.
     discardIfEmpty: async (path, { id, name, unused }) => {
-      if (unused !== true) throw volumeNotEmpty({ store: place.store, name });
+      if (unused !== true) throw volumeNotEmpty({ store: storeRoot.store, name });
       await discard(path, id);
     },
-    wrongWith: ({ type }) =>
+    unsuitableBecause: ({ type }) =>
       type === 'file' ? undefined : type === 'link' ? 'is a symbolic link' : 'is not a plain file',
     grow: async (path, meta, bytes) => {
       refuse(bytes);
       await enlarge(path, meta.access === 'block' ? roundUp(bytes) : await grownSize(path, bytes));
     },
     source: async (path, { access }) => {
-      const filesystem = access === 'block' ? undefined : (await known(path)).geometry.filesystem;
-      return { kind: 'loop', node: place.context.node, path, filesystem };
+      const filesystem = access === 'block' ? undefined : (await requireGeometry(path)).geometry.filesystem;
+      return { kind: 'loop', node: storeRoot.context.node, path, filesystem };
     },
     usage: async (path, { unused }) => {
       const there = await lstatIfThere(path);
       if (there?.isFile() !== true) throw dataUnusable(path, path, 'is not a plain file');
       const bytes = BigInt(there.blocks) * 512n;
-      // What is inside can only be counted where it is mounted.
+      // Files inside the image can only be counted where it is mounted.
       return { bytes, files: 0n, complete: true, empty: unused === true, measuredAt: clock.now() };
     },
     isStore: async () => false,
-    appraise: async (path) => {
+    inspectData: async (path) => {
       const found = await readGeometry(path);
       return found === undefined
         ? { reason: 'it holds neither an xfs nor an ext4 file system', access: 'block' }
@@ -105,21 +105,21 @@ export function createImageLayout(options: LocalOptions, place: StoreRoot, clock
 
 const roundUp = (bytes: bigint): bigint => ((bytes + blockSize - 1n) / blockSize) * blockSize;
 
-async function known(path: string): Promise<Found> {
+async function requireGeometry(path: string): Promise<FoundFileSystem> {
   const found = await readGeometry(path);
   if (found !== undefined) return found;
   throw dataUnusable(path, path, 'holds neither an xfs nor an ext4 file system');
 }
 
 async function grownSize(path: string, bytes: bigint): Promise<bigint> {
-  const { geometry } = await known(path);
+  const { geometry } = await requireGeometry(path);
   const size = fileSize(geometry, bytes);
-  // The superblock was written by whoever used the volume; it must not make a small request a huge file.
+  // Users of the volume can write its superblock. It must not turn a small request into a huge file.
   if (size > bytes * 2n + 1024n * MiB) throw dataUnusable(path, path, 'holds a damaged file system');
   return size;
 }
 
-/** Sparse, and never smaller: what is cut off is lost. */
+/** Makes the file larger, as a sparse file. Never shrinks it, which would lose data. */
 async function enlarge(path: string, size: bigint, how: 'existing' | 'new' = 'existing'): Promise<void> {
   const create = how === 'new' ? constants.O_CREAT | constants.O_EXCL : 0;
   const file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | create, 0o600);
@@ -143,19 +143,22 @@ async function syncFile(path: string): Promise<void> {
   }
 }
 
-function sizeNeeded(place: StoreRoot): StowageError {
-  return new StowageError(`a volume in store ${place.store} needs a size`, {
+function sizeNeeded(storeRoot: StoreRoot): StowageError {
+  return new StowageError(`a volume in store ${storeRoot.store} needs a size`, {
     code: 'invalid',
     reason: 'size-needed',
     action: 'Give one, for example --size 1G, or set defaultSize on the store.',
   });
 }
 
-function sizeOutOfRange(place: StoreRoot, bytes: bigint, least: bigint): StowageError {
+function sizeOutOfRange(storeRoot: StoreRoot, bytes: bigint, least: bigint): StowageError {
   const bounds = `${least / MiB} MiB (${least} bytes) to 1 PiB (${largest} bytes)`;
-  return new StowageError(`a volume of ${bytes} bytes cannot be made in store ${place.store}: ${bounds} can`, {
-    code: 'out-of-range',
-    reason: 'size-out-of-range',
-    action: `Give a size of ${bounds}.`,
-  });
+  return new StowageError(
+    `a volume of ${bytes} bytes cannot be created in store ${storeRoot.store}: the size must be ${bounds}`,
+    {
+      code: 'out-of-range',
+      reason: 'size-out-of-range',
+      action: `Give a size of ${bounds}.`,
+    },
+  );
 }

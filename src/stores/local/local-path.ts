@@ -1,4 +1,4 @@
-/** None for a store of another kind, and for a URI that cannot be parsed. */
+/** Empty for a store of another kind, and for a URI that cannot be parsed. */
 export function localPath(uri: string): string[] {
   try {
     const { protocol, pathname } = new URL(uri);

@@ -9,18 +9,17 @@ import { lstatIfThere, readBounded } from './files.ts';
 const sqliteBusy = 5;
 
 /**
- * One instance per local store. Node has no flock(2), so an open exclusive transaction of an empty SQLite database
- * stands in: its fcntl locks are freed by the kernel even after kill -9, and SQLite itself keeps two connections of one
- * process apart, which bare fcntl locks do not. Nothing else may ever open this file: closing any descriptor of it in
- * this process would drop the lock.
+ * Allows one instance per local store. Node has no flock(2), so the lock is an open exclusive transaction of an empty SQLite database: the
+ * kernel releases its fcntl locks even after kill -9, and SQLite excludes two connections of one process, which bare fcntl locks do not.
+ * Nothing else may open this file: closing any descriptor of it in this process would release the lock.
  *
- * SQLite works on the main thread: call this only where the disk has just answered to a write.
+ * SQLite runs on the main thread, so call this only after the disk has just answered a write.
  */
 export async function lockStore(lockFile: string, ownerFile: string, root: string): Promise<Disposable> {
   await refuseIrregular(lockFile);
   const database = new DatabaseSync(lockFile);
   try {
-    // Without a journal in a file there is nothing to roll back, and nothing beside the lock.
+    // A journal in memory needs no file beside the lock, and no rollback.
     database.exec(
       'PRAGMA busy_timeout = 0; PRAGMA journal_mode = MEMORY; PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE',
     );
@@ -36,7 +35,7 @@ function isBusy(thrown: unknown): boolean {
   return thrown instanceof Error && 'errcode' in thrown && thrown.errcode === sqliteBusy;
 }
 
-/** SQLite's own errors do not say why; access(2) does, without a descriptor whose closing would drop a lock. */
+/** SQLite's errors do not give the reason. access(2) does, and opens no descriptor whose closing would release a lock. */
 async function refuseIrregular(lockFile: string): Promise<void> {
   const there = await lstatIfThere(lockFile);
   if (there === undefined) return access(dirname(lockFile), constants.W_OK);
@@ -62,7 +61,7 @@ async function holder(ownerFile: string): Promise<string> {
     const owner: unknown = JSON.parse((await readBounded(ownerFile, 4096)).toString('utf8'));
     if (isObject(owner)) return `Stowage instance ${owner['instance']} (process ${owner['pid']} on ${owner['node']})`;
   } catch {
-    // The holder is still starting, or the file is damaged: the refusal stands all the same.
+    // The holder is still starting, or the file is damaged.
   }
   return 'another Stowage';
 }

@@ -22,7 +22,7 @@ export interface TopDirectory {
   readonly mode: number;
 }
 
-// Daemons often have no sbin in their path, and that is where mkfs lives.
+// The PATH of daemons often has no sbin folders, where mkfs is.
 const environment = (): NodeJS.ProcessEnv => ({
   ...process.env,
   ...unmountedImage,
@@ -51,7 +51,7 @@ export function newExt4(bytes: bigint): Ext4Geometry {
   };
 }
 
-/** Every option that the size depends on is said, whatever the defaults of the tool at hand. */
+/** Sets every option that the size depends on, because defaults differ between versions of the tool. */
 export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, scope: Scope): Promise<void> {
   const prototype = `${path}.proto`;
   const needsPrototype = top.uid !== 0 || top.gid !== 0 || top.mode !== 0o755;
@@ -72,7 +72,7 @@ export async function mkfsXfs(path: string, top: TopDirectory, clock: Clock, sco
   }
 }
 
-/** mkfs.xfs's own language: a boot file (ignored), two numbers (ignored), then the top directory. */
+/** The format of mkfs.xfs -p: a boot file (ignored), two numbers (ignored), then the top directory. */
 function xfsPrototype({ uid, gid, mode }: TopDirectory): string {
   const set = `${mode & 0o4000 ? 'u' : '-'}${mode & 0o2000 ? 'g' : '-'}`;
   return `/\n0 0\nd${set}${(mode & 0o777).toString(8).padStart(3, '0')} ${uid} ${gid}\n$\n`;
@@ -103,7 +103,7 @@ export async function mkfsExt4(
     '-J',
     `size=${(journalBlocks * block) / MiB}`,
   ];
-  // discard on a sparse file punches holes, after which mke2fs knows the tables are zero and writes none.
+  // On a sparse file, discard punches holes. mke2fs then knows that the tables are zero and does not write them.
   const extended = ['-E', `discard,root_owner=${top.uid}:${top.gid}`];
   await runTool('ext4', 'mkfs.ext4', ['-q', '-F', ...shape, ...extended, path], clock, scope);
   if (top.mode === 0o755) return;
@@ -111,7 +111,7 @@ export async function mkfsExt4(
   await runTool('ext4', 'debugfs', ['-w', '-R', field, path], clock, scope);
 }
 
-/** Undefined: the tool is there. */
+/** Undefined: the tool is installed. */
 export async function missingTool(type: FilesystemType, clock: Clock, scope: Scope): Promise<StowageError | undefined> {
   try {
     await runTool(type, `mkfs.${type}`, ['-V'], clock, scope);
@@ -139,7 +139,7 @@ export async function runTool(
     });
   } catch (cause) {
     limit.signal.throwIfAborted();
-    // EACCES: not found either, but a folder of the path could not be searched.
+    // EACCES: the program was not found, and a folder in PATH could not be searched.
     if (isErrno(cause, 'ENOENT', 'EACCES')) {
       throw new StowageError(`${program} is not installed, so no ${type} file system can be made`, {
         code: 'unsupported',

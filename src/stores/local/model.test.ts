@@ -177,7 +177,7 @@ async function compare({ store, root, at }: LocalStoreUnderTest, model: Model): 
   expect(new Set(await readdir(root))).toEqual(new Set(['.stowage', ...expected]));
 }
 
-test('any sequence of operations leaves the store as a simple model of it says', async () => {
+test('any sequence of operations leaves the store in the state of a simple model', async () => {
   await fc.assert(
     fc.asyncProperty(fc.array(steps, { maxLength: 25, size: 'max' }), async (sequence) => {
       await using under = await localStore();

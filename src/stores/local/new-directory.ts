@@ -5,23 +5,23 @@ import { isFull } from '../file-store/files.ts';
 import type { StoreRoot } from '../file-store/store-root.ts';
 import type { LocalOptions } from './options.ts';
 
-/** Makes directories with the owner and mode that the options say. */
+/** Makes directories with the owner and mode of the options. */
 export async function createDirectoryMaker(
   options: LocalOptions,
-  place: StoreRoot,
+  storeRoot: StoreRoot,
   readOnly: boolean,
 ): Promise<(path: string) => Promise<void>> {
-  // Decided once: where mkdir alone gives the wanted owner and mode, one call makes a complete volume.
-  if (readOnly || (await mkdirSuffices(options, place)))
+  // Decided once: if mkdir alone gives the right owner and mode, one call makes a complete volume.
+  if (readOnly || (await mkdirSuffices(options, storeRoot)))
     return async (path) => {
       await mkdir(path, { mode: options.mode });
     };
   return async (path) => {
-    // Complete before it is visible: what has the volume's name has its owner and mode too.
-    const scratch = place.scratch();
+    // Set owner and mode before the directory gets the volume's name.
+    const scratch = storeRoot.scratchPath();
     await mkdir(scratch, { mode: 0o700 });
     try {
-      await dress(scratch, options);
+      await setOwnerAndMode(scratch, options);
       await rename(scratch, path);
     } catch (cause) {
       await rmdir(scratch).catch(() => undefined);
@@ -30,19 +30,19 @@ export async function createDirectoryMaker(
   };
 }
 
-async function dress(path: string, { uid, gid, mode }: LocalOptions): Promise<void> {
-  // -1 leaves it as it is; chown before chmod, since chown clears set-id bits.
+async function setOwnerAndMode(path: string, { uid, gid, mode }: LocalOptions): Promise<void> {
+  // -1 keeps the owner. chown before chmod, since chown clears set-id bits.
   if (uid !== undefined || gid !== undefined) await chown(path, uid ?? -1, gid ?? -1);
   await chmod(path, mode);
 }
 
-/** Tried rather than computed: the umask, the parent's set-gid bit and default ACLs all have a say. */
-async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<boolean> {
-  const probe = place.scratch();
+/** Tries it, because the umask, the parent's set-gid bit and default ACLs all affect the result. */
+async function mkdirSuffices(options: LocalOptions, storeRoot: StoreRoot): Promise<boolean> {
+  const probe = storeRoot.scratchPath();
   try {
     await mkdir(probe, { mode: options.mode });
   } catch (cause) {
-    // A full store must still open: volumes can be deleted.
+    // A full store must still open, so that volumes can be deleted.
     if (isFull(cause)) return false;
     throw cause;
   }
@@ -50,7 +50,7 @@ async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<b
     const { uid, gid, mode } = await lstat(probe);
     const owned = (options.uid ?? uid) === uid && (options.gid ?? gid) === gid;
     if (owned && (mode & 0o7777) === options.mode) return true;
-    await dress(probe, options);
+    await setOwnerAndMode(probe, options);
     return false;
   } catch (cause) {
     if (!isErrno(cause, 'EPERM')) throw cause;
@@ -58,7 +58,7 @@ async function mkdirSuffices(options: LocalOptions, place: StoreRoot): Promise<b
       options[key] === undefined ? [] : [`${key} ${options[key]}`],
     );
     throw new StowageError(
-      `store ${place.store} wants volumes owned by ${owner.join(' and ')}, which this user may not give away`,
+      `store ${storeRoot.store} cannot make volumes owned by ${owner.join(' and ')}: this user may not change the owner of files`,
       {
         code: 'denied',
         reason: 'owner-denied',

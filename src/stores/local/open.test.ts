@@ -76,7 +76,7 @@ function elsewhere(at: string): unknown {
 }
 
 describe('a store in use', () => {
-  test('is refused to another process, which learns who has it', async () => {
+  test('is refused to another process, with the holder in the error', async () => {
     await open(root);
     expect(elsewhere(root)).toEqual({
       code: 'conflict',
@@ -86,7 +86,7 @@ describe('a store in use', () => {
     });
   });
 
-  test('is refused to the same process, also by another path', async () => {
+  test('is refused to the same process, also through another path', async () => {
     await open(root);
     await symlink(root, `${root}-link`);
     try {
@@ -128,7 +128,7 @@ describe('a store in use', () => {
   });
 });
 
-describe('the place', () => {
+describe('the root directory', () => {
   test('must exist', async () => {
     const error = await refusal(open(join(root, 'nothing')));
     expect([error.code, error.reason, error.message]).toEqual([
@@ -171,7 +171,7 @@ describe('the place', () => {
     expect((await refusal(open(root))).reason).toBe('record-unreadable');
   });
 
-  test('keeps its records to itself', async () => {
+  test('has records that only this user can read', async () => {
     await mkdir(join(root, '.stowage'));
     await chmod(join(root, '.stowage'), 0o777);
     await open(root);
@@ -198,7 +198,7 @@ describe('the place', () => {
     expect(await readFile(join(root, 'precious'), 'utf8')).toBe('precious');
   });
 
-  test('read-only, is left without a trace', async () => {
+  test('is not changed by a read-only store', async () => {
     await mkdir(join(root, 'data'));
     const store = await open(root, { readOnly: true });
     await Array.fromAsync(store.list(scope));
@@ -207,7 +207,7 @@ describe('the place', () => {
   });
 });
 
-describe('a place that is known', () => {
+describe('the root directory of a known store', () => {
   const storeFile = (): string => join(root, '.stowage', 'store.json');
   const known = async (): Promise<string | undefined> => {
     const store = await openLocal(root);
@@ -215,7 +215,7 @@ describe('a place that is known', () => {
     return store.identity;
   };
 
-  test('is opened, and says who it is', async () => {
+  test('is opened, and has its id', async () => {
     const identity = await known();
     expect(identity).toMatch(/^[0-9a-f-]{36}$/);
     expect((await open(root, { identity })).identity).toBe(identity);
@@ -229,31 +229,31 @@ describe('a place that is known', () => {
       expect([error.code, error.reason, error.message, error.action]).toEqual([
         'unavailable',
         'store-identity',
-        `${root} is not the store it was: it is empty; its disk may not be mounted`,
-        'Mount the disk that holds the store. If the store is meant to begin anew from what lies there: stowage store adopt test',
+        `${root} is not the expected store: it is empty; its disk may not be mounted`,
+        'Mount the disk that holds the store. To make this directory the store: stowage store adopt test',
       ]);
       expect(await readdir(root)).toEqual([]);
     },
   );
 
-  test('is refused when other things lie there, and nothing is written', async () => {
+  test('is refused if it has other files, and nothing is written', async () => {
     await mkdir(join(root, 'data'));
     const error = await refusal(open(root, { identity: 'before' }));
     expect([error.reason, error.message]).toEqual([
       'store-identity',
-      `${root} is not the store it was: it has no .stowage/store.json; its disk may not be mounted`,
+      `${root} is not the expected store: it has no .stowage/store.json; its disk may not be mounted`,
     ]);
     expect(await readdir(root, { recursive: true })).toEqual(['data']);
   });
 
-  test.each([false, true])('is refused when another store lies there (readOnly %j)', async (readOnly) => {
+  test.each([false, true])('is refused if it has another store (readOnly %j)', async (readOnly) => {
     const identity = await known();
     await rm(join(root, '.stowage', 'owner.json'));
     const error = await refusal(open(root, { identity: 'before', readOnly }));
     expect([error.code, error.reason, error.message]).toEqual([
       'unavailable',
       'store-identity',
-      `${root} is not the store it was: it is store ${identity}, and was before`,
+      `${root} is not the expected store: it is store ${identity}; expected before`,
     ]);
     expect(await readdir(join(root, '.stowage'))).not.toContain('owner.json');
   });
@@ -296,7 +296,7 @@ describe('the root of an open store', () => {
     ];
   };
 
-  test('deleted underneath: nothing is said to be absent, and nothing is made', async () => {
+  test('that was deleted makes every call fail: no call reports a volume as absent or creates anything', async () => {
     const store = await open(root);
     await rm(root, { recursive: true });
     for (const call of calls(store)) {
@@ -314,7 +314,7 @@ describe('the root of an open store', () => {
     ]);
   });
 
-  test('replaced by another directory, as when its disk is not mounted: noticed', async () => {
+  test('that was replaced by another directory, as after an unmount, makes every call fail', async () => {
     const store = await open(root);
     await rename(root, `${root}-old`);
     await mkdir(root);
@@ -374,13 +374,13 @@ describe('options', () => {
     },
   );
 
-  test('a path with spaces and percent signs is meant as it is written', async () => {
+  test('a path with spaces and percent signs is taken literally', async () => {
     await mkdir(join(root, 'a b%'));
     const store = await open(join(root, 'a%20b%25'));
     expect((await store.check(scope)).steps[0]?.detail).toBe(`${root}/a b% is ${root}/a b%`);
   });
 
-  test('mode is what a volume gets, whatever the umask', async () => {
+  test('a volume gets the mode of the options, whatever the umask', async () => {
     const before = process.umask(0o077);
     try {
       const store = await open(root, { options: { mode: '2775' } });
@@ -391,7 +391,7 @@ describe('options', () => {
     }
   });
 
-  test.skipIf(needs('root'))('uid and gid are what a volume gets', async () => {
+  test.skipIf(needs('root'))('a volume gets the uid and gid of the options', async () => {
     const store = await open(root, { options: { uid: '1234', gid: '5678' } });
     await makeVolume(store, 'a');
     expect(await stat(join(root, 'a'))).toMatchObject({ uid: 1234, gid: 5678 });
@@ -405,24 +405,27 @@ describe('options', () => {
       expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toEqual({
         code: 'denied',
         reason: 'owner-denied',
-        message: 'store other wants volumes owned by uid 0, which this user may not give away',
+        message: 'store other cannot make volumes owned by uid 0: this user may not change the owner of files',
         action: "Run Stowage as root, or leave the store's options uid and gid out.",
       });
     },
   );
 
-  test.skipIf(needs('ordinary-user', 'root'))('an ordinary user is refused a place that is not theirs', async () => {
-    await chmod(root, 0o755);
-    const [file, args] = asOrdinaryUser(opener(root, 'end'));
-    expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toMatchObject({
-      code: 'denied',
-      reason: 'store-permission',
-      message: `opening store other failed: the user Stowage runs as may not do that in ${root}`,
-    });
-  });
+  test.skipIf(needs('ordinary-user', 'root'))(
+    'an ordinary user cannot open a store in a directory of another user',
+    async () => {
+      await chmod(root, 0o755);
+      const [file, args] = asOrdinaryUser(opener(root, 'end'));
+      expect(JSON.parse(spawnSync(file, [...args], { encoding: 'utf8' }).stdout)).toMatchObject({
+        code: 'denied',
+        reason: 'store-permission',
+        message: `opening store other failed: permission denied in ${root} for the user that Stowage runs as`,
+      });
+    },
+  );
 });
 
-test('a # in the URI is refused rather than cut off with what follows', async () => {
+test('a # in the URI is refused', async () => {
   await mkdir(join(root, 'a'));
   await mkdir(join(root, 'a#b'));
   const failure = await refusal(open(`${root}/a#b`));
@@ -437,7 +440,7 @@ test('a # in the URI is refused rather than cut off with what follows', async ()
 });
 
 describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
-  test('what its lower layer brought along cannot be moved, which is said with what to do', async () => {
+  test('directories of the lower layer cannot be moved, and the error says what to do', async () => {
     const at = (name: string): string => join(root, name);
     for (const name of ['disk', 'merged']) await mkdir(at(name));
     // An overlay cannot have another overlay, which the machine's own root may be, as its upper layer.
@@ -454,7 +457,7 @@ describe.skipIf(needs('root', 'mount'))('on an overlay', () => {
       const volume = await store.adoption.adopt(spec.name, made, scope);
       const failure = await refusal(store.rename(volume, volumeName('b'), scope));
       expect([failure.code, failure.reason]).toEqual(['unsupported', 'store-cannot-move']);
-      expect(failure.message).toContain(`the file system of ${at('merged')} does not move data within the store`);
+      expect(failure.message).toContain(`the file system of ${at('merged')} cannot move data within the store`);
       expect((await store.get(spec.name, scope))?.condition).toBe('ok');
       expect((await refusal(store.delete(volume, scope))).reason).toBe('store-cannot-move');
       expect(await readFile(join(at('merged'), 'a', 'file'), 'utf8')).toBe('x');

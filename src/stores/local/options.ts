@@ -9,7 +9,7 @@ export interface LocalOptions {
   readonly uid: number | undefined;
   readonly gid: number | undefined;
   readonly mode: number;
-  /** Undefined: xfs, and ext4 where xfs would be too small. */
+  /** Undefined: xfs, or ext4 for volumes that are too small for xfs. */
   readonly filesystem: 'xfs' | 'ext4' | undefined;
 }
 
@@ -59,11 +59,11 @@ function rootOf(uri: string): string {
       `${quoted(uri)} has a # in it, where a URI's path ends`,
       'Write a literal # as %23, or leave it out.',
     );
-  const place = /^local:\/\/([^?]*)/.exec(uri)?.[1];
-  if (place === undefined) throw wrong('it does not begin with local://');
+  const encodedPath = /^local:\/\/([^?]*)/.exec(uri)?.[1];
+  if (encodedPath === undefined) throw wrong('it does not begin with local://');
   let path: string;
   try {
-    path = decodeURIComponent(place);
+    path = decodeURIComponent(encodedPath);
   } catch (cause) {
     throw invalid(`${quoted(uri)} has a broken %-escape`, `Write a literal % as %25. (${String(cause)})`);
   }

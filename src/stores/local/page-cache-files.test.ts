@@ -31,13 +31,13 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     return wasInLine;
   }
 
-  test('are looked at and read in line when the kernel has them in memory', async () => {
+  test('are read synchronously if they are in the page cache', async () => {
     const files = await filesIn(at('store'));
-    expect(await isInLine(files.look(at('store', 'one.meta')))).toBe(true);
+    expect(await isInLine(files.lstat(at('store', 'one.meta')))).toBe(true);
     expect(await isInLine(files.read(at('store', 'one.meta'), 100))).toBe(true);
   });
 
-  test('a folder is the one that stat(2) says, and another one once it was replaced', () => {
+  test('a folder has the identity that stat(2) gives, and another one after it was replaced', () => {
     const path = at('store');
     // Of devices with other numbers too.
     for (const folder of [path, '/proc', '/dev', '/sys']) {
@@ -54,7 +54,7 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     expect(folderInCache(at('missing'))).toBeUndefined();
   });
 
-  test('are the same as on the usual way', async () => {
+  test('are the same as through the thread pool', async () => {
     const files = await filesIn(at('store'));
     symlinkSync('one.meta', at('store', 'link'));
     symlinkSync(at('store'), at('way'));
@@ -64,14 +64,14 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     const said = async <T>(work: Promise<T>): Promise<T | string> => work.catch((thrown: unknown) => String(thrown));
     for (const name of ['one.meta', 'sub', 'link', 'empty', 'long', 'pipe', 'missing', 'one.meta/below']) {
       const path = at('store', name);
-      expect([name, await said(files.look(path))]).toEqual([name, await said(localFiles.look(path))]);
+      expect([name, await said(files.lstat(path))]).toEqual([name, await said(localFiles.lstat(path))]);
       for (const limit of [5, 100, 10_000, 20_000])
         expect([name, await said(files.read(path, limit))]).toEqual([name, await said(localFiles.read(path, limit))]);
     }
     expect((await files.read(at('way', 'one.meta'), 100)).toString()).toBe('some record');
   });
 
-  test('show what was written last, and each reader has its own', async () => {
+  test('show the last write, and each reader gets its own buffer', async () => {
     const files = await filesIn(at('store'));
     const before = await files.read(at('store', 'one.meta'), 100);
     writeFileSync(at('store', 'one.meta'), 'another record, which is longer');
@@ -79,21 +79,24 @@ describe.skipIf(needs('linux'))('files of a store on a disk of this machine', ()
     expect(before.toString()).toBe('some record');
   });
 
-  test.skipIf(needs('root', 'mount'))('are not asked for in line where another file system is mounted', async () => {
-    const files = await filesIn(at('store'));
-    execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('store', 'sub')]);
-    writeFileSync(at('store', 'sub', 'inner'), 'below');
-    expect(await isInLine(files.look(at('store', 'sub')))).toBe(false);
-    expect(await isInLine(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
-    expect((await files.read(at('store', 'sub', 'inner'), 100)).toString()).toBe('below');
-  });
+  test.skipIf(needs('root', 'mount'))(
+    'are not read synchronously if another file system is mounted there',
+    async () => {
+      const files = await filesIn(at('store'));
+      execFileSync('mount', ['-t', 'tmpfs', '-o', 'size=1m', '--', 'stowage-test', at('store', 'sub')]);
+      writeFileSync(at('store', 'sub', 'inner'), 'below');
+      expect(await isInLine(files.lstat(at('store', 'sub')))).toBe(false);
+      expect(await isInLine(files.read(at('store', 'sub', 'inner'), 100))).toBe(false);
+      expect((await files.read(at('store', 'sub', 'inner'), 100)).toString()).toBe('below');
+    },
+  );
 
-  test.skipIf(needs('root', 'mount'))('nor where it is not known whom the file system of the store asks', async () => {
+  test.skipIf(needs('root', 'mount'))('are not read synchronously on a file system of an unknown type', async () => {
     mkdirSync(at('other'));
     execFileSync('mount', ['-t', 'ramfs', '--', 'stowage-test', at('other')]);
     writeFileSync(at('other', 'one.meta'), 'some record');
     const files = await filesIn(at('other'));
-    expect(await isInLine(files.look(at('other', 'one.meta')))).toBe(false);
+    expect(await isInLine(files.lstat(at('other', 'one.meta')))).toBe(false);
     expect(await isInLine(files.read(at('other', 'one.meta'), 100))).toBe(false);
   });
 });

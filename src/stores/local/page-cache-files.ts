@@ -2,30 +2,31 @@ import { closeSync, constants, fstatSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { cachedIdentity, type FileIdentity, openCached, readCached } from '#base/linux/page-cache-io.ts';
 import type { Files } from '../file-store/files.ts';
-import { localFiles, lookOf } from './files.ts';
+import { fileInfoOf, localFiles } from './files.ts';
 
-/** Of file systems that keep in memory what they know of an open file, and ask neither a server nor a program for it. */
+/** statfs(2) types of file systems that answer from memory for cached files, without asking a server or a program. */
 const [ext4, xfs, btrfs, f2fs, tmpfs] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
-const plain: ReadonlySet<number> = new Set([ext4, xfs, btrfs, f2fs, tmpfs]);
+const cachingFileSystems: ReadonlySet<number> = new Set([ext4, xfs, btrfs, f2fs, tmpfs]);
 
-/** open(2): only the place. The same number on every processor that Node runs on. */
+/** O_PATH of open(2). The value is the same on every architecture that Node runs on. */
 const O_PATH = 0o10000000;
 const { O_RDONLY, O_NOFOLLOW, O_NONBLOCK, O_DIRECTORY } = constants;
-/** Records have a few hundred bytes; what is longer is read in the usual way. */
-const mostBytes = 4_096;
+/** Records have a few hundred bytes. Longer files are read through the thread pool. */
+const maxCachedBytes = 4_096;
 
 /**
- * The same files, where those of a store are on a disk of this machine. What the kernel has of them in memory is read in line,
- * which no disk can keep from ending: each call that is made on a thread wakes two, and a mount makes half a dozen.
+ * Files of a store on a disk of this machine. Reads what is in the page cache synchronously, which cannot block on a disk: each call on the
+ * thread pool wakes two threads, and a mount makes half a dozen calls.
  */
 export async function filesIn(root: string): Promise<Files> {
-  return (await isPlain(root)) ? cachedFiles(root) : localFiles;
+  return (await answersFromCache(root)) ? cachedFiles(root) : localFiles;
 }
 
-/** Whether what the kernel has in memory of it can be had in line. */
-export const isPlain = async (root: string): Promise<boolean> => plain.has((await statfs(root)).type);
+/** Whether cached files of this file system can be read synchronously. */
+export const answersFromCache = async (root: string): Promise<boolean> =>
+  cachingFileSystems.has((await statfs(root)).type);
 
-/** What the kernel finds at that path now, if it knows it. Undefined: it would have to look. */
+/** Identity of the folder at that path, if the kernel has it cached. Undefined: not cached. */
 export function folderInCache(path: string): FileIdentity | undefined {
   const fd = openCached(path, O_PATH | O_DIRECTORY);
   if (fd === undefined) return undefined;
@@ -37,11 +38,11 @@ export function folderInCache(path: string): FileIdentity | undefined {
 }
 
 function cachedFiles(root: string): Files {
-  const into = Buffer.alloc(mostBytes);
+  const into = Buffer.alloc(maxCachedBytes);
 
   function opened<T>(path: string, flags: number, work: (fd: number) => T | undefined): T | undefined {
     if (!path.startsWith(`${root}/`)) return undefined;
-    // Found anew each time: another disk may be mounted there by now.
+    // Open the root each time: another disk may be mounted there by now.
     const top = openCached(root, O_PATH | O_DIRECTORY);
     if (top === undefined) return undefined;
     try {
@@ -59,13 +60,13 @@ function cachedFiles(root: string): Files {
 
   return {
     ...localFiles,
-    look: async (path) =>
-      opened(path, O_PATH | O_NOFOLLOW, (fd) => lookOf(fstatSync(fd))) ?? (await localFiles.look(path)),
+    lstat: async (path) =>
+      opened(path, O_PATH | O_NOFOLLOW, (fd) => fileInfoOf(fstatSync(fd))) ?? (await localFiles.lstat(path)),
     read: async (path, limit) => {
       const found = opened(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, (fd) => {
         const stats = fstatSync(fd);
         if (!stats.isFile() || stats.size > Math.min(limit, into.length)) return undefined;
-        // A part of it may be in memory, and the rest not.
+        // Only a part of the file may be cached.
         return readCached(fd, into) === stats.size ? Buffer.from(into.subarray(0, stats.size)) : undefined;
       });
       return found ?? (await localFiles.read(path, limit));

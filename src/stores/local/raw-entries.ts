@@ -5,7 +5,7 @@ export interface RawEntry {
   isDirectory(): boolean;
 }
 
-/** Names are bytes to the kernel; as strings, those that are not UTF-8 could be neither looked at nor removed. */
+/** Lists names as bytes: as strings, names that are not UTF-8 could be neither read nor removed. */
 export async function openRaw(directory: Buffer): Promise<AsyncIterable<RawEntry>> {
   // The types know only text encodings; Node takes 'buffer' here as it does for readdir.
   const options = { encoding: 'buffer', bufferSize: 256 } as unknown as { bufferSize: number };

@@ -8,12 +8,12 @@ import { newVolumeId, storeName, volumeName } from '#core/names.ts';
 import { scope } from '#testing/contracts/store.ts';
 import { createCreate } from '../file-store/create.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
-import { createReading } from '../file-store/reading.ts';
-import { createInFlightByDevice } from './in-flight.ts';
+import { createReadVerbs } from '../file-store/read-verbs.ts';
+import { createVerbContext } from '../file-store/verb-context.ts';
 import { createDirectoryMaker } from './new-directory.ts';
+import { openStoreRoot } from './open-store-root.ts';
 import { parseOptions } from './options.ts';
-import { openPlace } from './place.ts';
+import { createSlotsByDevice } from './slots-by-device.ts';
 
 test.each(['usage', 'source'] as const)(
   '%s finishes nothing that another operation is in the middle of',
@@ -23,34 +23,34 @@ test.each(['usage', 'source'] as const)(
     stack.defer(() => rm(root, { recursive: true }));
     const options = parseOptions(`local://${root}`, {});
     const context = { instance: 'instance-1', node: 'node-1' as NodeName };
-    const place = await openPlace(options, storeName('test'), context, scope.log, createInFlightByDevice());
-    stack.defer(() => place.close());
+    const storeRoot = await openStoreRoot(options, storeName('test'), context, scope.log, createSlotsByDevice());
+    stack.defer(() => storeRoot.close());
     const clock = systemClock();
     const layout = createDirectoryLayout({
-      place,
+      storeRoot,
       clock,
-      make: await createDirectoryMaker(options, place, false),
+      make: await createDirectoryMaker(options, storeRoot, false),
       source: (path) => ({ kind: 'directory', node: context.node, path }),
     });
-    const parts = createParts(place, layout, clock);
+    const parts = createVerbContext(storeRoot, layout, clock);
     const spec = { id: newVolumeId(), name: volumeName('a'), bytes: undefined, access: 'filesystem' } as const;
     const made = await createCreate(parts)(
       { ...spec, labels: {}, requestId: 'r', createdAt: 0, instance: 'instance-1' },
       scope,
     );
-    const reading = createReading(parts);
+    const reading = createReadVerbs(parts);
     let looked: Promise<unknown> = Promise.resolve();
     // As the trash does it: the intent, the data, then the record.
-    await parts.during('moving', [made.name], scope, async () => {
+    await parts.runVerb('moving', [made.name], scope, async () => {
       const { store: _store, ...meta } = made;
-      await place.replace(place.metaPath('a'), { ...meta, deletedAt: 1 });
-      await mkdir(place.own('trash', made.id));
-      await rename(join(root, 'a'), place.own('trash', made.id, 'data'));
+      await storeRoot.replaceRecord(storeRoot.metaPath('a'), { ...meta, deletedAt: 1 });
+      await mkdir(storeRoot.ownPath('trash', made.id));
+      await rename(join(root, 'a'), storeRoot.ownPath('trash', made.id, 'data'));
       looked = reading[verb](made, scope).catch((cause: unknown) => cause);
       // Without the wait for the name it would be done by then; with it, only the clock ends this.
       await Promise.race([looked, clock.sleep(100, scope.signal)]);
       expect(await readdir(root)).toEqual(['.stowage', 'a.meta']);
-      await rename(place.metaPath('a'), place.own('trash', made.id, 'meta'));
+      await rename(storeRoot.metaPath('a'), storeRoot.ownPath('trash', made.id, 'meta'));
     });
     expect(await looked).toMatchObject({ code: 'not-found', reason: 'volume-unknown' });
   },

@@ -6,8 +6,8 @@ import { eachBounded } from '#base/each-bounded.ts';
 import { isErrno } from '#base/errno.ts';
 import { stowageError } from '#core/errors.ts';
 import type { Scanned } from '../file-store/files.ts';
-import { callsAtOnce } from './in-flight.ts';
 import { openRaw } from './raw-entries.ts';
+import { fileCallsPerLongCall } from './slots-by-device.ts';
 
 interface Directory {
   readonly path: Buffer;
@@ -18,24 +18,23 @@ interface Directory {
 const blockSize = 512n;
 
 /**
- * What a scan may remember: several names of a file, and directories still to be looked at. A volume's users decide how
- * many of these there are, so beyond this the rest is left out and the answer says that it is not complete.
+ * Limits the memory of a scan: files with several names, and directories still to scan. A volume's users decide how many of these there
+ * are. Beyond the limits the scan skips the rest and reports that it is incomplete.
  */
 export interface ScanLimits {
   readonly links: number;
-  /** Of the paths of those directories, in bytes. */
+  /** Total length of the paths of those directories, in bytes. */
   readonly paths: number;
 }
 
 const usual: ScanLimits = { links: 250_000, paths: 32 * 1024 * 1024 };
-/** What keeping one path costs beside its bytes. */
+/** Memory for one path in addition to its bytes. */
 const perPath = 256;
 
 /**
- * What a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted
- * inside not at all. Its users may be changing it meanwhile: a directory is opened without following links, compared
- * with what its parent's listing said it was, and its entries are looked up through the open descriptor, so a directory
- * swapped for a link never leads the scan out of the volume.
+ * The space that a tree occupies, as du counts it: allocated blocks, a file with several names once, other file systems mounted inside not at
+ * all. Users may change the tree during the scan. So the scan opens each directory without following links, compares it with the one that it
+ * listed, and looks up entries through the open descriptor: a directory swapped for a link never leads it out of the volume.
  */
 export async function scanTree(top: string, signal: AbortSignal, limits = usual): Promise<Scanned> {
   let bytes = 0n;
@@ -45,10 +44,10 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
   const linked = new Set<string>();
   const first = await lstat(top, { bigint: true });
   const waiting: Directory[] = [];
-  later({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
+  enqueue({ path: Buffer.from(top), dev: first.dev, ino: first.ino });
   bytes += first.blocks * blockSize;
 
-  function later(directory: Directory): void {
+  function enqueue(directory: Directory): void {
     const cost = directory.path.length + perPath;
     if (kept + cost > limits.paths) complete = false;
     else {
@@ -67,7 +66,7 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
 
   function count(path: Buffer, entry: BigIntStats): void {
     if (entry.dev !== first.dev) return;
-    if (entry.isDirectory()) later({ path, dev: entry.dev, ino: entry.ino });
+    if (entry.isDirectory()) enqueue({ path, dev: entry.dev, ino: entry.ino });
     else if (entry.nlink > 1n && !isFirst(entry.ino)) return;
     bytes += entry.blocks * blockSize;
     files += 1n;
@@ -82,7 +81,7 @@ export async function scanTree(top: string, signal: AbortSignal, limits = usual)
         if (signal.reason instanceof DeadlineExceeded) return { bytes, files, complete: false };
         throw stowageError(signal.reason);
       }
-      // Gone or replaced since it was listed: not part of the volume any more. Anything else hides a part of it.
+      // Removed or replaced since it was listed, so no longer part of the volume. After any other error a part is missing.
       if (!isErrno(cause, 'ENOENT', 'ENOTDIR', 'ELOOP')) complete = false;
     }
   }
@@ -99,10 +98,10 @@ async function scanOne(
   try {
     const opened = await handle.stat({ bigint: true });
     if (opened.dev !== directory.dev || opened.ino !== directory.ino) return;
-    // Where there is no /proc (not Linux), the path has to do.
+    // Other systems have no /proc; use the path there.
     const via = process.platform === 'linux' ? Buffer.from(`/proc/self/fd/${handle.fd}`) : directory.path;
     const list = await openRaw(via);
-    await eachBounded(list, callsAtOnce, async ({ name }) => {
+    await eachBounded(list, fileCallsPerLongCall, async ({ name }) => {
       signal.throwIfAborted();
       try {
         count(child(directory.path, name), await lstat(child(via, name), { bigint: true }));

@@ -68,7 +68,7 @@ describe.each([
   ['directory', { bytes: 2n ** 30n }],
   ['image', { bytes: 2n ** 24n, access: 'block' }],
 ] as const)('a store with layout=%s', (layout, more) => {
-  test('is byte for byte the one that 0.1 leaves', async () => {
+  test('has the same bytes as one of 0.1', async () => {
     const root = await emptyRoot();
     await fill(await opened(root, layout), root, more);
     expect(await readTree(root, fixed)).toEqual(await fixture(layout));
@@ -83,7 +83,7 @@ describe.each([
       await store.housekeeping.sweep(scope);
     });
 
-    test('is the same store, with all its volumes', async () => {
+    test('opens as the same store, with all its volumes', async () => {
       expect(store.identity).toBe('7c1f0f52-5d0e-4a53-9f4e-0d9f3c5b8a11');
       const all = await Array.fromAsync(store.list(scope));
       const volume = { ...spec(1, 'alpha', more), enforce: false, store: 'test', revision: 2 };

@@ -36,7 +36,7 @@ async function deep(top: string, levels: number): Promise<void> {
 }
 
 describe('emptying a folder', () => {
-  test('removes every kind of thing, whatever its name', async () => {
+  test('removes every type of file, whatever its name', async () => {
     const a = join(folder, 'a');
     await mkdir(join(a, 'x', 'y', 'z'), { recursive: true });
     await mkdir(join(a, 'empty'));
@@ -50,13 +50,13 @@ describe('emptying a folder', () => {
     expect(await readdir(folder)).toEqual([]);
   });
 
-  test('goes deeper than any path or table of descriptors', async () => {
+  test('removes trees deeper than the limits of paths and descriptors', async () => {
     await deep(join(folder, 'deep'), 3000);
     expect(await emptyFolder(folder, scope)).toEqual([]);
     expect(await readdir(folder)).toEqual([]);
   });
 
-  test('stops at the signal and goes on at the next call', async () => {
+  test('stops when its signal aborts, and continues in the next call', async () => {
     await deep(join(folder, 'deep'), 200);
     const stop = new AbortController();
     let calls = 0;
@@ -74,7 +74,7 @@ describe('emptying a folder', () => {
     expect(await readdir(folder)).toEqual([]);
   });
 
-  test('is never led astray by directories swapped for links meanwhile', async () => {
+  test('never follows directories that are swapped for symbolic links', async () => {
     const tree = join(folder, 'a');
     for (let i = 0; i < 40; i++) await mkdir(join(tree, `${i}`, 'sub'), { recursive: true });
     let swapping = true;
@@ -93,7 +93,7 @@ describe('emptying a folder', () => {
     expect(await readdir(folder)).toEqual([]);
   });
 
-  test.skipIf(needs('ordinary-user'))('an ordinary user gets rid of directories that were shut to them', async () => {
+  test.skipIf(needs('ordinary-user'))('an ordinary user removes directories whose mode denies access', async () => {
     await chmod(folder, 0o777);
     const code = `
       const { mkdir, writeFile, chmod, readdir } = await import('node:fs/promises');
@@ -126,14 +126,14 @@ describe('scanning a tree', () => {
     expect(scanned).toEqual({ bytes: du(folder), files: 6n, complete: true });
   });
 
-  test('stops at a deadline with what it has, and says so', async () => {
+  test('stops at a deadline with an incomplete result', async () => {
     for (let i = 0; i < 50; i++) await mkdir(join(folder, `${i}`));
     using limit = systemClock().deadline(0, scope.signal);
     await new Promise<void>((resolve) => limit.signal.addEventListener('abort', () => resolve(), { once: true }));
     expect(await scanTree(folder, limit.signal)).toMatchObject({ complete: false });
   });
 
-  test('remembers no more than it may, leaves the rest out and says so', async () => {
+  test('limits its memory, skips the rest and reports an incomplete result', async () => {
     for (const name of ['a', 'b', 'c']) await mkdir(join(folder, 'd', name), { recursive: true });
     for (const name of ['x', 'y']) {
       await writeFile(join(folder, name), 'x');
@@ -146,7 +146,7 @@ describe('scanning a tree', () => {
     expect(few).toMatchObject({ files: 6n, complete: false });
   });
 
-  test('throws when it is cancelled', async () => {
+  test('throws when it is canceled', async () => {
     await expect(scanTree(folder, AbortSignal.abort())).rejects.toMatchObject({ code: 'canceled' });
   });
 });

@@ -5,29 +5,28 @@ import { join } from 'node:path';
 import { eachBounded } from '#base/each-bounded.ts';
 import { errnoOf, isErrno } from '#base/errno.ts';
 import type { Scope } from '#base/log.ts';
-import type { Left } from '../file-store/files.ts';
-import { callsAtOnce } from './in-flight.ts';
+import type { Unremovable } from '../file-store/files.ts';
 import { openRaw } from './raw-entries.ts';
+import { fileCallsPerLongCall } from './slots-by-device.ts';
 
 const treesAtOnce = 2;
-const entriesAtOnce = callsAtOnce / treesAtOnce;
-/** Something may still be writing through an open handle; it gets this many chances to lose the race. */
+const entriesAtOnce = fileCallsPerLongCall / treesAtOnce;
+/** Retries for a directory that a program with an open handle keeps refilling. */
 const attempts = 3;
 // Not in node:fs; the value is the same on every architecture Node runs Linux on.
 const O_PATH = 0o10000000;
 
 /**
- * Removes what lies in `folder`, a directory that only this user can change, while others may still be changing the
- * trees inside it (a container with an open handle, swapping a directory for a symbolic link).
+ * Removes the contents of `folder`, a directory that only this user can change. Other programs may still be changing the trees inside it (a
+ * container with an open handle, swapping a directory for a symbolic link).
  *
- * It never descends: a subdirectory that is not empty is first renamed up into `folder`. So every path used here has
- * exactly one component somebody else could replace, the last one, and unlink, rmdir and rename never follow that. A
- * mount inside a tree refuses to be renamed (EBUSY), so nothing is ever removed from another file system. Depth costs
- * neither descriptors nor path length, and stopping anywhere loses nothing.
+ * It never descends: it first renames a subdirectory that is not empty into `folder`. So in every path that it uses, only the last component
+ * could be replaced by others, and unlink, rmdir and rename never follow that. A mount inside a tree can't be renamed (EBUSY), so nothing is
+ * ever removed from another file system. Depth costs neither descriptors nor path length, and the work can stop at any point.
  *
- * Gives what it had to leave. Nothing else is remembered: a tree may have more directories than memory has room for.
+ * Returns the entries that it could not remove. It remembers nothing else: a tree may have more directories than fit into memory.
  */
-export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Left[]> {
+export async function emptyFolder(folder: string, scope: Scope): Promise<readonly Unremovable[]> {
   const refilled = new Map<string, number>();
   const left = new Map<string, string>();
   const prefix = `part-${randomBytes(6).toString('hex')}-`;
@@ -36,10 +35,10 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
 
   async function removeOne(name: string): Promise<void> {
     const at = join(folder, name);
-    let refused: unknown;
+    let failure: unknown;
     try {
       if ((await lstat(at)).isDirectory()) {
-        refused = await clear(at, scope.signal, moveUp);
+        failure = await emptyDirectory(at, scope.signal, moveUp);
         await rmdir(at);
       } else await unlink(at);
       refilled.delete(name);
@@ -48,14 +47,14 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
       const code = errnoOf(cause);
       if (code === 'ENOENT') return;
       const count = (refilled.get(name) ?? 0) + 1;
-      if (code === 'ENOTEMPTY' && count < attempts && refused === undefined) {
+      if (code === 'ENOTEMPTY' && count < attempts && failure === undefined) {
         refilled.set(name, count);
         return;
       }
       refilled.delete(name);
-      const why = String(refused ?? cause);
+      const why = String(failure ?? cause);
       left.set(name, why);
-      scope.log.warn('could not remove deleted data', { path: at, cause: why });
+      scope.log.warn('deleted data could not be removed', { path: at, cause: why });
     }
   }
 
@@ -71,31 +70,31 @@ export async function emptyFolder(folder: string, scope: Scope): Promise<readonl
       seen++;
       await removeOne(name);
     });
-    // What was moved up during the round may or may not have been in its listing.
+    // The listing of this round may or may not contain the directories that were moved up during it.
     if (seen === 0) return Array.from(left, ([name, why]) => ({ name, why }));
   }
 }
 
-/** Empties one directory of the folder, and gives the first reason why something in it could not be removed. */
-async function clear(
+/** Empties one directory of the folder. Returns the first error of an entry that could not be removed. */
+async function emptyDirectory(
   directory: string,
   signal: AbortSignal,
   moveUp: (at: string | Buffer) => Promise<void>,
 ): Promise<unknown> {
   const base = Buffer.from(`${directory}/`);
-  let refused: unknown;
-  const list = await unlocking(directory, () => openRaw(base));
+  let failure: unknown;
+  const list = await withAccess(directory, () => openRaw(base));
   await eachBounded(list, entriesAtOnce, async (entry) => {
     signal.throwIfAborted();
     const at = Buffer.concat([base, entry.name]);
     try {
-      await unlocking(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
+      await withAccess(directory, () => (entry.isDirectory() ? removeDirectory(at, moveUp) : unlink(at)));
     } catch (cause) {
-      // EISDIR, ENOTDIR: it was replaced since it was listed; the next round sees what it is now.
-      if (!isErrno(cause, 'ENOENT', 'EISDIR', 'ENOTDIR')) refused ??= cause;
+      // EISDIR, ENOTDIR: the entry was replaced after the listing. The next round sees its new type.
+      if (!isErrno(cause, 'ENOENT', 'EISDIR', 'ENOTDIR')) failure ??= cause;
     }
   });
-  return refused;
+  return failure;
 }
 
 async function removeDirectory(at: Buffer, moveUp: (at: Buffer) => Promise<void>): Promise<void> {
@@ -104,18 +103,18 @@ async function removeDirectory(at: Buffer, moveUp: (at: Buffer) => Promise<void>
   } catch (cause) {
     if (!isErrno(cause, 'ENOTEMPTY', 'EEXIST')) throw cause;
     // Moving a directory elsewhere rewrites its '..', which needs permission to write to the directory itself.
-    await unlocking(at, () => moveUp(at));
+    await withAccess(at, () => moveUp(at));
   }
 }
 
-/** An ordinary user owns these directories but may have been shut out by their mode. */
-async function unlocking<T>(directory: string | Buffer, work: () => Promise<T>): Promise<T> {
+/** An ordinary user owns these directories, but their mode may deny access. */
+async function withAccess<T>(directory: string | Buffer, work: () => Promise<T>): Promise<T> {
   try {
     return await work();
   } catch (cause) {
     if (!isErrno(cause, 'EACCES') || process.platform !== 'linux') throw cause;
   }
-  // O_PATH opens even what may not be read, and O_NOFOLLOW keeps chmod off a link's target.
+  // O_PATH opens unreadable directories too, and O_NOFOLLOW keeps chmod from changing a link's target.
   const handle = await open(directory, O_PATH | constants.O_DIRECTORY | constants.O_NOFOLLOW);
   try {
     await chmod(`/proc/self/fd/${handle.fd}`, 0o700);

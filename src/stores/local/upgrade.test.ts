@@ -36,7 +36,7 @@ const alpha = {
   instance: 'instance-1',
 } as unknown as Volume;
 
-test('volumes of format version 0 are all there, with the fields that came later filled in', async () => {
+test('a store of format version 0 has all its volumes, with later fields filled in', async () => {
   const all = (await Array.fromAsync(store.list(scope))).toSorted((a, b) => (a.name < b.name ? -1 : 1));
   expect(all.map(({ name }) => name)).toEqual(['alpha', 'beta']);
   expect(all[0]).toEqual(alpha);
@@ -45,12 +45,12 @@ test('volumes of format version 0 are all there, with the fields that came later
   expect((await store.housekeeping.orphans(scope)).map(({ name }) => name)).toEqual(['gamma']);
 });
 
-test('the request that made a volume in version 0 still gives it', async () => {
+test('a retry of a request of version 0 returns its volume', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
   expect(await store.create(spec, scope)).toEqual(alpha);
 });
 
-test('a change writes the present version', async () => {
+test('a change writes the current version', async () => {
   const changed = await store.label(alpha, { team: 'b' }, scope);
   expect(changed).toEqual({ ...alpha, labels: { team: 'b' }, revision: 2 });
   expect(JSON.parse(await readFile(join(root, 'alpha.meta'), 'utf8'))).toMatchObject({
@@ -71,7 +71,7 @@ test('the trash of version 0 can be restored', async () => {
   expect(await readFile(join(root, 'trashed', 'file'), 'utf8')).toBe('deleted in version 0\n');
 });
 
-test('the trash of version 0 gets a date when it is first seen, and no other one later', async () => {
+test('a trash entry of version 0 gets a date when it is first seen, and keeps it', async () => {
   const week = 7 * 86_400_000;
   expect(await store.trash.list(scope)).toMatchObject([{ expiresAt: undefined }]);
   const before = Date.now();
@@ -83,7 +83,7 @@ test('the trash of version 0 gets a date when it is first seen, and no other one
   expect(await store.trash.list(scope)).toEqual([entry]);
 });
 
-test('a volume released in version 0 comes back under its id', async () => {
+test('a volume released in version 0 is adopted under its old id', async () => {
   const { store: _store, revision: _revision, ...spec } = alpha;
   const back = await store.adoption.adopt(volumeName('gamma'), { ...spec, requestId: 'adopt' }, scope);
   expect(back).toMatchObject({ id: 'sv1-00000000-0000-4000-8000-000000000004', name: 'gamma' });

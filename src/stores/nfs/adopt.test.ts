@@ -13,7 +13,7 @@ describe('directories that other provisioners made', () => {
   test.each([
     ['csi-driver-nfs', 'pvc-1e0f8a5e-3c2b-4c57-9a51-2f1d5a0c7c11'],
     ['nfs-subdir-external-provisioner', 'web-data-db-0-pvc-0b9c5b2e-55f7-4a35-8b4b-19d0f7a2f9aa'],
-  ])('%s: become volumes where they are, with what is in them', async (_who, name) => {
+  ])('of %s become volumes in place, with their contents', async (_who, name) => {
     const { store, folder } = await nfsStoreOnDisk();
     await mkdir(join(folder, name), { mode: 0o777 });
     await writeFile(join(folder, name, 'row'), '1');
@@ -23,7 +23,7 @@ describe('directories that other provisioners made', () => {
     expect(await readFile(join(folder, name, 'row'), 'utf8')).toBe('1');
   });
 
-  test('in folders by namespace: are found by the path template, with their labels', async () => {
+  test('in folders by namespace are found by the path template, with their labels', async () => {
     const { store, folder } = await nfsStoreOnDisk({ pathTemplate: '{label:namespace}/{name}' });
     await mkdir(join(folder, 'web', 'db'), { recursive: true });
     await mkdir(join(folder, 'web', 'cache'));
@@ -45,7 +45,7 @@ describe('directories that other provisioners made', () => {
     expect((await readdir(join(folder, 'web'))).sort()).toEqual(['.stowage-folder', 'bad name', 'cache', 'new']);
   });
 
-  test('what lies in a volume is never offered, whatever the template', async () => {
+  test('never offers the contents of a volume for adoption, whatever the template', async () => {
     const { store, folder, another } = await nfsStoreOnDisk({ pathTemplate: '{label:namespace}/{name}' });
     const other = await another('instance-2', { pathTemplate: '{name}' });
     await other.create(spec('plain'), scope);

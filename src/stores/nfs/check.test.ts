@@ -73,7 +73,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     ground?.[Symbol.dispose]();
   });
 
-  test('all is well, and nothing is left behind', async () => {
+  test('a healthy store passes all steps, and the check leaves nothing behind', async () => {
     const server = await stowageWith(uri('plain'));
     // Opening the store writes to the folder.
     await vi.waitFor(() => expect(server.core.stores.view('silver').store).toBeDefined(), inTime);
@@ -88,28 +88,28 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
       resolve: ganesha.host,
       connect: `${ganesha.host}, port ${ganesha.nfsPort}`,
       mount: `${at('plain')}, by the service on port ${ganesha.mountPort}`,
-      write: 'a file was made, owned by 0:0',
+      write: 'created a file, owned by 0:0',
       'round-trip': expect.stringMatching(/^\d+\.\d\d ms, the median of 5$/),
     });
     expect(readdirSync(at('plain'), { recursive: true })).toEqual(before);
   });
 
-  test('root squash: the way there is fine, writing is not', async () => {
+  test('root squash: connecting succeeds and writing fails', async () => {
     expectFailed(
       await checked(uri('squashed')),
       'resolve ✓, connect ✓, mount ✓, write ✗',
-      /^the server does not let root do that in .*squashed: .*root_squash/,
+      /^the server denies root access to .*squashed: .*root_squash/,
       /^Give the store squash=root with the uid and gid/,
     );
     expect(readdirSync(at('squashed'))).toEqual([]);
   });
 
-  test('root squash where everybody may write: is told', async () => {
+  test('root squash is reported if everybody may write', async () => {
     mkdirSync(at('squashed', 'open'));
     chmodSync(at('squashed', 'open'), 0o777);
     const { steps } = await checked(uri('squashed/open'));
     expect(steps.find(({ step }) => step === 'write')?.detail).toMatch(
-      /^a file was made, owned by \d+:\d+: the server takes root for somebody else \(root_squash\)$/,
+      /^created a file, owned by \d+:\d+: the server maps root to another user \(root_squash\)$/,
     );
   });
 
@@ -134,7 +134,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     );
   });
 
-  test('what is wrong with the store itself comes after the way to it', async () => {
+  test('problems of the store itself are reported after the connection steps', async () => {
     mkdirSync(at('plain', 'odd', '.stowage'), { recursive: true });
     const text = JSON.stringify({ version: 1, uuid: 'c52d12b5-9ba4-4e34-a7fb-0a5a5f4b1f8e', layout: 'image' });
     writeFileSync(at('plain', 'odd', '.stowage', 'store.json'), text);
@@ -143,7 +143,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(found.ok).toBe(false);
   });
 
-  test('a server that stands still', async () => {
+  test('a frozen server is reported as a timeout', async () => {
     const server = await stowageWith(uri('plain', '&retries=0'));
     await ganesha.freeze();
     try {
@@ -156,7 +156,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
 });
 
 describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
-  test('is asked, and its answer told', async () => {
+  test('is asked, and its answer is reported', async () => {
     const ground = createGround();
     onTestFinished(() => ground[Symbol.dispose]());
     const path = join(ground.folder, 'exported');
@@ -172,8 +172,8 @@ describe.skipIf(needs('ganesha', 'rpcbind'))('with a portmapper', () => {
   });
 });
 
-describe('the way there', () => {
-  test('a server that takes connections and never answers keeps nobody for long, whatever its options', async () => {
+describe('connecting', () => {
+  test('a server that accepts connections and never answers delays a check only shortly, whatever the options', async () => {
     const silent = createServer((socket) => void socket.on('error', () => undefined));
     const port = await new Promise<number>((resolve) => {
       silent.listen(0, '127.0.0.1', () => resolve((silent.address() as { port: number }).port));
@@ -203,17 +203,17 @@ describe('the way there', () => {
     );
   });
 
-  test('no portmapper: it is tried without', async () => {
+  test('without a portmapper the check continues', async () => {
     const own = await startOwnServer({ path: '/export', host: '127.9.9.9' });
     const { steps } = await checked(`nfs://127.9.9.9:${own.server.port}/export`);
     expect(steps.find(({ step }) => step === 'portmap')).toMatchObject({
       ok: true,
-      detail: 'no answer on port 111: tried without',
+      detail: 'no answer on port 111; continued without it',
     });
     expect(steps.at(-1)).toMatchObject({ step: 'room', ok: true });
   });
 
-  test('TLS that is not to be had', async () => {
+  test('a server without TLS fails at the step tls', async () => {
     const own = await startOwnServer({ path: '/export' });
     expectFailed(
       await checked(`nfs://127.0.0.1:${own.server.port}/export?tls=on`),
@@ -230,7 +230,7 @@ describe('the way there', () => {
   });
 });
 
-describe('the file that is written', () => {
+describe('the probe file', () => {
   /** A COMMIT that is not answered before whoever waits gives up. */
   function unanswered(): { readonly reached: Promise<void>; readonly commit: NfsClient['commit'] } {
     const { promise: reached, resolve: reach } = Promise.withResolvers<void>();
@@ -270,14 +270,14 @@ describe('the file that is written', () => {
     ],
     ['write', 'an error after it was written', () => ({ getattr: refusing('IO') }), /input\/output error/],
     ['fsync', 'an error', () => ({ commit: refusing('IO') }), /input\/output error/],
-  ] as const)('%s fails with %s: it is removed', async (step, _what, script, detail) => {
+  ] as const)('is removed if %s fails with %s', async (step, _what, script, detail) => {
     const path = await folder();
     const { steps } = await check(path, script);
     expect(steps.at(-1)).toMatchObject({ step, ok: false, detail: expect.stringMatching(detail) });
     expect(await readdir(path)).toEqual([]);
   });
 
-  test('delete fails once: it is tried again', async () => {
+  test('is removed by a retry if the deletion fails once', async () => {
     const path = await folder();
     let calls = 0;
     const { steps } = await check(path, (real) => ({
@@ -287,7 +287,7 @@ describe('the file that is written', () => {
     expect(await readdir(path)).toEqual([]);
   });
 
-  test('the answer to its making was lost: it is removed', async () => {
+  test('is removed if the reply to its creation was lost', async () => {
     const path = await folder();
     const { steps } = await check(path, (real) => ({
       create: async (...args) => {
@@ -299,7 +299,7 @@ describe('the file that is written', () => {
     expect(await readdir(path)).toEqual([]);
   });
 
-  test('whoever asked gives up: it is removed', async () => {
+  test('is removed if the caller gives up', async () => {
     const path = await folder();
     const giveUp = new AbortController();
     const { reached, commit } = unanswered();
@@ -311,7 +311,7 @@ describe('the file that is written', () => {
     expect(await readdir(path)).toEqual([]);
   });
 
-  test('one that takes too long is told as far as it came, and removed', async () => {
+  test('is removed if the check takes too long, and the completed steps are reported', async () => {
     const path = await folder();
     const clock = createFakeClock();
     const { reached, commit } = unanswered();
@@ -324,17 +324,14 @@ describe('the file that is written', () => {
   });
 });
 
-test.skipIf(needs('linux'))(
-  'a check from a network that is not there tells to correct what was given with it',
-  async () => {
-    const config = parseStoreConfig('silver', 'nfs://127.0.0.1/export', 'file', new Map([['nfs', kind]]));
-    const check = await kind.probe?.(config, config.policy, aCall(), 'netns:no-such-network');
-    if (check === undefined) throw new Error('not checked');
-    expectFailed(
-      check,
-      'network ✗',
-      /netns:no-such-network is not there/,
-      /the store's option network, or in --from\./,
-    );
-  },
-);
+test.skipIf(needs('linux'))('a check from a network that does not exist names the argument to correct', async () => {
+  const config = parseStoreConfig('silver', 'nfs://127.0.0.1/export', 'file', new Map([['nfs', kind]]));
+  const check = await kind.probe?.(config, config.policy, aCall(), 'netns:no-such-network');
+  if (check === undefined) throw new Error('not checked');
+  expectFailed(
+    check,
+    'network ✗',
+    /netns:no-such-network does not exist/,
+    /the store's option network, or in --from\./,
+  );
+});

@@ -5,30 +5,30 @@ import { StowageError } from '#core/errors.ts';
 import type { CheckStep, Room, StoreCheck } from '#core/model.ts';
 import { withoutCheck } from '#core/store-errors.ts';
 import type { FileHandle, NfsClient } from '#wire/nfs3/index.ts';
-import { type Connect, identityOf, isAboutTls, type OnStep, type Session } from './connect.ts';
+import { type Connect, identityOf, isTlsFailure, type OnStep, type Session } from './connect.ts';
 import { nfsTrouble } from './failures.ts';
+import { errorContextOf } from './open-store-root.ts';
 import type { NfsOptions } from './options.ts';
-import { blamedOf } from './place.ts';
 import { createProbe, type Within } from './probe.ts';
-import type { Checked } from './probe-leftovers.ts';
+import type { CheckedDirectory } from './probe-leftovers.ts';
 
 export interface CheckParts {
   readonly options: NfsOptions;
   readonly store: string;
   readonly clock: Clock;
-  /** Connections that nobody else uses: those of a store that is open tell nothing of how one would come about now. */
+  /** Makes connections for this check alone. The existing ones of an open store do not show whether a new one can be made. */
   readonly connect: Connect;
   readonly readOnly: boolean;
-  /** Removes what checks left that were killed. */
-  readonly removeLeftovers: (checked: Checked, within: Within, log: Log) => Promise<void>;
+  /** Removes files of checks that were killed. */
+  readonly removeLeftovers: (checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
 }
 
-const trips = 5;
-/** For all of it, and for one call: whoever asks for a check waits for it, and a server that is well needs a moment. */
+const pings = 5;
+/** Time limits of the whole check and of one call. A user waits for the check, and a healthy server answers quickly. */
 const checkMs = 8_000;
 const callMs = 4_000;
 
-/** The whole way to the server and back, step by step, as for a store that is opened now. Ends with the step that fails. */
+/** Checks, step by step, everything that opening the store needs. Stops at the first step that fails. */
 export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCheck> {
   const { store, clock } = asked;
   const options = { ...asked.options, timeout: Math.min(asked.options.timeout, callMs), connections: 1 };
@@ -37,24 +37,24 @@ export async function checkNfs(asked: CheckParts, scope: Scope): Promise<StoreCh
   let room: Room | undefined;
   using limit = clock.deadline(checkMs, scope.signal);
   try {
-    room = await walk(parts, steps, { ...scope, signal: limit.signal });
+    room = await runSteps(parts, steps, { ...scope, signal: limit.signal });
   } catch (thrown) {
     scope.signal.throwIfAborted();
-    if (!(thrown instanceof Failed)) throw thrown;
-    const { why, action, reason } = nfsTrouble(thrown.cause, blamedOf(options, store));
+    if (!(thrown instanceof StepFailed)) throw thrown;
+    const { why, action, reason } = nfsTrouble(thrown.cause, errorContextOf(options, store));
     steps.push({ step: thrown.step, ok: false, detail: why, action: withoutCheck(action), reason });
   }
   return { ok: steps.every(({ ok }) => ok), steps, totalBytes: room?.totalBytes, freeBytes: room?.freeBytes };
 }
 
-async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room | undefined> {
+async function runSteps(parts: CheckParts, steps: CheckStep[], { signal, log }: Scope): Promise<Room | undefined> {
   const { options, clock, readOnly } = parts;
   const within = { signal, deadlineMs: options.timeout };
   const onStep: OnStep = (step, detail) => steps.push({ step, ok: true, detail });
   const step = async (name: string, work: () => Promise<string>): Promise<void> => {
     steps.push({ step: name, ok: true, detail: await orFailed(() => name, work()) });
   };
-  const session = await orFailed((cause) => nextOf(steps, options, cause), parts.connect(options, onStep, signal));
+  const session = await orFailed((cause) => pendingStep(steps, options, cause), parts.connect(options, onStep, signal));
   using _closing = closing(session);
   const { nfs } = session;
   const root = await orFailed(() => 'mount', session.mount(signal));
@@ -71,18 +71,18 @@ async function walk(parts: CheckParts, steps: CheckStep[], { signal, log }: Scop
   let room: Room | undefined;
   await step('room', async () => {
     const { totalBytes, availableBytes } = await nfs.fsstat(root, within);
-    if (!readOnly && availableBytes === 0n) throw full(parts.store);
+    if (!readOnly && availableBytes === 0n) throw storeFull(parts.store);
     room = { totalBytes, freeBytes: availableBytes };
     return `${formatSize(room.freeBytes)} free of ${formatSize(room.totalBytes)}`;
   });
-  // Last: it takes nothing from the time of what was asked for.
+  // Last, so that it takes no time from the check itself.
   if (writtenAt !== undefined) await parts.removeLeftovers({ nfs, root, now: writtenAt }, within, log);
   return room;
 }
 
 const closing = (session: Session): Disposable => ({ [Symbol.dispose]: () => session.close() });
 
-class Failed extends Error {
+class StepFailed extends Error {
   readonly step: string;
   constructor(step: string, about: ErrorOptions) {
     super(`${step} failed`, about);
@@ -91,13 +91,13 @@ class Failed extends Error {
 }
 
 const orFailed = <T>(step: (cause: unknown) => string, work: Promise<T>): Promise<T> =>
-  work.catch((cause: unknown) => Promise.reject(new Failed(step(cause), { cause })));
+  work.catch((cause: unknown) => Promise.reject(new StepFailed(step(cause), { cause })));
 
-/** The step on the way to a connection that was not reported as done. */
-function nextOf(steps: readonly CheckStep[], { network }: NfsOptions, cause: unknown): string {
+/** The first step to a connection that was not reported as done. */
+function pendingStep(steps: readonly CheckStep[], { network }: NfsOptions, cause: unknown): string {
   if (network !== undefined && steps.length === 0) return 'network';
   if (!steps.some(({ step }) => step === 'resolve')) return 'resolve';
-  return isAboutTls(cause) ? 'tls' : 'connect';
+  return isTlsFailure(cause) ? 'tls' : 'connect';
 }
 
 const readDirectory = async (nfs: NfsClient, root: FileHandle, within: Within): Promise<string> =>
@@ -105,16 +105,16 @@ const readDirectory = async (nfs: NfsClient, root: FileHandle, within: Within): 
 
 async function roundTrip(nfs: NfsClient, clock: Clock, within: Within): Promise<string> {
   const times: number[] = [];
-  for (let i = 0; i < trips; i++) {
+  for (let i = 0; i < pings; i++) {
     const before = clock.elapsed();
     await nfs.null(within);
     times.push(clock.elapsed() - before);
   }
   times.sort((a, b) => a - b);
-  return `${(times[Math.floor(trips / 2)] ?? 0).toFixed(2)} ms, the median of ${trips}`;
+  return `${(times[Math.floor(pings / 2)] ?? 0).toFixed(2)} ms, the median of ${pings}`;
 }
 
-function full(store: string): StowageError {
+function storeFull(store: string): StowageError {
   return new StowageError(`no room is left in store ${store}`, {
     code: 'exhausted',
     reason: 'store-full',

@@ -12,55 +12,55 @@ import {
   type NfsClient,
   RpcError,
 } from '#wire/nfs3/index.ts';
-import { type CountedRpc, counted } from './counted.ts';
-import { hungUp, whyHungUp } from './diagnosis.ts';
+import { ClientCertificateRejected, HostNotFound, TlsFilesUnreadable } from './connection-errors.ts';
+import { type CountedRpc, createCountedRpc } from './counted-rpc.ts';
+import { detectHangUp, explainHangUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { createMount } from './mounting.ts';
-import { createEnter, type Network } from './network.ts';
+import { createEnterNetwork, type Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
-import { CertificateWanted, HostUnknown, TlsFilesUnreadable } from './thrown.ts';
 
-/** A server that answers, and the directory that was asked for. */
+/** A connection to a server that answers, for one exported directory. */
 export interface Session {
   readonly nfs: NfsClient;
-  /** What the server's names meant, in the order they are tried. */
+  /** Addresses of the server's names, in the order in which they are tried. */
   readonly addresses: readonly string[];
   readonly port: number;
-  /** The handle of the store's directory; asked for anew at each call. */
+  /** The handle of the store's directory. Each call asks the server. */
   mount(signal: AbortSignal): Promise<FileHandle>;
-  /** Why, where the server takes connections only to end them at once. */
-  hungUp(signal: AbortSignal): Promise<Error | undefined>;
-  /** Calls that were sent to the server so far, by all stores that share its connections. */
+  /** The error, if the server accepts connections and closes them at once. */
+  findHangUp(signal: AbortSignal): Promise<Error | undefined>;
+  /** Number of calls to the server so far, by all stores that share its connections. */
   readonly calls: number;
   close(): void;
 }
 
-/** What a step of getting there found out, for those who ask. */
+/** Reports the result of a step, for `store check`. */
 export type OnStep = (step: 'network' | 'resolve' | 'connect' | 'tls' | 'portmap' | 'mount', detail: string) => void;
 
 export type Connect = (options: NfsOptions, onStep: OnStep, signal: AbortSignal) => Promise<Session>;
 
 const nfsPort = 2049;
 
-/** One for the whole program: stores on one server with the same options share its connections. */
+/** Create one for the whole program: stores on one server with the same options share its connections. */
 export function createConnect(clock: Clock, find?: FindNamespace): Connect {
   const shared = new Map<string, { users: number; readonly rpc: CountedRpc }>();
 
-  function rent(key: string, make: () => CountedRpc): CountedRpc {
+  function acquireRpc(key: string, make: () => CountedRpc): CountedRpc {
     const known = shared.get(key) ?? { users: 0, rpc: make() };
     known.users++;
     shared.set(key, known);
     return known.rpc;
   }
 
-  function giveBack(key: string): void {
+  function releaseRpc(key: string): void {
     const known = shared.get(key);
     if (known === undefined || --known.users > 0) return;
     shared.delete(key);
     known.rpc.close();
   }
 
-  const enter = createEnter(clock, find);
+  const enter = createEnterNetwork(clock, find);
 
   return async (options, onStep, signal) => {
     using opened = new DisposableStack();
@@ -73,21 +73,21 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
     const port = options.port ?? nfsPort;
     const reached = { options, addresses, port, dial };
     const key = keyOf(options, port);
-    const rpc = rent(key, () =>
-      counted(createRpcClient({ ...dial(addresses, port), connections: options.connections })),
+    const rpc = acquireRpc(key, () =>
+      createCountedRpc(createRpcClient({ ...dial(addresses, port), connections: options.connections })),
     );
-    opened.defer(() => giveBack(key));
+    opened.defer(() => releaseRpc(key));
     const nfs = createNfsClient(rpc, clock);
     const connected = (): void => onStep('connect', `${rpc.address.host}, port ${rpc.address.port}`);
     try {
       await nfs.null({ signal, deadlineMs: options.timeout });
     } catch (cause) {
-      const why = signal.aborted ? cause : await hungUp(cause, reached, signal);
-      if (isAboutTls(why)) connected();
+      const why = signal.aborted ? cause : await explainHangUp(cause, reached, signal);
+      if (isTlsFailure(why)) connected();
       throw why;
     }
     connected();
-    if (options.tls !== undefined) onStep('tls', 'the connection is encrypted and the certificate is right');
+    if (options.tls !== undefined) onStep('tls', 'the connection is encrypted and the certificate is valid');
     const mount = createMount({ ...reached, rpc, nfs });
     const held = opened.move();
     return {
@@ -95,7 +95,7 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
       addresses,
       port,
       mount: (until) => mount(onStep, until),
-      hungUp: (until) => whyHungUp(reached, until),
+      findHangUp: (until) => detectHangUp(reached, until),
       get calls() {
         return rpc.sent;
       },
@@ -104,19 +104,19 @@ export function createConnect(clock: Clock, find?: FindNamespace): Connect {
   };
 }
 
-/** What makes connections differ. Deadlines are each call's own. */
+/** The options that connections depend on. Deadlines belong to each call. */
 const keyOf = (options: NfsOptions, port: number): string => {
   const { hosts, connections, squash, uid, gid, retries, sourcePorts, tls, network } = options;
   return JSON.stringify({ hosts, port, connections, squash, uid, gid, retries, sourcePorts, tls, network });
 };
 
-/** The way to the server is fine up to here. */
-export const isAboutTls = (cause: unknown): boolean =>
-  cause instanceof CertificateWanted ||
+/** The connection was made, and only TLS failed. */
+export const isTlsFailure = (cause: unknown): boolean =>
+  cause instanceof ClientCertificateRejected ||
   cause instanceof TlsFilesUnreadable ||
   (cause instanceof RpcError && cause.failure === 'tls');
 
-/** All addresses of all names, in order; each once. */
+/** All addresses of all names, in order, without duplicates. */
 async function resolve(
   hosts: NfsOptions['hosts'],
   network: Network | undefined,
@@ -127,11 +127,11 @@ async function resolve(
     if (network !== undefined) return await network.lookup(host, signal);
     return (await lookup(host, { all: true })).map(({ address }) => address);
   };
-  // The system's own resolver cannot be told to stop: it is left behind.
+  // The system's resolver cannot be canceled, so don't wait for it after an abort.
   const asked = await Promise.allSettled(hosts.map((host) => unlessAborted(one(host), signal)));
   const found = asked.flatMap((answer) => (answer.status === 'fulfilled' ? answer.value : []));
   const failure = asked.find((answer) => answer.status === 'rejected')?.reason;
-  if (found.length === 0) throw new HostUnknown(hosts.join(', '), failure);
+  if (found.length === 0) throw new HostNotFound(hosts.join(', '), failure);
   return [...new Set(found)];
 }
 

@@ -163,7 +163,7 @@ async function recover(ground: Ground, setting: Setting, verb: string): Promise<
   return summary(ground, setting);
 }
 
-const mostCalls = 60;
+const maxCalls = 60;
 
 interface Stage {
   /** A furnished ground, the same each time. */
@@ -194,7 +194,7 @@ function crashes(stage: () => Stage, some: readonly string[]): void {
     const undisturbed = await recover(ground, setting, verb);
     for (const { when, between } of ways)
       for (let at = 1, died = true; died; at++) {
-        expect(at).toBeLessThan(mostCalls);
+        expect(at).toBeLessThan(maxCalls);
         const now = await stage().next();
         died = await die(now.ground, now.setting, { verb, at, when });
         if (between === 'another host') await work(now.ground, now.setting, verb);
@@ -222,7 +222,7 @@ function onDisk(options: Readonly<Record<string, string>> = {}): () => Stage {
   });
 }
 
-describe('killed', () => {
+describe('a host that is killed at any call', () => {
   const stage = onDisk();
   const all = Object.keys(verbs);
   crashes(stage, all);
@@ -234,7 +234,7 @@ describe('killed', () => {
       const undisturbed = await recover(ground, setting, verb);
       const needed = await callsOf(stage(), verb);
       for (let at = 1, died = true; died; at++) {
-        expect(at).toBeLessThan(mostCalls);
+        expect(at).toBeLessThan(maxCalls);
         await stage().next();
         // The data have moved, the record has not.
         await die(ground, setting, { verb, at: needed - (verb === 'restore' ? 2 : 1), when: 'before' });
@@ -245,7 +245,7 @@ describe('killed', () => {
   );
 });
 
-test('an intent that was given up does not lead to the data of others', async () => {
+test('an abandoned intent does not lead to the data of another volume', async () => {
   const folder = quickFolder('crash');
   onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
   const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: connectToDisk(folder) };

@@ -4,12 +4,12 @@ import { expect, onTestFinished, test, vi } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { createConnect, identityOf } from './connect.ts';
-import { whyHungUp } from './diagnosis.ts';
+import { ServerHangsUp } from './connection-errors.ts';
+import { detectHangUp } from './diagnosis.ts';
 import { createDial } from './dial.ts';
 import { parseOptions } from './options.ts';
-import { HungUp } from './thrown.ts';
 
-test('whoever gives up does not wait until it is found out why a server is silent', async () => {
+test('a caller that aborts does not wait for the diagnosis of a silent server', async () => {
   let connections = 0;
   const silent = createServer((socket) => {
     connections++;
@@ -46,14 +46,14 @@ test('a server hangs up only if all of its addresses do', async () => {
   const hangUp = async (addresses: readonly string[], port: number): Promise<Error | undefined> => {
     const options = parseOptions(`nfs://127.0.0.1:${port}/export`, {});
     const dial = await createDial(options, identityOf(options), undefined, clock);
-    return await whyHungUp({ addresses, port, dial }, signal);
+    return await detectHangUp({ addresses, port, dial }, signal);
   };
   const port = await listening('127.0.0.1', 0, true);
-  expect(await hangUp(['127.0.0.1'], port)).toBeInstanceOf(HungUp);
+  expect(await hangUp(['127.0.0.1'], port)).toBeInstanceOf(ServerHangsUp);
   await listening('127.0.0.2', port, false);
   await listening('127.0.0.3', port, true);
   expect(await hangUp(['127.0.0.1', '127.0.0.2'], port)).toBeUndefined();
-  expect(await hangUp(['127.0.0.1', '127.0.0.3'], port)).toBeInstanceOf(HungUp);
+  expect(await hangUp(['127.0.0.1', '127.0.0.3'], port)).toBeInstanceOf(ServerHangsUp);
   // Nothing listens there.
   expect(await hangUp(['127.0.0.1', '127.0.0.4'], port)).toBeUndefined();
 });

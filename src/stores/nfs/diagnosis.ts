@@ -12,24 +12,28 @@ import {
   type RpcFailure,
 } from '#wire/nfs3/index.ts';
 import { dial as dialOnce } from '#wire/rpc/connection.ts';
+import { ClientCertificateRejected, causesOf, type MissingRequirement, ServerHangsUp } from './connection-errors.ts';
 import { createLocalPorts, type Dial } from './dial.ts';
 import type { NfsOptions } from './options.ts';
-import { CertificateWanted, causesOf, HungUp, type Wanted } from './thrown.ts';
 
-/** Trying out what is wrong must not take as long as what went wrong. */
-const patienceMs = 2_000;
+/** Diagnosing a failure must take less time than the failed call. */
+const probeTimeoutMs = 2_000;
 const hangUpMs = 1_000;
 const dialRounds = 3;
 
-export interface Reached {
+export interface ServerEndpoint {
   readonly options: NfsOptions;
   readonly addresses: readonly string[];
   readonly port: number;
   readonly dial: Dial;
 }
 
-/** What would make a server that turns us away take our calls: tried, not guessed. */
-export async function whatIsWanted(reached: Reached, mountPort: number, signal: AbortSignal): Promise<Wanted> {
+/** Finds out what a server that denies our calls requires, by trying it. */
+export async function findMissingRequirement(
+  reached: ServerEndpoint,
+  mountPort: number,
+  signal: AbortSignal,
+): Promise<MissingRequirement> {
   const { sourcePorts, tls } = reached.options;
   const isPrivileged = sourcePorts === 'privileged' || (sourcePorts !== undefined && sourcePorts < 1024);
   if (!isPrivileged && (await isAdmittedFromPrivilegedPort(reached, mountPort, signal))) return 'privileged-port';
@@ -38,12 +42,12 @@ export async function whatIsWanted(reached: Reached, mountPort: number, signal: 
 }
 
 async function isAdmittedFromPrivilegedPort(
-  { options, addresses, port, dial }: Reached,
+  { options, addresses, port, dial }: ServerEndpoint,
   mountPort: number,
   signal: AbortSignal,
 ): Promise<boolean> {
   const how = { localPort: createLocalPorts('privileged'), dialRounds };
-  const within = { signal, deadlineMs: patienceMs };
+  const within = { signal, deadlineMs: probeTimeoutMs };
   using mounting = createRpcClient({ ...dial(addresses, mountPort, 'mount'), ...how });
   using rpc = createRpcClient({ ...dial(addresses, port), ...how });
   try {
@@ -51,94 +55,94 @@ async function isAdmittedFromPrivilegedPort(
     await createNfsClient(rpc, dial(addresses, port).clock).getattr(handle, within);
     return true;
   } catch {
-    // Still not, or this process may not use such a port.
+    // The server still denies the call, or this process may not use such a port.
     return false;
   }
 }
 
-async function offersTls({ addresses, port, dial }: Reached, signal: AbortSignal): Promise<boolean> {
+async function offersTls({ addresses, port, dial }: ServerEndpoint, signal: AbortSignal): Promise<boolean> {
   const about = dial(addresses, port);
-  // Only asked for, nothing of ours is sent: whose certificate it is does not matter.
+  // This sends nothing confidential, so don't verify the server's certificate.
   const tls = { options: { rejectUnauthorized: false }, program: nfsProgram, version: nfsVersion };
   using rpc = createRpcClient({ ...about, tls, dialRounds: 1 });
   try {
-    await createNfsClient(rpc, about.clock).null({ signal, deadlineMs: patienceMs });
+    await createNfsClient(rpc, about.clock).null({ signal, deadlineMs: probeTimeoutMs });
     return true;
   } catch (cause) {
-    // Whoever then wants to see our certificate does offer it.
+    // A server that then asks for our certificate does offer TLS.
     return cause instanceof RpcError && (cause.failure === 'lost' || cause.failure === 'deadline');
   }
 }
 
-/** What a call fails with if the server ends its connection again and again. */
+/** Failures of a call if the server closes its connection again and again. */
 const hangUpFailures: readonly RpcFailure[] = ['deadline', 'lost', 'unreachable', 'tls'];
-const mayBeHungUp = (cause: unknown): cause is RpcError =>
+const mayBeHangUp = (cause: unknown): cause is RpcError =>
   cause instanceof RpcError && hangUpFailures.includes(cause.failure);
 
-/** What a server says that does not accept our certificate, or misses it. */
-const isAboutOurs = (error: Error): boolean =>
+/** The TLS alert of a server that rejects our certificate, or requires one. */
+const isClientCertificateAlert = (error: Error): boolean =>
   /^ERR_SSL_.*_ALERT_(?:.*CERTIFICATE.*|UNKNOWN_CA|ACCESS_DENIED)$/.test(errnoOf(error) ?? '');
 
-/** A call failed: perhaps the server takes connections only to end them. Gives the better explanation. */
-export async function hungUp(
+/** After a failed call: checks whether the server accepts connections only to close them. Returns the more precise error. */
+export async function explainHangUp(
   cause: unknown,
-  { addresses, port, dial }: Reached,
+  { addresses, port, dial }: ServerEndpoint,
   signal: AbortSignal,
 ): Promise<unknown> {
-  if (causesOf(cause).some(isAboutOurs)) return new CertificateWanted('refused', { cause });
+  if (causesOf(cause).some(isClientCertificateAlert)) return new ClientCertificateRejected('refused', { cause });
   const isExplained = causesOf(cause).some((one) => !(one instanceof RpcError));
-  if (isExplained || !mayBeHungUp(cause)) return cause;
-  const hang = await whyHungUp({ addresses, port, dial }, signal);
+  if (isExplained || !mayBeHangUp(cause)) return cause;
+  const hang = await detectHangUp({ addresses, port, dial }, signal);
   if (hang !== undefined) return hang;
   const about = dial(addresses, port);
-  const secure = about.tls === undefined ? undefined : await endsAtOnce(about, signal);
-  return secure === undefined ? cause : new CertificateWanted('hung up', { cause: secure });
+  const secure = about.tls === undefined ? undefined : await everyAddressHangsUp(about, signal);
+  return secure === undefined ? cause : new ClientCertificateRejected('hung up', { cause: secure });
 }
 
-/** The same for the calls of an open store. Calls that fail at the same time ask the server once. */
+/** The same for the calls of an open store. Calls that fail at the same time share one check. */
 export function createExplain(
-  { hungUp: ask }: { readonly hungUp: (signal: AbortSignal) => Promise<Error | undefined> },
+  { findHangUp }: { readonly findHangUp: (signal: AbortSignal) => Promise<Error | undefined> },
   clock: Clock,
 ): (cause: unknown) => Promise<unknown> {
   let asked: Promise<Error | undefined> | undefined;
 
   async function askOnce(): Promise<Error | undefined> {
-    using limit = clock.deadline(patienceMs, new AbortController().signal);
+    using limit = clock.deadline(probeTimeoutMs, new AbortController().signal);
     try {
-      return await ask(limit.signal);
+      return await findHangUp(limit.signal);
     } finally {
       asked = undefined;
     }
   }
 
   return async (cause) => {
-    if (!mayBeHungUp(cause)) return cause;
+    if (!mayBeHangUp(cause)) return cause;
     asked ??= askOnce();
-    return (await asked) === undefined ? cause : new HungUp('hung up', { cause });
+    return (await asked) === undefined ? cause : new ServerHangsUp('hung up', { cause });
   };
 }
 
-/** Undefined: at least one address keeps the connection, or cannot be connected to. */
-export async function whyHungUp(
-  { addresses, port, dial }: Pick<Reached, 'addresses' | 'port' | 'dial'>,
+/** Undefined: at least one address keeps the connection open, or refuses it. */
+export async function detectHangUp(
+  { addresses, port, dial }: Pick<ServerEndpoint, 'addresses' | 'port' | 'dial'>,
   signal: AbortSignal,
-): Promise<HungUp | undefined> {
-  const cause = await endsAtOnce({ ...dial(addresses, port), tls: undefined }, signal);
-  return cause === undefined ? undefined : new HungUp('hung up', { cause });
+): Promise<ServerHangsUp | undefined> {
+  const cause = await everyAddressHangsUp({ ...dial(addresses, port), tls: undefined }, signal);
+  return cause === undefined ? undefined : new ServerHangsUp('hung up', { cause });
 }
 
-/** Why, if every address ends a connection before we send anything. */
-async function endsAtOnce(options: RpcClientOptions, signal: AbortSignal): Promise<Error | undefined> {
+/** The error, if every address closes a connection before we send anything. */
+async function everyAddressHangsUp(options: RpcClientOptions, signal: AbortSignal): Promise<Error | undefined> {
   let why: Error | undefined;
-  // One after the other: a fixed source port allows only one connection at a time.
+  // One after the other, because a fixed source port allows only one connection at a time.
   for (const address of options.addresses) {
-    why = await addressEndsAtOnce(options, address, signal);
+    why = await addressHangsUp(options, address, signal);
     if (why === undefined) return undefined;
   }
   return why;
 }
 
-async function addressEndsAtOnce(
+async function addressHangsUp(
   { clock, tls, connect, localPort }: RpcClientOptions,
   address: RpcClientOptions['addresses'][number],
   signal: AbortSignal,

@@ -14,23 +14,23 @@ import {
   nfsVersion,
   type RpcClientOptions,
 } from '#wire/nfs3/index.ts';
+import { TlsFilesUnreadable } from './connection-errors.ts';
 import type { Network } from './network.ts';
 import type { NfsOptions } from './options.ts';
-import { TlsFilesUnreadable } from './thrown.ts';
 
-/** How to reach a service of the server. */
+/** RPC client options for a service of the server. */
 export type Dial = (
   addresses: readonly string[],
   port: number,
   program?: 'nfs' | 'mount' | 'portmap',
 ) => RpcClientOptions;
 
-const longestDialMs = 5_000;
-const longestStallMs = 10_000;
+const maxDialMs = 5_000;
+const maxStallMs = 10_000;
 
 const usualRetries = 4;
 
-/** How every connection to this server is made: as whom, from which network and port, in private or not. */
+/** The options of every connection to this server: identity, network, source port and TLS. */
 export async function createDial(
   options: NfsOptions,
   identity: Identity,
@@ -48,11 +48,11 @@ export async function createDial(
       connect: network?.connect,
       addresses: [{ host: first, port }, ...others.map((host) => ({ host, port }))],
       deadlineMs: options.timeout,
-      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, longestDialMs),
+      dialMs: Math.min(others.length > 0 ? options.timeout / 3 : options.timeout, maxDialMs),
       dialRounds: (options.retries ?? usualRetries) + 1,
-      // Soon enough for a call to be sent again to the next address before its own time is over.
-      stallMs: Math.min(options.timeout / 3, longestStallMs),
-      // A portmapper has no secrets, and most have no certificate.
+      // Short enough to resend a call to the next address before its deadline.
+      stallMs: Math.min(options.timeout / 3, maxStallMs),
+      // The portmapper needs no encryption, and most portmappers have no certificate.
       ...(tls === undefined || program === 'portmap' ? {} : { tls: { options: tls, ...programs[program] } }),
     };
   };
@@ -83,7 +83,7 @@ const ifThere = (folder: string, name: string): Promise<Buffer | undefined> =>
     throw new TlsFilesUnreadable(join(folder, name), { cause });
   });
 
-/** Node would ignore a certificate that is none, and call a key that is none a lost connection. */
+/** Node ignores an invalid certificate, and reports an invalid key as a lost connection. So check both first. */
 function refuseUnfit(
   folder: string,
   { ca, cert, key }: { readonly ca?: Buffer; readonly cert?: Buffer; readonly key?: Buffer | string },

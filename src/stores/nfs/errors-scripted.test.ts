@@ -9,7 +9,7 @@ import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
 import { createNfsStoreKind } from './kind.ts';
 
-describe('what no server here can be made to answer', () => {
+describe('errors that only a scripted server gives', () => {
   test.each([
     ['DQUOT', 'exhausted', 'store-quota', /the quota on the server for nowhere:\/export is used up$/, /raise it/],
     ['NOSPC', 'exhausted', 'store-full', /no room is left on the server's disk of nowhere:\/export$/, /more room/],
@@ -32,7 +32,7 @@ describe('what no server here can be made to answer', () => {
       /a server that can/,
     ],
     ['XDEV', 'unsupported', 'store-cannot-move', /another file system is mounted inside it$/, /on one file system/],
-    ['PERM', 'denied', 'nfs-root-squash', /the server does not let root do that in nowhere:\/export/, /squash=root/],
+    ['PERM', 'denied', 'nfs-root-squash', /the server denies root access to nowhere:\/export/, /squash=root/],
     ['ROFS', 'denied', 'nfs-read-only', /nowhere:\/export is exported, or mounted on the server, read-only$/, /\(rw\)/],
   ] as const)('%s', async (status, code, reason, message, action) => {
     const folder = await exportFolder();
@@ -48,7 +48,7 @@ describe('what no server here can be made to answer', () => {
     expect(readdirSync(folder)).toEqual(['.stowage']);
   });
 
-  test('an answer that cannot be read', async () => {
+  test('an answer that cannot be decoded is not NFS version 3', async () => {
     const connect = connectScripted('/nowhere', () => ({ lookup: () => Promise.reject(new XdrError('too short')) }));
     const opening = openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(undefined, connect) });
     expect(await refusal(opening)).toMatchObject({ code: 'unavailable', reason: 'nfs-garbled' });
@@ -60,7 +60,7 @@ describe('what no server here can be made to answer', () => {
     ['EACCES', 'unavailable', 'nfs-source-port'],
     ['ETIMEDOUT', 'deadline', 'nfs-timeout'],
     ['ECONNRESET', 'unavailable', 'nfs-connection-lost'],
-  ])('%s while connecting is never a matter of permission', async (code, told, reason) => {
+  ])('%s while connecting is not reported as a missing permission', async (code, told, reason) => {
     const system = Object.assign(new Error(code), { code });
     const cause = new RpcError('outer', {
       failure: 'unreachable',
@@ -70,7 +70,7 @@ describe('what no server here can be made to answer', () => {
     expect(await refusal(openNfs({ uri: 'nfs://nowhere/export', kind }))).toMatchObject({ code: told, reason });
   });
 
-  test('calls that are turned away, whatever is tried', async () => {
+  test('calls that the server denies in every way are reported as rejected credentials', async () => {
     const cause = new RpcError('MNT: the credential was rejected', { failure: 'denied' });
     const open = (options: Readonly<Record<string, string>>) =>
       openNfs({
@@ -81,7 +81,7 @@ describe('what no server here can be made to answer', () => {
     expectTold(await refusal(open({})), {
       code: 'denied',
       reason: 'nfs-credential-denied',
-      message: /^opening store test \(nowhere:\/export\) failed: nowhere does not accept who we say we are$/,
+      message: /^opening store test \(nowhere:\/export\) failed: nowhere rejects our credentials$/,
       action: /sec=sys.* option tls\. .*sourceport=privileged\.$/,
     });
     const { action } = await refusal(open({ tls: 'on', sourceport: 'privileged' }));

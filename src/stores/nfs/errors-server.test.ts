@@ -71,7 +71,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     ground?.[Symbol.dispose]();
   });
 
-  test('an export that it does not have', async () => {
+  test('reports an export that does not exist', async () => {
     const error = await refusal(open('nothing'));
     expectTold(error, {
       code: 'unavailable',
@@ -83,7 +83,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     });
   });
 
-  test('a port for MOUNT that is another one', async () => {
+  test('reports a wrong port of the MOUNT service', async () => {
     const mountport = `${ganesha.nfsPort}`;
     expectTold(await refusal(open('plain', { mountport })), {
       code: 'unavailable',
@@ -95,13 +95,11 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     });
   });
 
-  test('root squash: is named, and works with who owns the directory', async () => {
+  test('reports root squash, and works as the owner of the directory', async () => {
     expectTold(await refusal(open('squashed')), {
       code: 'denied',
       reason: 'nfs-root-squash',
-      message: new RegExp(
-        `the server does not let root do that in ${placeOf('squashed')}: it seems to take root for nobody`,
-      ),
+      message: new RegExp(`the server denies root access to ${placeOf('squashed')}: it seems to map root to nobody`),
       action:
         /^Give the store squash=root with the uid and gid that own the directory on the server; or have the server's administrator export it with no_root_squash\.$/,
     });
@@ -109,7 +107,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expectTold(await refusal(open('squashed', options)), {
       code: 'denied',
       reason: 'store-permission',
-      message: new RegExp(`user 1000 may not do that in ${placeOf('squashed')}$`),
+      message: new RegExp(`permission denied in ${placeOf('squashed')} for user 1000$`),
       action: /^On the server, give that user the directory \(chown 1000 …\)/,
     });
     chownSync(at('squashed'), 1000, 1000);
@@ -118,12 +116,12 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(readdirSync(at('squashed')).sort()).toEqual(['.stowage', 'mine', 'mine.meta']);
   });
 
-  test('a privileged port: is named, and works', async () => {
+  test('reports that a privileged port is required, and works with one', async () => {
     expectTold(await refusal(open('privileged')), {
       code: 'denied',
       reason: 'nfs-privileged-port',
       message: new RegExp(
-        `${placeOf('privileged')}\\) failed: ${ganesha.host} takes calls only from privileged ports, those below 1024$`,
+        `${placeOf('privileged')}\\) failed: ${ganesha.host} accepts calls only from privileged ports, those below 1024$`,
       ),
       action: /^Give the store sourceport=privileged \(Stowage then needs root or CAP_NET_BIND_SERVICE\)/,
     });
@@ -132,7 +130,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(readdirSync(at('privileged'))).toContain('mine');
   });
 
-  test('read-only: is named, and works as a read-only store', async () => {
+  test('reports a read-only export, and works as a read-only store', async () => {
     expectTold(await refusal(open('read-only')), {
       code: 'denied',
       reason: 'nfs-read-only',
@@ -145,7 +143,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(await store.names(scope)).toEqual(['old']);
   });
 
-  test('no room: is named, and what was begun is taken back', async () => {
+  test('reports a full disk, and rolls back the operation', async () => {
     const store = await open('small');
     writeFileSync(at('small', 'filler'), Buffer.alloc(64 * 1024));
     const fill = (): void => {
@@ -165,7 +163,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(readdirSync(at('small'), { recursive: true })).toHaveLength(before);
   });
 
-  test('a server that stands still, and what it was asked for then', async () => {
+  test('reports a frozen server as a timeout, and a retry finds what was done', async () => {
     const store = await open('plain', { timeout: '3s' });
     await ganesha.freeze();
     try {
@@ -173,7 +171,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
         code: 'deadline',
         reason: 'nfs-timeout',
         message: new RegExp(
-          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; whether it was done is not known, and repeating it is safe$`,
+          `^creating volume 'late' in store test \\(${placeOf('plain')}\\) failed: ${ganesha.host} did not answer in time; the operation may have been done, and a retry is safe$`,
         ),
         action: /^Try again\. If it persists/,
       });
@@ -209,7 +207,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     expect(made).toBe('late');
   }, 200_000);
 
-  test('a reply that is lost is no error: the call is sent again, and what it did is known', async () => {
+  test('resends a call whose reply was lost, without an error', async () => {
     // On the server's own address, where the MOUNT service is too.
     const proxy = await startProxy({ host: ganesha.host, port: ganesha.nfsPort }, ganesha.host);
     const store = await open('plain', { port: `${proxy.port}` });
@@ -220,7 +218,7 @@ describe.skipIf(needs('ganesha', 'mount'))('nfs-ganesha', () => {
     }
   });
 
-  test('a directory that may not be looked into is told apart from the way there', async () => {
+  test('distinguishes an unreadable directory from a failed connection', async () => {
     mkdirSync(at('plain', 'locked'));
     chmodSync(at('plain', 'locked'), 0o700);
     const error = await refusal(open('plain/locked', { squash: 'root', uid: '1000' }));
@@ -236,7 +234,7 @@ describe('our own server', () => {
     return store;
   };
 
-  test('a directory that was removed, and one that was made in its place', async () => {
+  test('reports a removed directory, and one that was recreated', async () => {
     const own = await startOwnServer({ path: '/export' });
     const folder = join(own.directory, 'gone');
     mkdirSync(folder);
@@ -255,7 +253,7 @@ describe('our own server', () => {
       code: 'unavailable',
       reason: 'store-identity',
       message:
-        /^127\.0\.0\.1:\/export\/gone is not the store it was: it is store without a name, and was [-0-9a-f]{36}$/,
+        /^127\.0\.0\.1:\/export\/gone is not the expected store: it is store without an id; expected [-0-9a-f]{36}$/,
       action: /stowage store adopt test/,
     });
     expect(readdirSync(folder)).toEqual([]);
@@ -273,7 +271,7 @@ describe('our own server', () => {
     expect(await store.names(scope)).toEqual([]);
   });
 
-  test('one source port is enough where MOUNT and NFS have one port', async () => {
+  test('works with one source port if MOUNT and NFS share a port', async () => {
     const own = await startOwnServer({ path: '/export' });
     const sourceport = `${20_000 + (process.pid % 10_000)}`;
     const store = await open(own, '/export', { sourceport });

@@ -56,20 +56,20 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     for (const text of [message, action, stack]) expect(text).not.toMatch(/BEGIN|PRIVATE|CERTIFICATE-----/);
   }
 
-  test('the server wants it: is named, and works', async () => {
+  test('reports that the server requires TLS, and works with TLS', async () => {
     const own = await serve('server');
     const error = await refusal(open(own));
     expectTold(error, {
       code: 'denied',
       reason: 'nfs-tls-required',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes calls only over encrypted connections$/,
-      action: /^Give the store tls=on, or tls=FOLDER with ca\.pem of whoever signed the server's certificate/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts calls only over encrypted connections$/,
+      action: /^Give the store tls=on, or tls=FOLDER with the CA of the server's certificate as ca\.pem/,
     });
     const store = await open(own, { tls: trusting('good', { 'ca.pem': 'server.pem' }) });
     expect(await store.names(scope)).toEqual([]);
   });
 
-  test('the server does not have it', async () => {
+  test('reports a server without TLS', async () => {
     const own = await startOwnServer({ path: '/export' });
     expectTold(await refusal(open(own, { tls: 'on' })), {
       code: 'unsupported',
@@ -79,7 +79,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
-  test('its certificate is signed by somebody else', async () => {
+  test('reports a certificate that another CA signed', async () => {
     const own = await serve('server');
     const error = await refusal(open(own, { tls: trusting('wrong', { 'ca.pem': 'stranger.pem' }) }));
     expectTold(error, {
@@ -87,23 +87,24 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
       reason: 'nfs-tls-certificate',
       message:
         /127\.0\.0\.1:\/export\) failed: the certificate of 127\.0\.0\.1 is not trusted: self-signed certificate$/,
-      action: /^Put the certificate of whoever signed the server's as ca\.pem into the folder given as tls/,
+      action:
+        /^Put the certificate of the CA that signed the server's certificate as ca\.pem into the folder given as tls/,
     });
     expectNoSecret(error);
     expect(await refusal(open(own, { tls: 'on' }))).toMatchObject({ reason: 'nfs-tls-certificate' });
   });
 
-  test('it knows older versions only', async () => {
+  test('reports a server that supports only older TLS versions', async () => {
     const own = await serve('server', { maxVersion: 'TLSv1.2' });
     expectTold(await refusal(open(own, { tls: trusting('older', { 'ca.pem': 'server.pem' }) })), {
       code: 'unavailable',
       reason: 'nfs-tls',
-      message: /no encrypted connection to 127\.0\.0\.1 came about: /,
+      message: /no encrypted connection to 127\.0\.0\.1 could be made: /,
       action: /The server must offer TLS version 1\.3\.$/,
     });
   });
 
-  test('its certificate is for another server', async () => {
+  test('reports a certificate of another server', async () => {
     const own = await serve('elsewhere');
     const error = await refusal(open(own, { tls: trusting('other', { 'ca.pem': 'elsewhere.pem' }) }));
     expectTold(error, {
@@ -114,13 +115,13 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
-  test('it wants ours: without, with one it does not know, and with the right one', async () => {
+  test('reports that a client certificate is missing or unknown, and works with the right one', async () => {
     const own = await serve('server', { ca: read('client.pem'), requestCert: true, rejectUnauthorized: true });
     const wanted = {
       code: 'denied',
       reason: 'nfs-tls-client-certificate',
       message:
-        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 ends the encrypted connection when it sees which certificate we have/,
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 closes the encrypted connection because it rejects our certificate/,
       action:
         /^Put a certificate that the server's administrator signed.* as client\.pem with its client\.key into the folder/,
     };
@@ -150,7 +151,7 @@ describe.skipIf(needs('openssl'))('RPC with TLS', () => {
     });
   });
 
-  test('files that are not what they should be', async () => {
+  test('reports invalid TLS files', async () => {
     const broken = '-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n';
     const complete = { 'ca.pem': 'server.pem', 'client.pem': 'client.pem', 'client.key': 'client.key' };
     const unfit = async (name: string, change: (tls: string) => void): Promise<string> => {

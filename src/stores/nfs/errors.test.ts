@@ -38,8 +38,8 @@ const openElsewhere = `
   console.log(JSON.stringify({ code, reason, message, action }));
 `;
 
-describe('the server is not reached', () => {
-  test('its name is unknown', async () => {
+describe('a server that cannot be reached', () => {
+  test('is reported if its name is unknown', async () => {
     const error = await refusal(open('nfs://nowhere.invalid/export', {}));
     expectTold(error, {
       code: 'unavailable',
@@ -49,7 +49,7 @@ describe('the server is not reached', () => {
     });
   });
 
-  test('nothing listens there', async () => {
+  test('is reported if nothing listens on its port', async () => {
     const server = createServer();
     const port = await listening(server);
     await new Promise((resolve) => server.close(resolve));
@@ -62,7 +62,7 @@ describe('the server is not reached', () => {
     });
   });
 
-  test.skipIf(needs('linux', 'root'))('there is no route', async () => {
+  test.skipIf(needs('linux', 'root'))('is reported if there is no route', async () => {
     const how = ['--disable-warning=ExperimentalWarning', '--input-type=module', '--eval', openElsewhere];
     const args = ['--net', process.execPath, ...how, 'nfs://198.18.0.1/export'];
     const { stdout } = await promisify(execFile)('unshare', args, { timeout: 20_000, cwd: repository });
@@ -74,7 +74,7 @@ describe('the server is not reached', () => {
     });
   });
 
-  test('it takes connections, and is silent', async () => {
+  test('is reported if it accepts connections and does not answer', async () => {
     const port = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     const error = await refusal(open('nfs://127.0.0.1/export', { port, timeout: '300ms' }));
     expectTold(error, {
@@ -85,18 +85,19 @@ describe('the server is not reached', () => {
     });
   });
 
-  test('it lets only others connect', async () => {
+  test('is reported if it closes connections of this host', async () => {
     const { server } = await startOwnServer({ path: '/export', networks: ['10.0.0.0/8'] });
     const error = await refusal(open('nfs://127.0.0.1/export', { port: `${server.port}`, timeout: '500ms' }));
     expectTold(error, {
       code: 'unavailable',
       reason: 'nfs-hangs-up',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 takes connections from this host and ends them at once$/,
+      message:
+        /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 accepts connections from this host and closes them at once$/,
       action: /^Have the server's administrator add this host to the addresses it allows/,
     });
   });
 
-  test('what answers is no NFS server', async () => {
+  test('is reported if it is not an NFS server', async () => {
     const http = createHttpServer().on('clientError', (_cause, socket) =>
       socket.end('HTTP/1.1 400 Bad Request\r\n\r\n'),
     );
@@ -105,7 +106,7 @@ describe('the server is not reached', () => {
     expectTold(error, {
       code: 'unavailable',
       reason: 'nfs-garbled',
-      message: /127\.0\.0\.1:\/export\) failed: what 127\.0\.0\.1 answers is not NFS version 3$/,
+      message: /127\.0\.0\.1:\/export\) failed: the answers of 127\.0\.0\.1 are not NFS version 3$/,
       action: /^Check the port in the store's URI/,
     });
   });
@@ -121,18 +122,18 @@ function answering(number: number, version: number, replies: Readonly<Record<num
 /** Follows RPC; its programs are what the test says. */
 const rpcServer = (...programs: readonly ServedProgram[]): Promise<string> => listening(createRpcServer({ programs }));
 
-describe('the server lacks something', () => {
-  test('NFS version 3', async () => {
+describe('a server without a service', () => {
+  test('is reported if it has no NFS version 3', async () => {
     const port = await rpcServer(answering(nfsProgram, 4));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port })), {
       code: 'unavailable',
       reason: 'nfs-no-service',
-      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service there$/,
+      message: /127\.0\.0\.1:\/export\) failed: 127\.0\.0\.1 has no NFS version 3 service on that port$/,
       action: /^Have NFS version 3 enabled on the server \(version 4 alone is not enough\)/,
     });
   });
 
-  test('a MOUNT service, on a port that nothing listens on', async () => {
+  test('is reported if nothing listens on the port of MOUNT', async () => {
     const [port, mountport] = [await rpcServer(answering(nfsProgram, 3)), await rpcServer()];
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport })), {
       code: 'unavailable',
@@ -142,7 +143,7 @@ describe('the server lacks something', () => {
     });
   });
 
-  test('a MOUNT service that answers', async () => {
+  test('is reported if its MOUNT service does not answer', async () => {
     const port = await rpcServer(answering(nfsProgram, 3));
     const mountport = await listening(createServer((socket) => void socket.on('error', () => undefined)));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport, timeout: '1s' })), {
@@ -168,8 +169,8 @@ function mountProgramThat(status: number, ...exported: readonly string[]): Serve
   return answering(mountProgram, mountVersion, { 1: mnt, 5: list });
 }
 
-describe('the MOUNT service says no', () => {
-  test('the host is not in the list of those who may', async () => {
+describe('a mount that the server rejects', () => {
+  test('is reported as denied if this host may not mount it', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/export'));
     expectTold(await refusal(open('nfs://127.0.0.1/export/silver', { port, mountport: port })), {
       code: 'denied',
@@ -179,7 +180,7 @@ describe('the MOUNT service says no', () => {
     });
   });
 
-  test('it exports something else, at least to this host', async () => {
+  test('is reported as not exported if the export is not listed', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(13, '/gold', '/bronze'));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',
@@ -190,7 +191,7 @@ describe('the MOUNT service says no', () => {
     });
   });
 
-  test('it has trouble of its own', async () => {
+  test('is reported with the status of a failure of the server', async () => {
     const port = await rpcServer(answering(nfsProgram, 3), mountProgramThat(10_006, '/export'));
     expectTold(await refusal(open('nfs://127.0.0.1/export', { port, mountport: port })), {
       code: 'unavailable',

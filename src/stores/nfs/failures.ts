@@ -2,83 +2,83 @@ import { errnoOf } from '#base/errno.ts';
 import { type CodeAndReason, StowageError, stowageError } from '#core/errors.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';
-import { exportRefused, notAdmitted, refusals } from './refused.ts';
-import { asSystemError } from './statuses.ts';
 import {
-  CertificateWanted,
+  CallsDenied,
+  ClientCertificateRejected,
   causesOf,
   ExportRefused,
-  HostUnknown,
-  HungUp,
-  MountUnanswered,
-  NotAdmitted,
+  HostNotFound,
+  MountServiceUnreachable,
+  ServerHangsUp,
   TlsFilesUnreadable,
-} from './thrown.ts';
+} from './connection-errors.ts';
+import { callsDenied, errnoExplanations, exportRefused } from './refusal-messages.ts';
+import { asSystemError } from './system-error.ts';
 import {
-  certificateWanted,
+  clientCertificateRejected,
   garbled,
-  hangsUp,
-  hostUnknown,
-  mountUnanswered,
-  tlsFiles,
-  unanswered,
-} from './unreachable.ts';
+  hostNotFound,
+  mountServiceUnreachable,
+  rpcFailed,
+  serverHangsUp,
+  tlsFilesUnreadable,
+} from './unreachable-messages.ts';
 
-export type About = CodeAndReason & { readonly why: string; readonly action: string };
+export type Explanation = CodeAndReason & { readonly why: string; readonly action: string };
 
-/** What the messages are about. */
-export interface Blamed {
+/** The store and the server, for error messages. */
+export interface ErrorContext {
   readonly store: string;
   /** `server:/export` */
-  readonly place: string;
+  readonly location: string;
   readonly server: string;
-  /** As whom we speak to the server. */
+  /** The user id in our calls. */
   readonly uid: number;
   readonly privileged: boolean;
   readonly tls: boolean;
-  /** Where our connections start, if not here. */
+  /** The network in which our connections start. Undefined: that of the host. */
   readonly network: string | undefined;
 }
 
-/** What was thrown, for people. Network trouble is 'unavailable' or 'deadline', trouble with permission is 'denied'. */
-export function nfsFailure(thrown: unknown, doing: string, about: Blamed): StowageError {
-  const told = toldOf(thrown);
+/** Turns an error into one for users. Network failures are 'unavailable' or 'deadline', missing permissions are 'denied'. */
+export function nfsFailure(thrown: unknown, doing: string, about: ErrorContext): StowageError {
+  const told = stowageErrorIn(thrown);
   if (told !== undefined) return told;
   const cause = asSystemError(thrown);
   const found = explain(cause, about);
   if (found === undefined) return stowageError(cause);
   const { why, ...rest } = found;
-  const where = doing.includes(about.place) || why.includes(about.place) ? '' : ` (${about.place})`;
+  const where = doing.includes(about.location) || why.includes(about.location) ? '' : ` (${about.location})`;
   return new StowageError(`${doing}${where} failed: ${why}`, { ...rest, cause });
 }
 
-/** The same without what was being done, for who says that otherwise. */
+/** Explains an error without naming the operation. */
 export function nfsTrouble(
   thrown: unknown,
-  about: Blamed,
-): Pick<About, 'why' | 'action'> & { readonly reason: string } {
+  about: ErrorContext,
+): Pick<Explanation, 'why' | 'action'> & { readonly reason: string } {
   const cause = asSystemError(thrown);
-  const found = toldOf(thrown) === undefined ? explain(cause, about) : undefined;
+  const found = stowageErrorIn(thrown) === undefined ? explain(cause, about) : undefined;
   if (found !== undefined) return found;
-  const { message, action, reason } = toldOf(thrown) ?? stowageError(cause);
+  const { message, action, reason } = stowageErrorIn(thrown) ?? stowageError(cause);
   return { why: message, action, reason };
 }
 
-const toldOf = (thrown: unknown): StowageError | undefined =>
+const stowageErrorIn = (thrown: unknown): StowageError | undefined =>
   causesOf(thrown).find((one) => one instanceof StowageError);
 
 const maybeDone = (cause: Error): boolean => causesOf(cause).some((one) => one instanceof RpcError && one.maybeDone);
 
-function explain(cause: unknown, about: Blamed): About | undefined {
-  if (cause instanceof HostUnknown) return hostUnknown(cause, about);
-  if (cause instanceof TlsFilesUnreadable) return tlsFiles(cause);
-  if (cause instanceof HungUp) return hangsUp(about, maybeDone(cause));
-  if (cause instanceof CertificateWanted) return certificateWanted(about);
-  if (cause instanceof MountUnanswered) return mountUnanswered(cause, about);
+function explain(cause: unknown, about: ErrorContext): Explanation | undefined {
+  if (cause instanceof HostNotFound) return hostNotFound(cause, about);
+  if (cause instanceof TlsFilesUnreadable) return tlsFilesUnreadable(cause);
+  if (cause instanceof ServerHangsUp) return serverHangsUp(about, maybeDone(cause));
+  if (cause instanceof ClientCertificateRejected) return clientCertificateRejected(about);
+  if (cause instanceof MountServiceUnreachable) return mountServiceUnreachable(cause, about);
   if (cause instanceof ExportRefused) return exportRefused(cause.refusal, about);
-  if (cause instanceof NotAdmitted) return notAdmitted(cause, about);
-  if (cause instanceof RpcError) return unanswered(cause, about);
+  if (cause instanceof CallsDenied) return callsDenied(cause, about);
+  if (cause instanceof RpcError) return rpcFailed(cause, about);
   if (cause instanceof XdrError) return garbled(about);
   const code = errnoOf(cause);
-  return code === undefined ? undefined : refusals[code]?.(about);
+  return code === undefined ? undefined : errnoExplanations[code]?.(about);
 }

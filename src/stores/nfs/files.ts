@@ -12,29 +12,29 @@ import {
   type SetAttributes,
   stability,
 } from '#wire/nfs3/index.ts';
-import { type Entry, type Files, type FileType, UnfitFile } from '../file-store/files.ts';
+import { type Entry, type Files, type FileType, UnsuitableFile } from '../file-store/files.ts';
+import { emptyFolder, scanTree } from './empty-and-scan.ts';
 import type { Folders } from './folders.ts';
 import { isSameMark, isTaken } from './lock-marks.ts';
-import { asSystemError } from './statuses.ts';
-import { emptyFolder, scanTree } from './trees.ts';
+import { asSystemError } from './system-error.ts';
 
-/** Beside what every file store needs: what only this store does. */
+/** The file system of a store on an NFS server, with the calls that only this store needs. */
 export interface NfsFiles extends Files {
   attributes(path: string): Promise<Attributes | undefined>;
-  /** Exclusively, empty, and known again by its mark (see lock-marks.ts) until something is written. */
+  /** Creates an empty file exclusively. Its mark (see lock-marks.ts) identifies this process until something is written. */
   create(path: string): Promise<void>;
-  /** Empties it and gives it a mark of ours, unless it has changed since it was seen so. */
-  remark(path: string, seen: Attributes): Promise<boolean>;
-  /** Gives what is at `from` a second name, exclusively (`EEXIST`). */
+  /** Empties the file and sets our mark, unless it has changed since `seen`. */
+  resetMark(path: string, seen: Attributes): Promise<boolean>;
+  /** Makes a hard link to `from`, exclusively (`EEXIST`). */
   link(from: string, to: string): Promise<void>;
   mkdir(path: string, set: SetAttributes): Promise<void>;
-  /** Sets the folder's time of last change to the server's own time, and gives that in ms. Takes no room on the server. */
+  /** Sets the folder's mtime to the server's time, and returns it in ms. Needs no free space. */
   touch(folder: string): Promise<number>;
-  /** What the server calls that folder. */
+  /** The folder's NFS file handle. */
   handle(path: string): Promise<FileHandle>;
-  /** Overwrites what is there, durably; gives the server's time. */
+  /** Creates or overwrites the file, durably. Returns the server's time in ms. */
   write(path: string, text: string): Promise<number>;
-  /** In place, what is there: a plain file of at most `limit` bytes, of which blanks cover the rest. False: there is none. */
+  /** Overwrites in place a plain file of at most `limit` bytes, and pads the text with blanks. False: there is no such file. */
   overwrite(path: string, text: string, limit: number): Promise<boolean>;
 }
 
@@ -42,8 +42,8 @@ export interface NfsFilesParts {
   readonly nfs: NfsClient;
   readonly folders: Folders;
   readonly deadlineMs: number;
-  /** A new time for each file that is made, so that a repeated call can tell its own from another's. */
-  mark(): { readonly seconds: number; readonly nanoseconds: number };
+  /** A new mtime for each created file, so that a resent call recognizes its own file. */
+  nextMark(): { readonly seconds: number; readonly nanoseconds: number };
 }
 
 interface Found {
@@ -51,12 +51,12 @@ interface Found {
   readonly attributes: Attributes;
 }
 
-/** Of a directory whose entries are all kept in memory: a server that never comes to an end is not believed. */
+/** For listings that are kept in memory: protects against a server whose listing never ends. */
 const mostEntries = 500_000;
-/** One that starts anew at every write, or says so, is not waited for. */
-const mostRestarts = 3;
-/** How often a record can be replaced by others between finding and reading it. */
-const mostReplaced = 8;
+/** Give up on a server that restarts, or says so, at every write. */
+const maxRestarts = 3;
+/** Retries if other hosts replace a record between LOOKUP and READ. */
+const maxReplacements = 8;
 
 const types = new Map<number, FileType>([
   [fileType.regular, 'file'],
@@ -66,15 +66,15 @@ const types = new Map<number, FileType>([
 const typeOf = ({ type }: Attributes): FileType => types.get(type) ?? 'other';
 const ms = (seconds: number, nanoseconds: number): number => seconds * 1000 + Math.floor(nanoseconds / 1e6);
 
-/** Leaves out names that are not UTF-8. */
+/** Skips names that are not UTF-8. */
 async function namesOf(pages: ReturnType<typeof listDirectory>): Promise<readonly string[]> {
   const names: string[] = [];
   for await (const page of pages) for (const { name, bytes } of page) if (bytes === undefined) names.push(name);
   return names;
 }
 
-/** What one server keeps in one directory, by calls each of which has its deadline. */
-export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts): NfsFiles {
+/** Access to one directory of a server. Each call has its own deadline. */
+export function createNfsFiles({ nfs, folders, deadlineMs, nextMark }: NfsFilesParts): NfsFiles {
   const within = { deadlineMs };
   const listing = { ...within, mostEntries };
   const { at } = folders;
@@ -101,7 +101,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
 
   const make = (path: string): Promise<FileHandle> =>
     at(path, async (folder, name) => {
-      const how = { mode: 'guarded', set: { mode: 0o600, mtime: mark() } } as const;
+      const how = { mode: 'guarded', set: { mode: 0o600, mtime: nextMark() } } as const;
       return (await nfs.create(folder, name, how, within)).handle;
     });
 
@@ -113,12 +113,12 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       const { count, committed, verifier, change } = await nfs
         .write(handle, done, data.subarray(done), stability.fileSync, within)
         .catch((cause: unknown) => Promise.reject(asSystemError(cause)));
-      // It may give less than it was asked for; nothing at all would go on for ever.
-      if (count === 0) throw new UnfitFile(`${path} cannot be written: the server takes nothing`);
-      // Of a server that started anew in between, what was written may be lost: from the beginning, then.
+      // Short writes are allowed. A count of 0 would loop for ever.
+      if (count === 0) throw new UnsuitableFile(`${path} cannot be written: the server takes nothing`);
+      // If the server restarted in between, it may have lost data. Then write everything again.
       const isKept = committed === stability.fileSync || (await nfs.commit(handle, 0, 0, within)).verifier === verifier;
-      if (!isKept && ++restarts > mostRestarts)
-        throw new UnfitFile(`${path} cannot be written: the server keeps nothing`);
+      if (!isKept && ++restarts > maxRestarts)
+        throw new UnsuitableFile(`${path} cannot be written: the server keeps nothing`);
       done = isKept ? done + count : 0;
       const after = change?.after;
       seconds = after === undefined ? seconds : ms(after.mtime, after.mtimeNs);
@@ -126,13 +126,13 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     return seconds;
   }
 
-  /** What was made and could not be filled is taken back. */
+  /** Removes the new file if writing to it fails. */
   async function fillNew(path: string, handle: FileHandle, text: string): Promise<void> {
     if (text === '') return;
     try {
       const changedAt = await fill(path, handle, text);
-      // A server that leaves the time as it was made: a file that is not empty must not seem to be marked.
-      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touched(nfs, handle, within);
+      // Some servers do not update mtime on a write. A file with content must not keep a mark.
+      if (changedAt > 0 && isTaken({ mtime: changedAt / 1000 })) await touch(nfs, handle, within);
     } catch (cause) {
       if (isErrno(cause, 'ENOSPC', 'EDQUOT', 'EFBIG', 'EIO')) await unlink(path).catch(() => false);
       throw cause;
@@ -155,35 +155,35 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     });
 
   const attributesOf = async (path: string): Promise<Attributes | undefined> =>
-    (await absentFolderIsAbsent(find(path)))?.attributes;
+    (await undefinedIfFolderAbsent(find(path)))?.attributes;
 
-  const look: Files['look'] = async (path) => {
+  const look: Files['lstat'] = async (path) => {
     const found = await attributesOf(path);
     if (found === undefined) return undefined;
-    // The protocol knows no time of birth.
+    // NFS version 3 has no time of birth.
     return {
       type: typeOf(found),
-      madeAt: ms(found.mtime, found.mtimeNs),
+      createdAt: ms(found.mtime, found.mtimeNs),
       changedAt: ms(found.ctime, found.ctimeNs),
     };
   };
 
   return {
-    look,
+    lstat: look,
     attributes: attributesOf,
     mkdir,
     unlink,
     create: async (path) => {
       await make(path);
     },
-    remark: async (path, { fileId, ctime, ctimeNs }) => {
+    resetMark: async (path, { fileId, ctime, ctimeNs }) => {
       const found = await find(path);
       if (found?.attributes.fileId !== fileId) return false;
       const ifChangedAt = { seconds: ctime, nanoseconds: ctimeNs };
       try {
-        const mtime = mark();
+        const mtime = nextMark();
         await nfs.setattr(found.handle, { size: 0, mtime }, { ...within, ifChangedAt });
-        // Not every server locks the file between comparing and changing: of two who try at the same moment, the last has it.
+        // Not every server checks the guard and sets the time atomically: of two concurrent callers, the last one wins.
         const now = await nfs.getattr(found.handle, within);
         return isSameMark(now.mtime, now.mtimeNs, mtime);
       } catch (cause) {
@@ -216,28 +216,28 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         try {
           return await readFound(path, limit);
         } catch (cause) {
-          // Another host replaced it between two calls.
-          if (again >= mostReplaced || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
+          // Another host replaced the file between two calls.
+          if (again >= maxReplacements || !isNfsError(cause, 'STALE', 'BADHANDLE', 'NOENT')) throw asSystemError(cause);
         }
       }
     },
     writeNew: async (path, text) => fillNew(path, await make(path), text),
     write: async (path, text) => fill(path, (await find(path))?.handle ?? (await make(path)), text),
     overwrite: async (path, text, limit) => {
-      const { handle, attributes } = (await absentFolderIsAbsent(find(path))) ?? {};
+      const { handle, attributes } = (await undefinedIfFolderAbsent(find(path))) ?? {};
       if (handle === undefined || attributes?.type !== fileType.regular || attributes.size > limit) return false;
       try {
         await fill(path, handle, text + ' '.repeat(Math.max(0, attributes.size - Buffer.byteLength(text))));
         return true;
       } catch (cause) {
-        // Removed, or replaced, since it was found.
+        // The file was removed or replaced after LOOKUP.
         if (isErrno(cause, 'ENOENT', 'ESTALE')) return false;
         throw cause;
       }
     },
     writeNewUnless: async (beside, path, text) => {
-      // Both at once: the file gets its text, and with it a meaning, only when both answers are known.
-      const [data, made] = await Promise.allSettled([absentFolderIsAbsent(find(beside)), make(path)]);
+      // Both calls at the same time. Only write the text, which gives the file its meaning, once both have been answered.
+      const [data, made] = await Promise.allSettled([undefinedIfFolderAbsent(find(beside)), make(path)]);
       if (made.status === 'rejected') {
         if (isErrno(made.reason, 'EEXIST')) return 'one of them is there';
         throw made.reason;
@@ -252,7 +252,7 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
     },
     newFolder: (path, mode) => mkdir(path, { mode }),
     makeFolder: async (path, mode = 0o700) => {
-      // Looked for first: not every server refuses to make what is there.
+      // Look first: not every server refuses to create an existing folder.
       const there = await look(path);
       if (there?.type === 'directory') return;
       try {
@@ -261,14 +261,14 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
         if (!isErrno(cause, 'EEXIST') || (await look(path))?.type !== 'directory') throw cause;
       }
     },
-    touch: (folder) => folders.in(folder, (handle) => touched(nfs, handle, within)),
+    touch: (folder) => folders.in(folder, (handle) => touch(nfs, handle, within)),
     handle: (path) => folders.in(path, async (handle) => handle),
     rename: async (from, to) => {
       try {
         await folders.between(from, to, (one, other) => nfs.rename(one, other, within));
         return true;
       } catch (cause) {
-        // Nothing there to rename; or nowhere to rename it to, which is another matter.
+        // ENOENT means that either `from` or the folder of `to` is missing.
         if (!isErrno(cause, 'ENOENT') || (await find(from)) !== undefined) throw cause;
         return false;
       } finally {
@@ -283,28 +283,28 @@ export function createNfsFiles({ nfs, folders, deadlineMs, mark }: NfsFilesParts
       await at(path, (folder, name) => removeTree(nfs, folder, name, within));
       folders.forget(path);
     },
-    empty: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
+    emptyFolder: (folder, scope) => folders.in(folder, (handle) => emptyFolder(nfs, handle, scope, within)),
     scan: (top, signal) => folders.in(top, (handle) => scanTree(nfs, handle, signal, within)),
-    // A server has made a change durable when it answers: RFC 1813, section 4.8.
+    // The server makes each change durable before it answers: RFC 1813, section 4.8.
     sync: async () => undefined,
   };
 }
 
 function refuseUnfit({ type, size }: Attributes, limit: number): void {
-  if (type === fileType.link) throw new UnfitFile('it is a symbolic link');
-  if (type === fileType.directory) throw new UnfitFile('it is a directory');
-  if (type !== fileType.regular) throw new UnfitFile('it is not a plain file');
-  if (size > limit) throw new UnfitFile(`it is larger than ${limit} bytes`);
+  if (type === fileType.link) throw new UnsuitableFile('it is a symbolic link');
+  if (type === fileType.directory) throw new UnsuitableFile('it is a directory');
+  if (type !== fileType.regular) throw new UnsuitableFile('it is not a plain file');
+  if (size > limit) throw new UnsuitableFile(`it is larger than ${limit} bytes`);
 }
 
-async function touched(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
+async function touch(nfs: NfsClient, handle: FileHandle, within: { readonly deadlineMs: number }): Promise<number> {
   const { after } = await nfs.setattr(handle, { mtime: 'now' }, within);
   const { mtime, mtimeNs } = after ?? (await nfs.getattr(handle, within));
   return ms(mtime, mtimeNs);
 }
 
-/** A file in a folder that is not there is not there. */
-export async function absentFolderIsAbsent<T>(found: Promise<T>): Promise<T | undefined> {
+/** Treats a missing folder like a missing file. */
+export async function undefinedIfFolderAbsent<T>(found: Promise<T>): Promise<T | undefined> {
   try {
     return await found;
   } catch (cause) {

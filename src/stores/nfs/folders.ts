@@ -1,41 +1,41 @@
 import { type FileHandle, fileType, isNfsError, type NfsClient } from '#wire/nfs3/index.ts';
-import { asSystemError } from './statuses.ts';
+import { asSystemError } from './system-error.ts';
 
 /**
- * Paths as handles. The store's own folders are remembered; a server that no longer knows a handle (it was restarted, or
- * somebody removed and made the folder again) is asked for it anew, once.
+ * Resolves paths to handles, and caches those of the store's own folders. If a handle is stale (the server was restarted, or the folder
+ * was recreated), resolves the path again and retries once.
  */
 export interface Folders {
-  /** With the folder that a path lies in, and its name there. Errors of the server carry a system's code. */
+  /** Calls `work` with the parent folder of a path and the name in it. Errors of the server get a system's code. */
   at<T>(path: string, work: (folder: FileHandle, name: string) => Promise<T>): Promise<T>;
-  /** With the folders of two paths. */
-  between<T>(from: string, to: string, work: (from: Place, to: Place) => Promise<T>): Promise<T>;
-  /** With the folder itself. */
+  /** Calls `work` with the parent folders and names of two paths. */
+  between<T>(from: string, to: string, work: (from: Location, to: Location) => Promise<T>): Promise<T>;
+  /** Calls `work` with the folder itself. */
   in<T>(path: string, work: (folder: FileHandle) => Promise<T>): Promise<T>;
-  /** It was moved or removed. */
+  /** Drops cached handles after the path was moved or removed. */
   forget(path: string): void;
 }
 
-interface Place {
+interface Location {
   readonly directory: FileHandle;
   readonly name: string;
 }
 
 export interface FoldersParts {
   readonly nfs: NfsClient;
-  /** What every path begins with. */
+  /** The prefix of every path. */
   readonly root: string;
   readonly rootHandle: () => FileHandle;
-  /** The server does not know a handle any more: makes sure that `rootHandle` gives one it knows. */
+  /** Called after a stale handle: makes sure that `rootHandle` returns a valid one. */
   readonly renew: () => Promise<void>;
   readonly deadlineMs: number;
 }
 
-/** `.stowage`, and what lies right in it. */
-const isKept = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
+/** `.stowage` and its direct children. */
+const isCached = (names: readonly string[]): boolean => names[0] === '.stowage' && names.length <= 2;
 
 export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: FoldersParts): Folders {
-  const kept = new Map<string, FileHandle>();
+  const cachedHandles = new Map<string, FileHandle>();
 
   const namesOf = (path: string): string[] => {
     if (path === root) return [];
@@ -47,22 +47,22 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     const last = names.at(-1);
     if (last === undefined) return rootHandle();
     const key = names.join('/');
-    const known = kept.get(key);
+    const known = cachedHandles.get(key);
     if (known !== undefined) return known;
     const { handle, attributes } = await nfs.lookup(await handleOf(names.slice(0, -1)), last, { deadlineMs });
     const { type } = attributes ?? (await nfs.getattr(handle, { deadlineMs }));
-    // A link is never followed: it could lead anywhere.
+    // Never follow a symbolic link: it could lead anywhere.
     if (type !== fileType.directory) throw Object.assign(new Error(`${key} is not a directory`), { code: 'ENOTDIR' });
-    if (isKept(names)) kept.set(key, handle);
+    if (isCached(names)) cachedHandles.set(key, handle);
     return handle;
   }
 
-  async function again<T>(work: () => Promise<T>): Promise<T> {
+  async function retryOnStaleHandle<T>(work: () => Promise<T>): Promise<T> {
     try {
       return await work();
     } catch (cause) {
       if (!isNfsError(cause, 'STALE', 'BADHANDLE')) throw asSystemError(cause);
-      kept.clear();
+      cachedHandles.clear();
       await renew();
     }
     try {
@@ -72,7 +72,7 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
     }
   }
 
-  async function placeOf(path: string): Promise<Place> {
+  async function locate(path: string): Promise<Location> {
     const names = namesOf(path);
     const name = names.pop();
     if (name === undefined) throw new Error(`${path} is the root`);
@@ -81,15 +81,16 @@ export function createFolders({ nfs, root, rootHandle, renew, deadlineMs }: Fold
 
   return {
     at: (path, work) =>
-      again(async () => {
-        const { directory, name } = await placeOf(path);
+      retryOnStaleHandle(async () => {
+        const { directory, name } = await locate(path);
         return work(directory, name);
       }),
-    between: (from, to, work) => again(async () => work(await placeOf(from), await placeOf(to))),
-    in: (path, work) => again(async () => work(await handleOf(namesOf(path)))),
+    between: (from, to, work) => retryOnStaleHandle(async () => work(await locate(from), await locate(to))),
+    in: (path, work) => retryOnStaleHandle(async () => work(await handleOf(namesOf(path)))),
     forget: (path) => {
       const key = namesOf(path).join('/');
-      for (const each of kept.keys()) if (each === key || each.startsWith(`${key}/`)) kept.delete(each);
+      for (const each of cachedHandles.keys())
+        if (each === key || each.startsWith(`${key}/`)) cachedHandles.delete(each);
     },
   };
 }

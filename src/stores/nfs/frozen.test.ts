@@ -26,7 +26,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 const spec = (called: string, requestId = `${Math.random()}`): VolumeSpec => volumeSpec(called, { requestId });
 const timeoutMs = 1_000;
 /** A call that nobody answers, and what is done about it. */
-const patienceMs = timeoutMs + 2_000;
+const answerTimeoutMs = timeoutMs + 2_000;
 
 const codeOf = (work: Promise<unknown>): Promise<string> => outcome(work, 'code');
 const within = async (ms: number, work: Promise<unknown>): Promise<string> => {
@@ -51,17 +51,17 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   const [frozen, healthy] = [ganeshaFolders('frozen'), ganeshaFolders('healthy')];
 
   async function stores(stuckMs = timeoutMs) {
-    const place = frozen.fresh();
-    const [stuck, other] = [await openImpatient(place, stuckMs), await openImpatient(healthy.fresh())];
+    const freshExport = frozen.fresh();
+    const [stuck, other] = [await openImpatient(freshExport, stuckMs), await openImpatient(healthy.fresh())];
     onTestFinished(async () => {
       frozen.server.thaw();
       await stuck.close();
       await other.close();
     });
-    return { stuck, other, place, folder: place.folder };
+    return { stuck, other, freshExport, folder: freshExport.folder };
   }
 
-  test('frozen: every verb ends in time, and other stores answer meanwhile', async () => {
+  test('frozen: every verb ends at its deadline, and other stores answer in the meantime', async () => {
     const stuckMs = 15_000;
     const { stuck, other } = await stores(stuckMs);
     await using local = await localStore();
@@ -97,14 +97,16 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     frozen.server.thaw();
   });
 
-  test('frozen in the middle of a creation: asked again, it is one volume', async () => {
+  test('frozen during a creation: the retry makes one volume', async () => {
     const { stuck, folder } = await stores();
     for (let round = 0; round < 2; round++) {
       const want = spec(`v${round}`, `request ${round}`);
       const [told] = await Promise.all([codeOf(stuck.create(want, scope)), frozen.server.freeze()]);
       expect(['deadline', 'done']).toContain(told);
       // And once surely without an answer.
-      expect(await within(patienceMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe('deadline');
+      expect(await within(answerTimeoutMs, stuck.create(spec(`v${round}`, `request ${round}`), scope))).toBe(
+        'deadline',
+      );
       frozen.server.thaw();
       const made = await stuck.create(spec(`v${round}`, `request ${round}`), scope);
       expect((await stuck.get(made.name, scope))?.condition).toBe('ok');
@@ -118,9 +120,9 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
   test.each(['create', 'rename'] as const)(
     'frozen half-way through: %s waits for one answer, not for two',
     async (verb) => {
-      const { stuck, place, folder } = await stores();
+      const { stuck, freshExport, folder } = await stores();
       const volume = await stuck.create(spec('a'), scope);
-      const at = { ...place, options: { ...place.options, timeout: '2s' }, instance: 'other' };
+      const at = { ...freshExport, options: { ...freshExport.options, timeout: '2s' }, instance: 'other' };
       const freezing = tapped(createConnect(systemClock()), async ({ procedure, make }) => {
         if (procedure === (verb === 'create' ? 'mkdir' : 'rename')) await frozen.server.freeze();
         return make();
@@ -143,11 +145,13 @@ describe.skipIf(needs('ganesha'))('nfs-ganesha', () => {
     },
   );
 
-  test('killed: says so while it is away; restarted, the store works as before', async () => {
+  test('killed: verbs fail while it is away, and work again after its restart', async () => {
     const { stuck } = await stores();
     const made = await stuck.create(spec('a'), scope);
     await frozen.server.kill();
-    expect(await within(patienceMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(/^(unavailable|deadline)$/);
+    expect(await within(answerTimeoutMs + timeoutMs, stuck.create(spec('b'), scope))).toMatch(
+      /^(unavailable|deadline)$/,
+    );
     await frozen.server.restart();
     // It may need longer for its first answers than this store waits.
     await vi.waitFor(async () => expect((await stuck.label(made, { x: 'y' }, scope)).revision).toBe(2), 20_000);
@@ -183,7 +187,7 @@ test.skipIf(needs('go-nfs'))(
   },
 );
 
-test('of a server with two addresses, one that is cut off is not missed', async () => {
+test('a server with two addresses works while one of them is unreachable', async () => {
   const parent = folderOf('fail-over');
   const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
   mkdirSync(directory);

@@ -23,7 +23,7 @@ async function newFolder(): Promise<string> {
 }
 
 describe('one directory, as a local store and over NFS', () => {
-  test('a local store is refused over NFS, unless it is only read', async () => {
+  test('a local store is refused over NFS, unless read-only', async () => {
     const folder = await newFolder();
     const local = await openLocal(folder);
     onTestFinished(() => local.close());
@@ -36,7 +36,7 @@ describe('one directory, as a local store and over NFS', () => {
     await reader.close();
   });
 
-  test('an NFS store is refused as a local one, unless it is only read', async () => {
+  test('an NFS store is refused as a local one, unless read-only', async () => {
     const folder = await newFolder();
     const kind = createNfsStoreKind(systemClock(), connectToDisk(folder));
     const store = await openNfs({ uri: 'nfs://nowhere/export', kind });
@@ -49,7 +49,7 @@ describe('one directory, as a local store and over NFS', () => {
   });
 });
 
-test('a volume that another host renamed a moment ago is deleted all the same', async () => {
+test('deletes a volume that another host has just renamed', async () => {
   const folder = await newFolder();
   const exported = { folder, uri: 'nfs://nowhere/export', options: {}, [Symbol.asyncDispose]: async () => undefined };
   const under = await nfsStore(exported, {}, connectToDisk(folder));
@@ -61,7 +61,7 @@ test('a volume that another host renamed a moment ago is deleted all the same', 
   expect(await under.store.names(scope)).toEqual([]);
 });
 
-test('a store opens by the second of its addresses when the first takes connections and is silent', async () => {
+test('a store opens through its second address if the first accepts connections and does not answer', async () => {
   const folder = await newFolder();
   await mkdir(join(folder, 'export'));
   const server = await createNfsServer({
@@ -88,7 +88,7 @@ test('a store opens by the second of its addresses when the first takes connecti
   expect(sockets.size).toBeGreaterThan(0);
 }, 30_000);
 
-test('a server that keeps nothing of what it is given is not written to for ever', async () => {
+test('a write to a server that keeps no data ends with an error', async () => {
   const folder = await newFolder();
   let writes = 0;
   let verifier = 0n;

@@ -52,7 +52,7 @@ function fill(host: Host, passMs: number): () => number {
 }
 
 describe('the limit of a verb on a shared store', () => {
-  test('does not begin again with each piece of the reserve that is given up', async () => {
+  test('does not restart with each piece of the reserve that is removed', async () => {
     const host = await startHost();
     const volume = await host.store.create(volumeSpec('a'), scope);
     await host.store.housekeeping.reclaim(scope);

@@ -1,18 +1,18 @@
 import type { Clock } from '#base/clock.ts';
 import { StowageError } from '#core/errors.ts';
 import type { VolumeId } from '#core/model.ts';
-import { type Hold, type HostLocks, takenForDeadMs } from '../file-store/store-root.ts';
+import { type Hold, type HostLocks, presumedDeadMs } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
 import { isFree } from './lock-marks.ts';
-import { createVolumeLocks, deadLock, type Taken, type VolumeLocksParts } from './volume-locks.ts';
-import { createWatch } from './watch.ts';
+import { createStaleFileWatch } from './stale-file-watch.ts';
+import { createVolumeLocks, deadLock, type TakenLock, type VolumeLocksParts } from './volume-locks.ts';
 
-/** Longer than the time after which the maker of a record stops by itself: see `takenForDeadMs`. */
-const deadRecord = { afterMs: takenForDeadMs, steadyMs: 2_000 } as const;
-const lockPatienceMs = 15_000;
-const lockPauseMs = 100;
+/** Longer than the time after which the creator of a record stops by itself: see `presumedDeadMs`. */
+const deadRecord = { afterMs: presumedDeadMs, steadyMs: 2_000 } as const;
+const lockTimeoutMs = 15_000;
+const lockRetryMs = 100;
 
-export interface OthersParts extends Omit<VolumeLocksParts, 'watch'> {
+export interface HostLocksParts extends Omit<VolumeLocksParts, 'watch'> {
   readonly files: NfsFiles;
   readonly clock: Clock;
   readonly store: string;
@@ -21,31 +21,36 @@ export interface OthersParts extends Omit<VolumeLocksParts, 'watch'> {
   readonly usesOf: HostLocks['usesOf'];
 }
 
-/** One host at a time changes a volume: docs/designs/store-locks.md. No two clocks are compared. */
-export function createOthers(parts: OthersParts): HostLocks {
+/** One host at a time changes a volume: docs/designs/store-locks.md. Never compares two clocks. */
+export function createHostLocks(parts: HostLocksParts): HostLocks {
   const { files, marks, folder, clock, store, usesOf } = parts;
-  const watch = createWatch(clock);
+  const watch = createStaleFileWatch(clock);
   const locks = createVolumeLocks({ ...parts, watch });
-  /** Volumes that we hold, and what becomes of their lock files afterwards. */
-  const holdings = new Map<VolumeId, { readonly taken: Taken; after: 'keep' | 'remove' }>();
+  /** Volumes that we have locked, and whether the release keeps their lock files. */
+  const holdings = new Map<VolumeId, { readonly taken: TakenLock; after: 'keep' | 'remove' }>();
 
-  async function patiently<T>(id: VolumeId, signal: AbortSignal, attempt: () => Promise<T | undefined>): Promise<T> {
+  async function retryUntilLocked<T>(
+    id: VolumeId,
+    signal: AbortSignal,
+    attempt: () => Promise<T | undefined>,
+  ): Promise<T> {
     for (const since = clock.elapsed(); ; ) {
       const result = await attempt();
       if (result !== undefined) return result;
-      if (clock.elapsed() - since > lockPatienceMs) throw locked(id, store);
-      await clock.sleep(lockPauseMs, signal);
+      if (clock.elapsed() - since > lockTimeoutMs) throw locked(id, store);
+      await clock.sleep(lockRetryMs, signal);
     }
   }
 
-  async function lock(id: VolumeId, signal: AbortSignal): Promise<Taken & Pick<Hold, 'since'>> {
-    const taken = await patiently(id, signal, async () => {
+  async function lock(id: VolumeId, signal: AbortSignal): Promise<TakenLock & Pick<Hold, 'since'>> {
+    const taken = await retryUntilLocked(id, signal, async () => {
       const since = clock.elapsed();
       const mine = await locks.tryTake(`${folder}/${id}`, signal);
       return mine && { ...mine, since };
     });
     try {
-      if (taken.isSpareUnchecked) await patiently(id, signal, async () => (await locks.isSpareFree()) || undefined);
+      if (taken.isSpareUnchecked)
+        await retryUntilLocked(id, signal, async () => (await locks.isSpareFree()) || undefined);
     } catch (cause) {
       await locks.release(taken, 'unchecked');
       throw cause;
@@ -64,8 +69,8 @@ export function createOthers(parts: OthersParts): HostLocks {
         holdings.set(id, holding);
         stack.defer(async () => {
           holdings.delete(id);
-          // After so long another host may have taken the lock over, and it must not lose its lock file.
-          const isLate = clock.elapsed() - taken.since > takenForDeadMs;
+          // After this time another host may have taken the lock over. Don't remove its lock file.
+          const isLate = clock.elapsed() - taken.since > presumedDeadMs;
           await locks.release(taken, isLate ? 'keep' : holding.after);
         });
       }
@@ -83,13 +88,13 @@ export function createOthers(parts: OthersParts): HostLocks {
       return watch.isUnchanged(path, found, deadLock.afterMs) ? 'stale' : 'another';
     },
     usesOf,
-    take: (path) => files.create(path),
-    takeOver: async (path, isTorn) => {
+    takeName: (path) => files.create(path),
+    takeOverName: async (path, isTorn) => {
       const found = await files.attributes(path);
       if (found === undefined) return false;
       const isOurs = found.size === 0 && marks.isOurs(found.mtime);
       if (!isOurs && !watch.isDead(path, found, deadRecord)) return false;
-      if (!(await isTorn()) || !(await files.remark(path, found))) return false;
+      if (!(await isTorn()) || !(await files.resetMark(path, found))) return false;
       watch.forget(path);
       return true;
     },
@@ -97,9 +102,9 @@ export function createOthers(parts: OthersParts): HostLocks {
 }
 
 function locked(id: string, store: string): StowageError {
-  return new StowageError(`another Stowage is at work on volume ${id} in store ${store}`, {
+  return new StowageError(`another Stowage instance is working on volume ${id} in store ${store}`, {
     code: 'busy',
     reason: 'volume-locked-elsewhere',
-    action: `Try again in a moment. What a host left that died while at work can be taken over after ${deadLock.afterMs / 60_000} minutes.`,
+    action: `Try again in a moment. If that instance has died, its lock can be taken over after ${deadLock.afterMs / 60_000} minutes.`,
   });
 }

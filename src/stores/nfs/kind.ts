@@ -9,34 +9,34 @@ import type { ProcessMarks, Store, StoreContext } from '#core/ports.ts';
 import type { FileHandle } from '#wire/nfs3/index.ts';
 import { readIdentity } from '../file-store/identity.ts';
 import { createDirectoryLayout } from '../file-store/layout-directory.ts';
-import { createParts } from '../file-store/parts.ts';
-import { createMarks } from '../file-store/reading.ts';
+import { createChangeMarks } from '../file-store/read-verbs.ts';
+import { createVerbContext } from '../file-store/verb-context.ts';
 import { createVerbs, type FileStore, type FileStoreKind, layoutTraits } from '../file-store/verbs.ts';
 import { type CheckParts, checkNfs } from './check.ts';
-import { createSharedChecks } from './check-shared.ts';
+import { createChownToGroup } from './chown-to-group.ts';
 import { type Connect, createConnect, identityOf, type Session } from './connect.ts';
 import { nfsFailure } from './failures.ts';
-import { createGiving } from './giving.ts';
 import { newProcessMark } from './lock-marks.ts';
+import { errorContextOf, type NfsStoreRoot, openNfsStoreRoot, shortDeadlineMs } from './open-store-root.ts';
 import { type NfsOptions, optionHelp, parseOptions } from './options.ts';
-import { blamedOf, type NfsPlace, openNfsPlace, shortDeadlineMs } from './place.ts';
 import type { Within } from './probe.ts';
 import { createRemoveLeftovers, type RemoveLeftovers } from './probe-leftovers.ts';
 import { createQuotas } from './quotas.ts';
-import { createUsable } from './usable.ts';
+import { createSharedChecks } from './shared-checks.ts';
 import { createUses } from './uses.ts';
+import { createWriteAccessCheck } from './write-access.ts';
 
 /** Volumes as directories of an NFS export: `nfs://server/export/path`. */
 export function createNfsStoreKind(
   clock: Clock = systemClock(),
   connect: Connect = createConnect(clock),
-  anew: () => Connect = () => createConnect(clock),
+  connectAfresh: () => Connect = () => createConnect(clock),
 ): FileStoreKind {
   const removeLeftovers = createRemoveLeftovers(clock);
-  const ways: Ways = {
+  const ways: KindParts = {
     clock,
     connect,
-    anew,
+    connectAfresh,
     shared: createSharedChecks(),
     removeLeftovers,
     marks: { own: newProcessMark(), dead: [] },
@@ -59,31 +59,31 @@ export function createNfsStoreKind(
     probe: async (config, { readOnly }, scope, from) => {
       const given = parseOptions(config.uri, config.options);
       const options = from === undefined ? given : { ...given, network: from };
-      return await checked(ways, config, { options, store: config.name, readOnly }, scope);
+      return await runCheck(ways, config, { options, store: config.name, readOnly }, scope);
     },
   };
 }
 
-interface Ways {
+interface KindParts {
   readonly clock: Clock;
-  /** Shares its connections among stores. */
+  /** Stores share its connections. */
   readonly connect: Connect;
-  /** Shares with nobody, and knows nothing of before. */
-  readonly anew: () => Connect;
+  /** Makes connections of its own, without any earlier state. */
+  readonly connectAfresh: () => Connect;
   readonly shared: ReturnType<typeof createSharedChecks>;
   readonly removeLeftovers: RemoveLeftovers;
-  /** Of this process, unless it has been given others. */
+  /** The marks of this process, unless the caller gives others. */
   readonly marks: ProcessMarks;
   readonly held: Set<string>;
 }
 
-const checked = (
-  { clock, connect, anew, shared, removeLeftovers }: Ways,
+const runCheck = (
+  { clock, connect, connectAfresh, shared, removeLeftovers }: KindParts,
   { uri, options: given }: StoreConfig,
   about: Pick<CheckParts, 'options' | 'store' | 'readOnly'>,
   scope: Scope,
 ): ReturnType<Store['check']> => {
-  // With one source port there can be no second connection.
+  // A single source port allows no second connection.
   const isSingle = typeof about.options.sourcePorts === 'number' && about.options.network === given['network'];
   const same = JSON.stringify([about.store, uri, given, about.options.network, about.readOnly]);
   const parts: Omit<CheckParts, 'connect'> = {
@@ -92,7 +92,7 @@ const checked = (
     removeLeftovers: (...checked) => removeLeftovers(same, ...checked),
   };
   const check = (signal: AbortSignal) =>
-    checkNfs({ ...parts, connect: isSingle ? connect : anew() }, { ...scope, signal });
+    checkNfs({ ...parts, connect: isSingle ? connect : connectAfresh() }, { ...scope, signal });
   return shared(same, check, scope.signal).catch((cause: unknown) => {
     throw stowageError(cause);
   });
@@ -102,76 +102,77 @@ async function open(
   config: StoreConfig,
   { readOnly }: StorePolicy,
   context: StoreContext,
-  ways: Ways,
+  ways: KindParts,
   scope: Scope,
 ): Promise<FileStore> {
   const options = parseOptions(config.uri, config.options);
   const store = config.name;
   const { clock, connect, held } = ways;
   const marks = context.marks ?? ways.marks;
-  const place = await openNfsPlace({ options, store, context, clock, connect, readOnly, marks, held }, scope);
+  const storeRoot = await openNfsStoreRoot({ options, store, context, clock, connect, readOnly, marks, held }, scope);
   const { uid, gid, mode, pathTemplate } = options;
-  const quotas = createQuotas(place);
+  const quotas = createQuotas(storeRoot);
   const layout = createDirectoryLayout({
-    place,
+    storeRoot,
     clock,
-    make: (path) => place.files.mkdir(path, { mode, uid, gid }),
+    make: (path) => storeRoot.files.mkdir(path, { mode, uid, gid }),
     source: async (path, volume) => {
       const quota = readOnly ? undefined : await quotas.of(volume);
-      return sourceOf({ options, readOnly, place, quota }, path, await place.files.handle(path));
+      return sourceOf({ options, readOnly, storeRoot, quota }, path, await storeRoot.files.handle(path));
     },
     paths: pathTemplate,
-    // The system's client knows nothing of them.
+    // The system's NFS client does not enforce quotas.
     quotas: options.client === 'host' ? undefined : quotas,
   });
-  const parts = createParts(place, layout, clock);
+  const parts = createVerbContext(storeRoot, layout, clock);
   return {
     ...layoutTraits(parts),
-    changedByOthers: readOnly ? {} : createMarks(parts),
+    changedByOthers: readOnly ? {} : createChangeMarks(parts),
     sources: ['nfs'],
-    ...(readOnly ? {} : { usable: createUsable(place, options) }),
-    // Where everybody is one user, a mount shows whatever group is wanted.
-    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createGiving(place, options) }),
-    check: (at) => checked(ways, config, { options, store, readOnly }, at),
-    identityBelow: async (path) => (await readIdentity(place.files, `${place.root}/${path}/.stowage/store.json`))?.uuid,
+    ...(readOnly ? {} : { usable: createWriteAccessCheck(storeRoot, options) }),
+    // With squash=all a mount shows the group that is wanted, so no file needs to change.
+    ...(readOnly || options.squash === 'all' ? {} : { chownToGroup: createChownToGroup(storeRoot, options) }),
+    check: (at) => runCheck(ways, config, { options, store, readOnly }, at),
+    identityBelow: async (path) =>
+      (await readIdentity(storeRoot.files, `${storeRoot.root}/${path}/.stowage/store.json`))?.uuid,
     ping: ({ signal }) =>
-      ping(place.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
-        Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, blamedOf(options, store))),
+      ping(storeRoot.session, { signal, deadlineMs: shortDeadlineMs(options) }, clock).catch((cause: unknown) =>
+        Promise.reject(nfsFailure(cause, `asking the server of store ${store}`, errorContextOf(options, store))),
       ),
     ...createVerbs(parts, readOnly),
-    ...(readOnly ? {} : { uses: createUses(parts, place) }),
+    ...(readOnly ? {} : { uses: createUses(parts, storeRoot) }),
   };
 }
 
-/** If there is no answer by then, find out whether the server ends every connection at once. */
+/** Without an answer after this time, check whether the server closes every connection at once. */
 const hangUpMs = 500;
-/** The server may have begun to answer meanwhile. */
+/** The server may have started to answer in the meantime. */
 const graceMs = 250;
 
-/** Fails early if the server ends every connection at once, so that callers with little patience can tell that from silence. */
-async function ping({ nfs, hungUp }: Session, within: Within, clock: Clock): Promise<void> {
+/** Fails early if the server closes every connection at once, so that callers with short deadlines can distinguish that from silence. */
+async function ping({ nfs, findHangUp }: Session, within: Within, clock: Clock): Promise<void> {
   const answered = nfs.null(within);
   if (!(await endsWithin(answered, hangUpMs, clock))) {
-    const first = await Promise.race([hungUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
+    const first = await Promise.race([findHangUp(within.signal), endsWithin(answered, within.deadlineMs, clock)]);
     if (first instanceof Error && !(await endsWithin(answered, graceMs, clock))) throw first;
   }
   try {
     await answered;
   } catch (cause) {
-    throw (await hungUp(within.signal)) ?? cause;
+    throw (await findHangUp(within.signal)) ?? cause;
   }
 }
 
-interface Way {
+interface SourceParts {
   readonly options: NfsOptions;
   readonly readOnly: boolean;
-  readonly place: NfsPlace;
+  readonly storeRoot: NfsStoreRoot;
   readonly quota: NfsQuota | undefined;
 }
 
-/** What whoever mounts it needs to know. */
-function sourceOf({ options, readOnly, place, quota }: Way, at: string, handle: FileHandle): Source {
-  const { root, session } = place;
+/** Everything that a client needs to mount the volume. */
+function sourceOf({ options, readOnly, storeRoot, quota }: SourceParts, at: string, handle: FileHandle): Source {
+  const { root, session } = storeRoot;
   const { addresses, port } = session;
   const { hosts, path, client, mountPort, connections, sourcePorts, tls, network, squash, locks } = options;
   const { uid, gid } = identityOf(squash === 'none' ? { ...options, squash: 'all' } : options);

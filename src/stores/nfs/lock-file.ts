@@ -1,6 +1,6 @@
 import type { Clock } from '#base/clock.ts';
 import type { Attributes, FileHandle, SetAttributes, Time } from '#wire/nfs3/index.ts';
-import { isRefusal } from '../file-store/files.ts';
+import { isDefiniteFailure } from '../file-store/files.ts';
 import type { GuardTicks } from './guard-ticks.ts';
 import { isSameMark, type Marks } from './lock-marks.ts';
 
@@ -48,9 +48,9 @@ export interface LockFile {
 }
 
 /** Longer than any timestamp granularity. A server whose ctime has not moved after this time does not maintain ctimes. */
-const tickPatienceMs = 2_500;
+const tickTimeoutMs = 2_500;
 /** Hosts that lost a race against us may still change our lock file. They do not do so this often. */
-const mostReleases = 8;
+const maxReleases = 8;
 
 export const ctimeOf = ({ ctime, ctimeNs }: Attributes): Time => ({ seconds: ctime, nanoseconds: ctimeNs });
 const isSameTime = (a: Time, b: Time): boolean => a.seconds === b.seconds && a.nanoseconds === b.nanoseconds;
@@ -70,7 +70,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     repeats = 1,
   ): Promise<Attributes | 'changed' | 'gone'> {
     const answer = await io.setattr(handle, to, ifChangedAt).catch((cause: unknown) => {
-      if (isRefusal(cause)) throw cause;
+      if (isDefiniteFailure(cause)) throw cause;
       return { unanswered: cause };
     });
     if (answer !== 'changed' && (answer === 'gone' || !('unanswered' in answer))) return answer;
@@ -104,15 +104,15 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       // The server does not store atime; `take` handles that.
       if (!isAnnounced(now, mark)) return now;
       if (await ticks.isPast(first, guard, isOurs)) return now;
-      keepsNoTime ||= isSameTime(first, guard) && clock.elapsed() - since > tickPatienceMs;
+      keepsNoTime ||= isSameTime(first, guard) && clock.elapsed() - since > tickTimeoutMs;
       if (keepsNoTime && isSameTime(first, guard)) return now;
-      if (clock.elapsed() - since > 2 * tickPatienceMs) return undefined;
+      if (clock.elapsed() - since > 2 * tickTimeoutMs) return undefined;
       await clock.sleep(ticks.pauseMs(first, guard), signal);
     }
   }
 
   /** Restores the mark of the process that announced itself last. We overwrote it, and that process may already hold the lock. */
-  async function giveWay(handle: FileHandle, found: Attributes): Promise<void> {
+  async function restoreWinner(handle: FileHandle, found: Attributes): Promise<void> {
     const winner = { seconds: found.atime, nanoseconds: found.atimeNs };
     await io.setattr(handle, { mtime: winner }, ctimeOf(found));
   }
@@ -131,7 +131,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
       if (taken === 'gone' || taken === 'changed' || !hasMark(taken, mark)) return undefined;
       if (isAnnounced(announced, mark)) {
         if (isAnnounced(taken, mark)) return { handle, attributes: taken, mark };
-        await giveWay(handle, taken);
+        await restoreWinner(handle, taken);
         return undefined;
       }
       // The server does not store atime, so check mtime at least.
@@ -140,7 +140,7 @@ export function createLockFile({ io, marks, ticks, clock }: LockFileParts): Lock
     },
     release: async ({ handle, attributes, mark }) => {
       let now = attributes;
-      for (let again = 0; again < mostReleases; again++) {
+      for (let again = 0; again < maxReleases; again++) {
         const free = marks.free();
         const answer = await set(handle, { mtime: free }, ctimeOf(now), (seen) => hasMark(seen, free));
         if (answer === 'gone') return undefined;

@@ -2,18 +2,18 @@ import { type Attributes, type FileHandle, isNfsError, type NfsClient, type Time
 import type { Folders } from './folders.ts';
 import type { GuardTicksParts } from './guard-ticks.ts';
 import { ctimeOf, type LockIo } from './lock-file.ts';
-import { asSystemError } from './statuses.ts';
+import { asSystemError } from './system-error.ts';
 
 export interface LockIoParts {
   readonly nfs: NfsClient;
   readonly folders: Folders;
   readonly deadlineMs: number;
-  /** A folder of the store whose time of change nobody minds. */
+  /** A folder of the store whose ctime nothing depends on. */
   readonly ownFolder: string;
 }
 
-/** How often other hosts can touch the folder between two calls of ours. */
-const mostProbes = 8;
+/** Retries while other hosts change the folder between two calls of ours. */
+const maxProbes = 8;
 
 const isGone = (cause: unknown): boolean => isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE');
 
@@ -40,7 +40,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
     }
   };
 
-  /** Needs no room. */
+  /** Needs no free space. */
   async function touchFolder(folder: FileHandle, ifChangedAt?: Time): Promise<Attributes> {
     const guard = ifChangedAt === undefined ? {} : { ifChangedAt };
     const { after } = await nfs.setattr(folder, { mtime: 'now' }, { ...within, ...guard });
@@ -74,7 +74,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
       }),
     comparesNanoseconds: () =>
       folders.in(ownFolder, async (folder) => {
-        for (let probe = 0; probe < mostProbes; probe++) {
+        for (let probe = 0; probe < maxProbes; probe++) {
           const before = ctimeOf(await touchFolder(folder));
           try {
             await touchFolder(folder, { ...before, nanoseconds: before.nanoseconds ^ 1 });
@@ -82,7 +82,7 @@ export function createLockIo({ nfs, folders, deadlineMs, ownFolder }: LockIoPart
           } catch (cause) {
             if (!isNfsError(cause, 'NOT_SYNC')) throw cause;
           }
-          // Refused for the nanoseconds alone, unless something else changed the folder at the same moment.
+          // The nanoseconds alone made the guard fail, unless another host changed the folder at the same time.
           const now = ctimeOf(await nfs.getattr(folder, within));
           if (now.seconds === before.seconds && now.nanoseconds === before.nanoseconds) return true;
         }

@@ -20,11 +20,11 @@ export const isProcessMark = (value: unknown): value is number =>
   typeof value === 'number' && Number.isInteger(value) && value >= firstMark && value < marksEnd;
 
 export interface Marks {
-  /** Of this process, and unlike its last ones. */
+  /** A new mark of this process, different from its last ones. */
   next(): Time;
-  /** For a lock that is released. */
+  /** A mark for releasing a lock. */
   free(): Time;
-  /** Set by this process, or by one before it that is certainly dead. */
+  /** Whether this process set it, or an earlier one that is certainly dead. */
   isOurs(mtime: number): boolean;
 }
 
@@ -38,10 +38,10 @@ export function createMarks({ own, dead }: ProcessMarks): Marks {
 }
 
 export const isFree = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime === freeSeconds;
-/** Of a file that is not only a lock: it has an ordinary date until it is taken for the first time. */
+/** For the spare lock, which is not only a lock: it has an ordinary date until it is taken for the first time. */
 export const isTaken = ({ mtime }: Pick<Attributes, 'mtime'>): boolean => mtime >= firstMark && mtime < marksEnd;
 
-/** Whether a server shows that time for one that was set. */
+/** Whether this is the time that a server shows after `mark` was set. */
 export function isSameMark(seconds: number, nanoseconds: number, mark: Time): boolean {
   const ms = Math.floor(nanoseconds / 1_000_000);
   return seconds === mark.seconds && (nanoseconds === 0 || ms === Math.floor(mark.nanoseconds / 1_000_000));

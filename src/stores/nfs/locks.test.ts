@@ -43,10 +43,10 @@ interface Host {
 describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   const ganesha = ganeshaFolders('locks');
   let folder: string;
-  let place: ReturnType<typeof ganesha.fresh>;
+  let freshExport: ReturnType<typeof ganesha.fresh>;
   beforeEach(() => {
-    place = ganesha.fresh();
-    ({ folder } = place);
+    freshExport = ganesha.fresh();
+    ({ folder } = freshExport);
   });
 
   /** `marks` undefined: a process that cannot know whether the one before it is dead. */
@@ -55,7 +55,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     it.clock = impatient(systemClock(), () => it.waits++);
     const connect: Connect = tapped(createConnect(systemClock()), (call) => it.hook(call));
     it.store = await openNfs({
-      ...place,
+      ...freshExport,
       instance,
       kind: createNfsStoreKind(it.clock, connect),
       ...(marks === undefined ? {} : { marks }),
@@ -191,7 +191,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(calls).not.toContain('remove');
   });
 
-  test('others wait for it, and take it over after a time in which it did not change', async () => {
+  test('other hosts wait for the lock of a dead host, and take it over after it has not changed for long', async () => {
     const other = await host('two');
     const volume = await other.store.create(spec('a', 'two'), scope);
     await killed(volume, 'one');
@@ -206,7 +206,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(locks()).toEqual([]);
   });
 
-  test('of several who take it over, one has it at a time', async () => {
+  test('of several hosts that take over a lock, one holds it at a time', async () => {
     const all = await Promise.all(['two', 'three', 'four', 'five'].map((each) => host(each)));
     const volume = await (all[0] as Host).store.create(spec('a', 'two'), scope);
     await killed(volume, 'one');
@@ -224,7 +224,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(locks()).toEqual([]);
   });
 
-  test('who lives and has another lock by now is not taken for dead', async () => {
+  test('a live host that has taken the lock again is not presumed dead', async () => {
     const [one, two] = [await host('one'), await host('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
     for (let round = 0; round < 3; round++) {
@@ -238,7 +238,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     }
   });
 
-  test('who stood still for too long does not remove the lock that has become another’s', async () => {
+  test('a host that was suspended too long does not remove the lock of another one', async () => {
     const [one, two] = [await host('one'), await host('two')];
     const volume = await one.store.create(spec('a', 'one'), scope);
     const first = stopAt(one, 'rename');
@@ -257,7 +257,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(locks()).toEqual([]);
   });
 
-  test('an empty record is its maker’s, until the maker has been silent for too long; then the maker gives up', async () => {
+  test('an empty record belongs to its creator until that was silent for too long; then the creator gives up', async () => {
     const [one, two] = [await host('one'), await host('two')];
     const { reached, goOn } = stopAt(one, 'write');
     const slow = reasonOf(one.store.create(spec('a', 'one'), scope));
@@ -272,7 +272,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
     expect(await reasonOf(one.store.create(spec('a', 'one'), scope))).toBe('volume-exists');
   });
 
-  test('of two hosts with the same request, one finds no room and the other does: the volume stays', async () => {
+  test('of two hosts with the same request, one finds no space and the other does: the volume stays', async () => {
     const [one, two] = [await host('one'), await host('two')];
     const want = spec('a', 'both');
     let other: Volume | undefined;
@@ -310,7 +310,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
       (store, { name: called }) => store.adoption.adopt(called, spec('a', 'adopt'), scope),
       (store, volume) => store.adoption.release(volume, scope),
     ],
-  ])('%s: who stood still for long gives up, and does it when asked again', async (_verb, verb, prepare) => {
+  ])('%s: a host that was suspended for long gives up, and succeeds on a retry', async (_verb, verb, prepare) => {
     const one = await host('one');
     const told = new Set<string>();
     for (let at = 1, calls = at; calls >= at; at++) {
@@ -335,7 +335,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
   });
 });
 
-describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
+describe.skipIf(needs('ganesha', 'mount'))('on a full server', () => {
   let ground: Ground;
   let path: string;
   let server: NfsServer;
@@ -351,7 +351,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
     ground[Symbol.dispose]();
   });
 
-  test('a volume can be deleted though there is no room for a lock; the rest is refused and changes nothing', async () => {
+  test('a volume can be deleted without space for a lock file; other verbs are refused and change nothing', async () => {
     const store = await openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
     const [a, b] = [await store.create(spec('a', 'one'), scope), await store.create(spec('b', 'one'), scope)];
     writeFileSync(join(path, 'a', 'file'), a.id);
@@ -384,7 +384,7 @@ describe.skipIf(needs('ganesha', 'mount'))('on a server without room', () => {
   test.each([
     ['have no lock file yet', false],
     ['have a lock file', true],
-  ])('volumes that %s are held by one host at a time all the same', async (_, hasLock) => {
+  ])('volumes that %s are still locked by one host at a time', async (_, hasLock) => {
     const open = (): Promise<FileStore> => openNfs({ uri: `nfs://${server.host}${path}`, options: portsOf(server) });
     const one = await open();
     const volume = await one.create(spec(`v-${hasLock}`, 'one'), scope);

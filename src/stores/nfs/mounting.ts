@@ -14,45 +14,56 @@ import {
   RpcError,
 } from '#wire/nfs3/index.ts';
 import type { OnStep } from './connect.ts';
-import { type Reached, whatIsWanted } from './diagnosis.ts';
-import { ExportRefused, type Found, isListed, MountUnanswered, NotAdmitted } from './thrown.ts';
+import {
+  CallsDenied,
+  ExportRefused,
+  isListed,
+  MountServiceUnreachable,
+  type ServicePort,
+} from './connection-errors.ts';
+import { findMissingRequirement, type ServerEndpoint } from './diagnosis.ts';
 
-/** Where Linux has its MOUNT service by default. */
+/** The default port of the MOUNT service on Linux. */
 const usualMountPort = 20_048;
 
-export interface MountParts extends Reached {
+export interface MountParts extends ServerEndpoint {
   /** To the NFS service. */
   readonly rpc: RpcClient;
   readonly nfs: NfsClient;
 }
 
-/** Asks for the store's directory, and makes sure that the server then takes calls about it. */
+/** Mounts the store's directory, and checks that the server accepts calls on it. */
 export function createMount(parts: MountParts): (onStep: OnStep, signal: AbortSignal) => Promise<FileHandle> {
   const { options, addresses, port, dial, rpc, nfs } = parts;
   const { path } = options;
   return async (onStep, signal) => {
     const within = { signal, deadlineMs: options.timeout };
     const found = await findMountPort(parts, onStep, signal);
-    // Over the same connection where it can be: with one source port there can be no second one.
+    // Use the same connection if possible: a single source port allows no second one.
     const own = found.port === port ? undefined : createRpcClient(dial(addresses, found.port, 'mount'));
     using _closing = own;
-    const handle = await ask(parts, own ?? rpc, found, signal);
+    const handle = await requestMount(parts, own ?? rpc, found, signal);
     try {
       await nfs.getattr(handle, within);
     } catch (cause) {
-      if (!isTurnedAway(cause)) throw cause;
-      throw new NotAdmitted(await whatIsWanted(parts, found.port, signal), { cause });
+      if (!isDenied(cause)) throw cause;
+      throw new CallsDenied(await findMissingRequirement(parts, found.port, signal), { cause });
     }
     onStep('mount', `${path}, by the service on port ${found.port}`);
     return handle;
   };
 }
 
-/** Attributes are told to whoever may ask at all. */
-const isTurnedAway = (cause: unknown): boolean =>
+/** A server that accepts our calls at all answers GETATTR. */
+const isDenied = (cause: unknown): boolean =>
   isNfsError(cause, 'ACCES', 'PERM') || (cause instanceof RpcError && cause.failure === 'denied');
 
-async function ask(parts: MountParts, rpc: RpcClient, found: Found, signal: AbortSignal): Promise<FileHandle> {
+async function requestMount(
+  parts: MountParts,
+  rpc: RpcClient,
+  found: ServicePort,
+  signal: AbortSignal,
+): Promise<FileHandle> {
   const { path, timeout } = parts.options;
   const within = { signal, deadlineMs: timeout };
   try {
@@ -62,44 +73,47 @@ async function ask(parts: MountParts, rpc: RpcClient, found: Found, signal: Abor
       const exported = await rpc.call(listExports, undefined, within).catch(() => undefined);
       const refusal = { path, status: cause.statusName, exported };
       const mayBePort = (refusal.status === 'ACCES' || refusal.status === 'PERM') && isListed(refusal) !== false;
-      if (mayBePort && (await whatIsWanted(parts, found.port, signal)) === 'privileged-port')
-        throw new NotAdmitted('privileged-port', { cause });
+      if (mayBePort && (await findMissingRequirement(parts, found.port, signal)) === 'privileged-port')
+        throw new CallsDenied('privileged-port', { cause });
       throw new ExportRefused(refusal, { cause });
     }
-    if (isTurnedAway(cause)) throw new NotAdmitted(await whatIsWanted(parts, found.port, signal), { cause });
+    if (isDenied(cause)) throw new CallsDenied(await findMissingRequirement(parts, found.port, signal), { cause });
     if (cause instanceof RpcError && cause.failure !== 'canceled' && cause.failure !== 'closed')
-      throw new MountUnanswered(found, { cause });
+      throw new MountServiceUnreachable(found, { cause });
     throw cause;
   }
 }
 
-/** Given, or asked for; where there is no portmapper, where it usually is. */
+/** The port of the option or of the portmapper. Without a portmapper, the usual one. */
 async function findMountPort(
   { options, addresses, dial, port, rpc }: MountParts,
   onStep: OnStep,
   signal: AbortSignal,
-): Promise<Found> {
+): Promise<ServicePort> {
   if (options.mountPort !== undefined) return { port: options.mountPort, by: 'option' };
   const network = addresses[0]?.includes(':') === true ? 'tcp6' : 'tcp';
   using portmapper = createRpcClient({ ...dial(addresses, portmapPort, 'portmap'), dialRounds: 1 });
   try {
     const found = await findPort(portmapper, { program: mountProgram, version: mountVersion }, network, { signal });
-    onStep('portmap', found === undefined ? 'it knows no MOUNT service' : `the MOUNT service is on port ${found}`);
+    onStep(
+      'portmap',
+      found === undefined ? 'the portmapper knows no MOUNT service' : `the MOUNT service is on port ${found}`,
+    );
     if (found !== undefined) return { port: found, by: 'portmapper' };
   } catch (cause) {
     if (!(cause instanceof RpcError) || signal.aborted) throw cause;
-    onStep('portmap', `no answer on port ${portmapPort}: tried without`);
+    onStep('portmap', `no answer on port ${portmapPort}; continued without it`);
   }
-  return { port: (await serves(rpc, options.timeout, signal)) ? port : usualMountPort, by: 'guess' };
+  return { port: (await isMountServedOn(rpc, options.timeout, signal)) ? port : usualMountPort, by: 'guess' };
 }
 
-/** Many servers that are no part of a kernel have both services on one port. */
-async function serves(rpc: RpcClient, deadlineMs: number, signal: AbortSignal): Promise<boolean> {
+/** Many servers in user space have both services on one port. */
+async function isMountServedOn(rpc: RpcClient, deadlineMs: number, signal: AbortSignal): Promise<boolean> {
   try {
     await rpc.call(listExports, undefined, { signal, deadlineMs });
     return true;
   } catch (cause) {
-    // go-nfs has the program, and not this procedure; others tell only who shows that he may ask.
+    // go-nfs has the program but not this procedure. Others deny this call to unknown callers.
     return cause instanceof RpcError && (cause.failure === 'no-procedure' || cause.failure === 'denied');
   }
 }

@@ -7,16 +7,16 @@ import { lookup } from 'node:dns/promises';
 import { connect, type Socket } from 'node:net';
 import process from 'node:process';
 import { localAddressOptions } from '#wire/rpc/local-address.ts';
-import { type Answer, failed, mostQuestions, type Question, readQuestion } from './network-messages.ts';
+import { type Answer, failed, maxQuestions, type Question, readQuestion } from './network-messages.ts';
 
-/** Whoever asked has given up long before. */
-const longestMs = 60_000;
+/** The parent gives up long before. */
+const maxMs = 60_000;
 
-/** Those without a connection wait for a name. */
+/** Pending questions. Without a socket: a name is being looked up. */
 const open = new Map<number, Socket | undefined>();
 
 function answer(told: Answer, socket?: Socket): void {
-  // The parent may be gone meanwhile: then so are we.
+  // If the parent is gone, this process ends too.
   process.send?.(told, socket, {}, () => undefined);
 }
 
@@ -35,9 +35,9 @@ async function findAddresses(id: number, host: string): Promise<void> {
 function openConnection({ id, address, port, localPort }: Extract<Question, { ask: 'connect' }>): void {
   const socket = connect({ host: address, port, ...localAddressOptions(address, localPort) });
   open.set(id, socket);
-  // What the server sends is for whoever gets the connection.
+  // The parent reads what the server sends.
   socket.pause();
-  socket.setTimeout(longestMs, () => socket.destroy(new Error('no answer in time')));
+  socket.setTimeout(maxMs, () => socket.destroy(new Error('no answer in time')));
   socket.once('error', (cause) => answer(failed(id, cause)));
   socket.once('close', () => open.delete(id));
   socket.once('connect', () => {
@@ -46,7 +46,7 @@ function openConnection({ id, address, port, localPort }: Extract<Question, { as
   });
 }
 
-/** Its place is free at once, and not when the kernel has closed it: the next question may be there already. */
+/** Frees the slot at once, before the kernel has closed the socket: the next question may already be there. */
 function forget(id: number): void {
   const socket = open.get(id);
   if (socket === undefined) return;
@@ -57,7 +57,7 @@ function forget(id: number): void {
 function serve(question: Question): void {
   const { id, ask } = question;
   if (ask === 'forget') forget(id);
-  else if (open.size >= mostQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
+  else if (open.size >= maxQuestions || open.has(id)) answer(failed(id, new Error('too many questions at once')));
   else if (ask === 'connect') openConnection(question);
   else void findAddresses(id, question.host);
 }
@@ -67,5 +67,5 @@ process.on('message', (message) => {
   if (question !== undefined) serve(question);
 });
 process.once('disconnect', () => process.exit(0));
-// Started by hand it has nobody to work for, and ends at once.
+// Started by hand it has no parent, and ends at once.
 if (process.connected) answer({ kind: 'ready' });

@@ -18,7 +18,7 @@ test.each([
   { id: 1, ask: 'connect', address: '::1', port: 0 },
   { id: 1, ask: 'connect', address: '::1', port: 1, localPort: 65_536 },
   { id: 1, ask: 'connect', port: 1 },
-])('%j is no question', (message) => {
+])('%j is not a question', (message) => {
   expect(readQuestion(message)).toBeUndefined();
 });
 
@@ -26,7 +26,7 @@ test.each([
   { id: 1, ask: 'forget' },
   { id: 2, ask: 'lookup', host: 'filer' },
   { id: 3, ask: 'connect', address: 'fe80::1%eth0', port: 2049, localPort: 700 },
-])('%j is a question, and all that is taken of it', (message) => {
+])('%j is a question, and further fields are ignored', (message) => {
   expect(readQuestion({ ...message, more: true })).toEqual(message);
 });
 
@@ -40,11 +40,11 @@ test.each([
   { kind: 'addresses', id: 1, addresses: '::1' },
   { kind: 'failed', id: 1, message: '' },
   { kind: 'failed', id: 1, message: 'x'.repeat(1001) },
-])('%j is no answer', (message) => {
+])('%j is not an answer', (message) => {
   expect(readAnswer(message)).toBeUndefined();
 });
 
-test('of an answer, addresses are taken that are some, and not too many', () => {
+test('an answer’s invalid or excess addresses are dropped', () => {
   const addresses = ['::1', 'localhost', 7, ...Array.from({ length: 100 }, (_, i) => `192.0.2.${i}`)];
   expect(readAnswer({ kind: 'addresses', id: 1, addresses })).toEqual({
     kind: 'addresses',
@@ -53,7 +53,7 @@ test('of an answer, addresses are taken that are some, and not too many', () => 
   });
 });
 
-test('a failure goes over with its code, cut to a length that is taken', () => {
+test('a failure keeps its code, and its message is cut to the maximum length', () => {
   const refused = Object.assign(new Error('connect ECONNREFUSED'), { code: 'ECONNREFUSED' });
   expect(readAnswer(failed(1, refused))).toEqual({
     kind: 'failed',

@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { errnoOf } from '#base/errno.ts';
 
-/** What the process in a network namespace can be asked. The number tells the answers apart. */
+/** A question to the process in a network namespace. Its answer has the same id. */
 export type Question =
   | { readonly id: number; readonly ask: 'lookup'; readonly host: string }
   | {
@@ -11,21 +11,21 @@ export type Question =
       readonly port: number;
       readonly localPort: number | undefined;
     }
-  /** Nobody waits for that answer any more. */
+  /** The caller has stopped waiting for that answer. */
   | { readonly id: number; readonly ask: 'forget' };
 
 export type Answer =
   | { readonly kind: 'ready' }
   | { readonly kind: 'addresses'; readonly id: number; readonly addresses: readonly string[] }
-  /** The connection itself goes beside it. */
+  /** The socket is sent with the message. */
   | { readonly kind: 'connected'; readonly id: number }
   | { readonly kind: 'failed'; readonly id: number; readonly code: string | undefined; readonly message: string };
 
-/** The most that one process is asked at a time. */
-export const mostQuestions = 512;
-const mostAddresses = 64;
-const longestHost = 255;
-const longestText = 1000;
+/** The most questions that one process handles at a time. */
+export const maxQuestions = 512;
+const maxAddresses = 64;
+const maxHost = 255;
+const maxText = 1000;
 
 type Fields = Readonly<Record<string, unknown>>;
 const fieldsOf = (message: unknown): Fields =>
@@ -35,28 +35,28 @@ const isNumber = (value: unknown, least: number, most: number): value is number 
   typeof value === 'number' && Number.isInteger(value) && value >= least && value <= most;
 const isId = (value: unknown): value is number => isNumber(value, 1, Number.MAX_SAFE_INTEGER);
 const isPort = (value: unknown): value is number => isNumber(value, 1, 65_535);
-const isText = (value: unknown, most = longestText): value is string =>
+const isText = (value: unknown, most = maxText): value is string =>
   typeof value === 'string' && value.length > 0 && value.length <= most;
-const isAddress = (value: unknown): value is string => isText(value, longestHost) && isIP(value) !== 0;
+const isAddress = (value: unknown): value is string => isText(value, maxHost) && isIP(value) !== 0;
 
-/** Undefined: it is none. */
+/** Undefined: not a question. */
 export function readQuestion(message: unknown): Question | undefined {
   const { id, ask, host, address, port, localPort } = fieldsOf(message);
   if (!isId(id)) return undefined;
   if (ask === 'forget') return { id, ask };
-  if (ask === 'lookup' && isText(host, longestHost)) return { id, ask, host };
+  if (ask === 'lookup' && isText(host, maxHost)) return { id, ask, host };
   const isComplete = isAddress(address) && isPort(port) && (localPort === undefined || isPort(localPort));
   return ask === 'connect' && isComplete ? { id, ask, address, port, localPort } : undefined;
 }
 
-/** Undefined: it is none. */
+/** Undefined: not an answer. */
 export function readAnswer(message: unknown): Answer | undefined {
   const { kind, id, addresses, code, message: text } = fieldsOf(message);
   if (kind === 'ready') return { kind };
   if (!isId(id)) return undefined;
   if (kind === 'connected') return { kind, id };
   if (kind === 'addresses' && Array.isArray(addresses))
-    return { kind, id, addresses: addresses.slice(0, mostAddresses).filter(isAddress) };
+    return { kind, id, addresses: addresses.slice(0, maxAddresses).filter(isAddress) };
   if (kind !== 'failed' || !isText(text)) return undefined;
   return { kind, id, code: isText(code, 40) ? code : undefined, message: text };
 }
@@ -64,5 +64,5 @@ export function readAnswer(message: unknown): Answer | undefined {
 export function failed(id: number, cause: unknown): Answer {
   const code = errnoOf(cause);
   const text = cause instanceof Error ? cause.message : String(cause);
-  return { kind: 'failed', id, code, message: text.slice(0, longestText) || 'it failed' };
+  return { kind: 'failed', id, code, message: text.slice(0, maxText) || 'it failed' };
 }

@@ -4,22 +4,22 @@ import { extname, join } from 'node:path';
 import { onAbort } from '#base/aborted.ts';
 import type { Clock } from '#base/clock.ts';
 import { errnoOf } from '#base/errno.ts';
-import { type Answer, mostQuestions, type Question, readAnswer } from './network-messages.ts';
+import { type Answer, maxQuestions, type Question, readAnswer } from './network-messages.ts';
 
 type Asked<A extends Question['ask']> = Omit<Extract<Question, { readonly ask: A }>, 'id' | 'ask'>;
 
-/** A process of ours inside a network namespace. */
+/** A child process inside a network namespace. */
 export interface NetworkProcess extends Disposable {
   readonly isOver: boolean;
-  /** All addresses of that name. Throws what the system said. */
+  /** All addresses of that name. Throws the system's error. */
   lookup(what: Asked<'lookup'>, signal: AbortSignal): Promise<readonly string[]>;
-  /** A connection that is made there, and from then on ours. Throws what the system said. */
+  /** Connects in the namespace and hands the socket over to this process. Throws the system's error. */
   connect(to: Asked<'connect'>, signal: AbortSignal): Promise<Socket>;
 }
 
-/** It ended before it could say that it is ready. */
+/** The process ended before it was ready. */
 export class NotEntered extends Error {
-  /** Why it could not be started at all, as the system calls it. */
+  /** The system's error code, if the process could not be started at all. */
   readonly code: string | undefined;
   constructor(said: string, cause: unknown) {
     super(said, { cause });
@@ -27,21 +27,21 @@ export class NotEntered extends Error {
   }
 }
 
-interface Waiting {
+interface PendingQuestion {
   resolve(found: { readonly answer: Answer; readonly socket: Socket | undefined }): void;
   reject(cause: unknown): void;
 }
 
 /** Usually a tenth of a second. */
 const startMs = 10_000;
-/** Whoever asks usually gives up much sooner. */
-const longestMs = 60_000;
+/** Callers usually give up much earlier. */
+const maxMs = 60_000;
 const saidMost = 2_000;
 
 /** Beside this file, in the sources as in the bundle. */
 const program = join(import.meta.dirname, `network-child${extname(import.meta.filename)}`);
 
-/** `enter`: the command that runs another one inside of the namespace, by exec(2). */
+/** `enter`: a command that runs another one inside the namespace, by exec(2). */
 export async function startNetworkProcess(
   enter: readonly [string, ...string[]],
   clock: Clock,
@@ -74,7 +74,7 @@ function createRunning(
   onReady: () => void,
   onFailed: (cause: NotEntered) => void,
 ): NetworkProcess {
-  const waiting = new Map<number, Waiting>();
+  const waiting = new Map<number, PendingQuestion>();
   let next = 1;
   let isOver = false;
 
@@ -90,22 +90,22 @@ function createRunning(
     const answer = readAnswer(message);
     if (answer?.kind === 'ready') return onReady();
     const asker = answer === undefined ? undefined : waiting.get(answer.id);
-    // It came too late.
+    // The answer came too late.
     if (answer === undefined || asker === undefined) return void socket?.on('error', () => undefined).destroy();
     waiting.delete(answer.id);
     asker.resolve({ answer, socket });
   });
-  const said = lastWords(child);
+  const said = lastStderrLine(child);
   child.once('error', (cause) => end(cause.message, cause));
   child.once('close', () => end(said()));
 
-  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<Waited> {
-    using limit = clock.deadline(longestMs, signal);
+  async function ask(what: (id: number) => Question, signal: AbortSignal): Promise<AnswerWithSocket> {
+    using limit = clock.deadline(maxMs, signal);
     limit.signal.throwIfAborted();
     if (isOver) throw new Error('the process in the network namespace ended');
-    if (waiting.size >= mostQuestions) throw new Error('too many connections are being made at once');
+    if (waiting.size >= maxQuestions) throw new Error('too many connections are being made at once');
     const id = next++;
-    const { promise, resolve, reject } = Promise.withResolvers<Waited>();
+    const { promise, resolve, reject } = Promise.withResolvers<AnswerWithSocket>();
     waiting.set(id, { resolve, reject });
     using _ = onAbort(limit.signal, () => {
       reject(limit.signal.reason);
@@ -119,7 +119,7 @@ function createRunning(
     }
   }
 
-  /** A message that cannot be sent is one to a process whose end is being told. */
+  /** Ignores errors: if a message cannot be sent, the process has ended, and its end is reported. */
   const tell = (question: Question): void => {
     if (child.connected) child.send(question, () => undefined);
   };
@@ -140,22 +140,22 @@ function createRunning(
     },
     [Symbol.dispose]: () => {
       isOver = true;
-      // It holds nothing that would have to be put in order, and it may be stopped.
+      // SIGKILL, because the process may be stopped. It has nothing to clean up.
       child.kill('SIGKILL');
     },
   };
 }
 
-type Waited = Parameters<Waiting['resolve']>[0];
+type AnswerWithSocket = Parameters<PendingQuestion['resolve']>[0];
 
-/** As if it had happened here. */
+/** The error that the child reported. */
 function failureOf(answer: Answer): Error {
   if (answer.kind !== 'failed') return new Error('the connection was lost on its way out of the network namespace');
   return Object.assign(new Error(answer.message), answer.code === undefined ? {} : { code: answer.code });
 }
 
-/** The end of what it complained about. */
-function lastWords(child: ChildProcess): () => string {
+/** The last line of the child's stderr. */
+function lastStderrLine(child: ChildProcess): () => string {
   let said = '';
   child.stderr?.on('data', (chunk: Buffer) => {
     said = (said + chunk.toString()).slice(-saidMost);
@@ -163,6 +163,6 @@ function lastWords(child: ChildProcess): () => string {
   return () => said.trim().split('\n').at(-1) ?? '';
 }
 
-/** Daemons often have no sbin in their path, and that is where `ip` lives. */
+/** The PATH of daemons often has no sbin folders, where `ip` is. */
 const searchPath = (): string =>
   [process.env['PATH'] ?? '', '/usr/local/sbin', '/usr/sbin', '/usr/bin', '/sbin', '/bin'].filter(Boolean).join(':');

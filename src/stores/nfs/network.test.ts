@@ -19,8 +19,8 @@ import { volumeSpec } from '#testing/volume-spec.ts';
 import { createNfsClient, createRpcClient, mnt } from '#wire/nfs3/index.ts';
 import type { FileStore, FileStoreKind } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
-import { createEnter, type Network } from './network.ts';
-import { mostQuestions } from './network-messages.ts';
+import { createEnterNetwork, type Network } from './network.ts';
+import { maxQuestions } from './network-messages.ts';
 
 const refusal = (work: Promise<unknown>): Promise<StowageError> =>
   work.then(() => Promise.reject(new Error('it was not refused')), stowageError);
@@ -53,7 +53,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
   }
 
   async function enter(): Promise<Network> {
-    const network = await createEnter(systemClock())(`netns:${far.name}`, scope.signal);
+    const network = await createEnterNetwork(systemClock())(`netns:${far.name}`, scope.signal);
     onTestFinished(() => network[Symbol.dispose]());
     return network;
   }
@@ -127,7 +127,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     expect(await far.pids()).toHaveLength(1);
   });
 
-  test('a namespace that is made anew under its name is entered anew', async () => {
+  test('a namespace that is recreated under its name is entered again', async () => {
     const network = await enter();
     const [pid = 0] = await far.hasPids(1);
     await far.removeEnd();
@@ -139,9 +139,9 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await expect.poll(() => existsSync(`/proc/${pid}/fd/0`)).toBe(false);
   });
 
-  test('connections that were made in a namespace end when there is another under its name', async () => {
+  test('connections made in a namespace end when another one gets its name', async () => {
     const clock = createFakeClock();
-    const network = await createEnter(clock)(`netns:${far.name}`, scope.signal);
+    const network = await createEnterNetwork(clock)(`netns:${far.name}`, scope.signal);
     onTestFinished(() => network[Symbol.dispose]());
     const connect = (): Promise<Socket> => network.connect({ address: far, signal: scope.signal });
     const socket = await connect();
@@ -167,7 +167,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     (await connect()).destroy();
   });
 
-  test('names are resolved there', async () => {
+  test('names are resolved in the namespace', async () => {
     await using _files = await ownFiles(far.name, { hosts: `${far.host} filer.stowage.invalid\n` });
     const store = await open({}, undefined, 'filer.stowage.invalid');
     await store.create(volumeSpec('named'), scope);
@@ -175,7 +175,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     expect([code, reason]).toEqual(['unavailable', 'nfs-host-unknown']);
   });
 
-  test('connections come from privileged ports where the server wants that', async () => {
+  test('connections come from privileged ports if the server requires them', async () => {
     await far.restart({ privilegedPorts: true });
     onTestFinished(() => far.restart());
     expect((await refusal(open())).code).toBe('denied');
@@ -183,7 +183,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await store.create(volumeSpec('privileged'), scope);
   });
 
-  test.skipIf(needs('openssl'))('connections are encrypted where that is asked for', async () => {
+  test.skipIf(needs('openssl'))('connections are encrypted if tls is set', async () => {
     const folder = mkdtempSync(join(tmpdir(), 'stowage-far-tls-'));
     onTestFinished(() => rmSync(folder, { recursive: true }));
     const [key, cert] = [join(folder, 'key.pem'), join(folder, 'ca.pem')];
@@ -197,7 +197,7 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await store.create(volumeSpec('secret'), scope);
   });
 
-  test('what the system says of a connection is said here', async () => {
+  test('errors of connections in the namespace are reported', async () => {
     const { reason, message } = await refusal(open({ port: '9', retries: '0' }));
     expect(reason).toBe('nfs-refused');
     expect(message).toContain(`nothing listens on that port of ${far.host}`);
@@ -207,26 +207,26 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     expect(noRoute.action).toMatch(`Connect the network netns:${far.name} to the server's; then:`);
   });
 
-  test('a server that never answers costs no more than the deadline', async () => {
+  test('a call to a server that never answers ends at its deadline', async () => {
     expect((await refusal(open({ timeout: '1s', retries: '0' }, undefined, far.silent))).reason).toBe('nfs-timeout');
   });
 
-  test('a connection that nobody waits for any more is given up', async () => {
+  test('a connection that no caller waits for is abandoned', async () => {
     const network = await enter();
     const address = { host: far.silent, port: 2049 };
-    const underWay = Array.from({ length: mostQuestions + 1 }, () => {
+    const underWay = Array.from({ length: maxQuestions + 1 }, () => {
       const signal = AbortSignal.timeout(2_000);
       return network.connect({ address, localPort: undefined, signal }).catch((cause: unknown) => String(cause));
     });
     const ends = await Promise.all(underWay);
     expect(ends.filter((end) => end === 'Error: too many connections are being made at once')).toHaveLength(1);
-    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(mostQuestions);
+    expect(ends.filter((end) => String(end).startsWith('TimeoutError'))).toHaveLength(maxQuestions);
     // The process there has given them up as well: it would not take another one otherwise.
     const own = { address: { host: far.host, port: far.port }, localPort: undefined };
     (await network.connect({ ...own, signal: AbortSignal.timeout(5_000) })).destroy();
   });
 
-  test('a process that stands still costs no more than the deadline', async () => {
+  test('a call ends at its deadline if the process is stopped', async () => {
     const network = await enter();
     const [pid = 0] = await far.hasPids(1);
     await suspend(pid);
@@ -237,9 +237,9 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await far.hasPids(0);
   });
 
-  test('the process ends with us, however we end', async () => {
+  test('the process ends with its parent, however that ends', async () => {
     await far.hasPids(0);
-    const us = running(`await createEnter(systemClock())('netns:${far.name}', new AbortController().signal);
+    const us = running(`await createEnterNetwork(systemClock())('netns:${far.name}', new AbortController().signal);
       console.log('entered');`);
     await once(us.stdout ?? us, 'data');
     expect(await far.pids()).toHaveLength(1);
@@ -247,41 +247,44 @@ describe.skipIf(needs('root', 'netns'))('a store in another network', () => {
     await far.hasPids(0);
   });
 
-  test('a namespace that is not there is said so', async () => {
+  test('a namespace that does not exist is reported', async () => {
     const store = await open();
     await far.removeEnd();
     onTestFinished(() => far.makeEnd());
     const { code, reason, message, action } = await refusal(open());
     expect([code, reason]).toEqual(['unavailable', 'nfs-network-missing']);
-    expect(message).toBe(`the network netns:${far.name} is not there: no /run/netns/${far.name}`);
+    expect(message).toBe(`the network netns:${far.name} does not exist: there is no /run/netns/${far.name}`);
     expect(action).toContain('ip netns add');
     const { ok, steps } = await store.check(scope);
     expect([ok, steps.map(({ step }) => step)]).toEqual([false, ['network']]);
   });
 
-  test('a file that is no namespace is said so', async () => {
+  test('a file that is not a namespace is reported', async () => {
     const { code, reason, message } = await refusal(open({ network: '/etc/hosts' }));
     expect([code, reason]).toEqual(['unavailable', 'nfs-network-unusable']);
     expect(message).toContain('the network /etc/hosts cannot be used: nsenter:');
   });
 
-  test.skipIf(needs('ordinary-user'))('whoever may not enter it is told what it takes', async () => {
-    const us = running(
-      `const signal = new AbortController().signal;
-       const told = await createEnter(systemClock())('netns:${far.name}', signal).catch((e) => e);
+  test.skipIf(needs('ordinary-user'))(
+    'a process that may not enter the namespace gets an error with the required capability',
+    async () => {
+      const us = running(
+        `const signal = new AbortController().signal;
+       const told = await createEnterNetwork(systemClock())('netns:${far.name}', signal).catch((e) => e);
        console.log(JSON.stringify([told.code, told.reason, told.action]));`,
-      asOrdinaryUser,
-    );
-    const [text] = (await once(us.stdout ?? us, 'data')) as [Buffer];
-    const action = 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.';
-    expect(JSON.parse(text.toString())).toEqual(['denied', 'nfs-network-denied', action]);
-  });
+        asOrdinaryUser,
+      );
+      const [text] = (await once(us.stdout ?? us, 'data')) as [Buffer];
+      const action = 'Run Stowage as root, with CAP_SYS_ADMIN; or leave out the option network.';
+      expect(JSON.parse(text.toString())).toEqual(['denied', 'nfs-network-denied', action]);
+    },
+  );
 });
 
 /** A program of its own that can enter namespaces. */
 function running(text: string, as: typeof asOrdinaryUser = ([file = '', ...args]) => [file, args]): ChildProcess {
   const imports = ['base/clock.ts', 'stores/nfs/network.ts'].map((file, i) => {
-    return `import { ${['systemClock', 'createEnter'][i]} } from '#${file}';`;
+    return `import { ${['systemClock', 'createEnterNetwork'][i]} } from '#${file}';`;
   });
   const how = ['--input-type=module', '--disable-warning=ExperimentalWarning', '--eval'];
   const [file, args] = as([process.execPath, ...how, [...imports, text].join('\n')]);
@@ -300,7 +303,7 @@ describe('the process in the namespace', () => {
     return child;
   }
 
-  test('does not answer what it was not asked', async () => {
+  test('does not answer invalid messages', async () => {
     const child = await started();
     const answers: unknown[] = [];
     child.on('message', (message) => answers.push(message));
@@ -310,7 +313,7 @@ describe('the process in the namespace', () => {
     expect(answers).toEqual([{ kind: 'addresses', id: 2, addresses: ['127.0.0.1'] }]);
   });
 
-  test('ends when there is nobody to ask it', async () => {
+  test('ends when its channel is closed', async () => {
     const child = await started();
     child.disconnect();
     expect((await once(child, 'exit'))[0]).toBe(0);

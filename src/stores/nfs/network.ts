@@ -8,20 +8,20 @@ import { StowageError } from '#core/errors.ts';
 import type { RpcClientOptions } from '#wire/nfs3/index.ts';
 import { type NetworkProcess, NotEntered, startNetworkProcess } from './network-process.ts';
 
-/** A network namespace that is not ours. */
+/** A network namespace other than that of this process. */
 export interface Network extends Disposable {
   lookup(host: string, signal: AbortSignal): Promise<readonly string[]>;
   readonly connect: NonNullable<RpcClientOptions['connect']>;
 }
 
-/** Enters a network by its namespace. Whoever enters the same one shares a process, which ends with the last. */
-export type Enter = (network: string, signal: AbortSignal) => Promise<Network>;
+/** Enters a network by its namespace. Callers that enter the same one share a process, which ends with the last of them. */
+export type EnterNetwork = (network: string, signal: AbortSignal) => Promise<Network>;
 
-/** One for the whole program. A thread can enter a namespace, but Node offers no way to: a process does it for us. */
-export function createEnter(clock: Clock, find: FindNamespace = asItIs): Enter {
-  const entered = new Map<string, Entered & { users: number }>();
+/** Create one for the whole program. Node has no setns(2), so a child process enters the namespace. */
+export function createEnterNetwork(clock: Clock, find: FindNamespace = asItIs): EnterNetwork {
+  const entered = new Map<string, NamespaceAccess & { users: number }>();
   return async (network, signal) => {
-    const shared = entered.get(network) ?? { users: 0, ...createEntered(network, clock, find) };
+    const shared = entered.get(network) ?? { users: 0, ...createNamespaceAccess(network, clock, find) };
     entered.set(network, shared);
     shared.users++;
     using leaving = new DisposableStack();
@@ -41,48 +41,48 @@ export function createEnter(clock: Clock, find: FindNamespace = asItIs): Enter {
 }
 
 async function connect(
-  { reach }: Entered,
+  { reach }: NamespaceAccess,
   { host, port, localPort }: { readonly host: string; readonly port: number; readonly localPort: number | undefined },
   signal: AbortSignal,
 ): Promise<Socket> {
   const there = await reach(signal);
   const socket = await there.connect({ address: host, port, localPort }, signal);
-  there.keep(socket);
+  there.track(socket);
   return socket;
 }
 
-interface Entered {
-  /** The process that runs there; started where there is none. */
-  reach(signal: AbortSignal): Promise<Reached>;
+interface NamespaceAccess {
+  /** The process in the namespace. Starts it if there is none. */
+  reach(signal: AbortSignal): Promise<NamespaceConnections>;
   close(): void;
 }
 
-interface Reached extends Pick<NetworkProcess, 'lookup' | 'connect'> {
-  /** A connection of it, which ends when the network is another. */
-  keep(socket: Socket): void;
+interface NamespaceConnections extends Pick<NetworkProcess, 'lookup' | 'connect'> {
+  /** Closes this connection when the network changes. */
+  track(socket: Socket): void;
 }
 
-/** A namespace, the process in it, and the connections that were made there. */
-interface Within {
+/** A namespace, the process in it, and the connections made there. */
+interface EnteredNamespace {
   readonly namespace: string;
   isOver(): boolean;
   readonly started: Promise<NetworkProcess>;
-  keep(socket: Socket): void;
+  track(socket: Socket): void;
   abandon(): void;
 }
 
-/** A connection in a namespace that nothing is attached to any more is silent: calls on it would wait until they are late. */
+/** Connections in a namespace without interfaces are silent, and calls on them would wait for their deadlines. So poll for a new one. */
 const lookMs = 5_000;
 
-function createEntered(network: string, clock: Clock, find: FindNamespace): Entered {
+function createNamespaceAccess(network: string, clock: Clock, find: FindNamespace): NamespaceAccess {
   const closing = new AbortController();
-  let current: Within | undefined;
+  let current: EnteredNamespace | undefined;
   let looking: Disposable | undefined;
 
-  /** Under nobody's signal: others may wait for it too. */
-  function start(place: string, namespace: string): Within {
+  /** Takes no caller's signal, because other callers may wait for it too. */
+  function start(namespaceRef: string, namespace: string): EnteredNamespace {
     let isOver: () => boolean = () => false;
-    const started = enterNetwork(place)
+    const started = enterNetwork(namespaceRef)
       .then((command) => startNetworkProcess(command, clock, closing.signal))
       .then((there) => {
         isOver = () => there.isOver;
@@ -93,7 +93,7 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
       isOver = () => true;
     });
     lookLater();
-    return { namespace, started, isOver: () => isOver(), ...createKept() };
+    return { namespace, started, isOver: () => isOver(), ...createTrackedSockets() };
   }
 
   function end(): void {
@@ -102,16 +102,16 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
     looking?.[Symbol.dispose]();
   }
 
-  /** Where it is now. Another one may have been made under the same name since; ours would still be in the old one. */
-  async function whereabouts(signal: AbortSignal): Promise<readonly [place: string, namespace: string]> {
-    const place = await find(network, signal);
-    const namespace = await namespaceAt(network, place);
+  /** Finds the namespace that has the name now. If it is a new one, ends our process, which is still in the old one. */
+  async function locateNamespace(signal: AbortSignal): Promise<readonly [namespaceRef: string, namespace: string]> {
+    const namespaceRef = await find(network, signal);
+    const namespace = await namespaceAt(network, namespaceRef);
     closing.signal.throwIfAborted();
     if (current !== undefined && current.namespace !== namespace) {
       current.abandon();
       end();
     }
-    return [place, namespace];
+    return [namespaceRef, namespace];
   }
 
   function lookLater(): void {
@@ -121,21 +121,21 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
 
   async function look(): Promise<void> {
     using limit = clock.deadline(lookMs, closing.signal);
-    // What is wrong with it is told to who needs it.
-    await whereabouts(limit.signal).catch(() => undefined);
+    // Ignore errors here; callers of `reach` get them.
+    await locateNamespace(limit.signal).catch(() => undefined);
     if (current !== undefined) lookLater();
   }
 
   return {
     reach: async (signal) => {
       signal.throwIfAborted();
-      const [place, namespace] = await whereabouts(signal);
+      const [namespaceRef, namespace] = await locateNamespace(signal);
       if (current?.isOver() === true) end();
-      current ??= start(place, namespace);
-      const { started, keep } = current;
+      current ??= start(namespaceRef, namespace);
+      const { started, track } = current;
       try {
         const { lookup, connect } = await unlessAborted(started, signal);
-        return { lookup, connect, keep };
+        return { lookup, connect, track };
       } catch (cause) {
         signal.throwIfAborted();
         throw cause instanceof NotEntered ? notEntered(network, cause) : cause;
@@ -148,11 +148,11 @@ function createEntered(network: string, clock: Clock, find: FindNamespace): Ente
   };
 }
 
-function createKept(): Pick<Within, 'keep' | 'abandon'> {
+function createTrackedSockets(): Pick<EnteredNamespace, 'track' | 'abandon'> {
   const sockets = new Set<Socket>();
   let isAbandoned = false;
   return {
-    keep: (socket) => {
+    track: (socket) => {
       if (isAbandoned) return void socket.destroy();
       sockets.add(socket);
       socket.once('close', () => sockets.delete(socket));
@@ -164,13 +164,13 @@ function createKept(): Pick<Within, 'keep' | 'abandon'> {
   };
 }
 
-/** The kernel's own name for what is there now. */
-async function namespaceAt(network: string, place: string): Promise<string> {
+/** Device and inode identify the namespace. */
+async function namespaceAt(network: string, namespaceRef: string): Promise<string> {
   try {
-    const { dev, ino } = await stat(namespacePath(place), { bigint: true });
+    const { dev, ino } = await stat(namespacePath(namespaceRef), { bigint: true });
     return `${dev}:${ino}`;
   } catch (cause) {
-    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, place, cause);
+    throw isErrno(cause, 'EACCES', 'EPERM') ? denied(network, cause) : missing(network, namespaceRef, cause);
   }
 }
 
@@ -186,8 +186,8 @@ function notEntered(network: string, cause: NotEntered): StowageError {
   });
 }
 
-const missing = (network: string, place: string, cause: unknown): StowageError =>
-  new StowageError(`the network ${network} is not there: no ${namespacePath(place)}`, {
+const missing = (network: string, namespaceRef: string, cause: unknown): StowageError =>
+  new StowageError(`the network ${network} does not exist: there is no ${namespacePath(namespaceRef)}`, {
     code: 'unavailable',
     reason: 'nfs-network-missing',
     action:

@@ -69,12 +69,12 @@ describe('the URI', () => {
     expect(error.action).toMatch(/for example nfs:\/\/10\.10\.2\.4\/export\/silver$/);
   });
 
-  test('is shown as people write it', () => {
+  test('is shown as server:/export', () => {
     expect(shownPlace(parseOptions('nfs://a,b:2050/export/', {}))).toBe('a:/export');
     expect(shownPlace(parseOptions('nfs://[::1]/', {}))).toBe('[::1]:');
   });
 
-  test('its options are taken from its query', () => {
+  test('can have options in its query', () => {
     const kind = createNfsStoreKind();
     const config = parseStoreConfig('x', `${uri}?uid=7&soft=true&onDelete=retain`, 'api', new Map([['nfs', kind]]));
     expect(parseOptions(config.uri, config.options)).toMatchObject({ uid: 7, hard: false });
@@ -84,7 +84,7 @@ describe('the URI', () => {
 });
 
 describe('options', () => {
-  test('left out', () => {
+  test('have defaults', () => {
     expect(parseOptions(uri, {})).toEqual({
       hosts: ['server'],
       port: undefined,
@@ -188,7 +188,7 @@ describe('options', () => {
     ['nconnect', ['0', '17', 'all']],
     ['tls', ['yes', 'certs', './certs', '../certs']],
     ['network', ['', 'storage', 'netns:', 'netns:../x', 'netns:a/b', './ns']],
-  ] as const)('%s refuses %j, and says what it takes', (key, values) => {
+  ] as const)('%s refuses %j, and the error explains the option', (key, values) => {
     for (const value of values) {
       const error = refusalOf(() => parseOptions(uri, { [key]: value }));
       expect(error, value).toMatchObject({
@@ -215,7 +215,7 @@ describe('options', () => {
     expect(refusalOf(() => parseOptions(given, options))).toMatchObject({ code: 'invalid', message });
   });
 
-  test('a port that is given twice, the same, is fine', () => {
+  test('the same port may be given twice', () => {
     expect(parseOptions('nfs://server:2050/export', { port: '2050' }).port).toBe(2050);
   });
 });

@@ -9,20 +9,20 @@ import { quoted } from '#core/names.ts';
 import type { DataPaths } from '../file-store/layout.ts';
 import { parsePathTemplate } from './path-template.ts';
 
-/** Options that sources carry as they are. */
+/** Options that are part of a volume's source, unchanged. */
 type CarriedOptions = Pick<NfsConnection, 'client' | 'mountPort' | 'network' | 'retries' | 'sourcePorts' | 'tls'>;
 
 export interface NfsOptions extends NfsMountOptions, CarriedOptions {
-  /** Names or addresses of one server; where one does not answer, the next is tried. */
+  /** Names or addresses of one server. If one does not answer, the next is tried. */
   readonly hosts: readonly [string, ...string[]];
   /** Undefined: 2049. */
   readonly port: number | undefined;
-  /** What is mounted: the export, or a directory below it. */
+  /** The directory to mount: the export, or a directory below it. */
   readonly path: string;
   readonly uid: number | undefined;
   readonly gid: number | undefined;
   readonly mode: number;
-  /** For one call to the server, in ms. */
+  /** Deadline of one call to the server, in ms. */
   readonly timeout: number;
   readonly hard: boolean;
   readonly pathTemplate: DataPaths | undefined;
@@ -32,7 +32,7 @@ export const optionHelp = {
   port: 'port of the NFS service (default: 2049)',
   mountport: 'port of the MOUNT service (default: asked of the portmapper on port 111)',
   sourceport: 'privileged: connections come from ports below 1024, as many servers want; or one port number',
-  uid: "numeric owner of a new volume's top directory (default: whoever the server makes it)",
+  uid: "numeric owner of a new volume's top directory (default: the owner that the server gives it)",
   gid: "numeric group of a new volume's top directory (default: the same)",
   mode: "permissions of a new volume's top directory, octal (default: 0755)",
   squash:
@@ -50,7 +50,7 @@ export const optionHelp = {
   locks:
     'refused (default): flock and POSIX locks answer ENOLCK, since other nodes would not see them; node: they hold between the processes of one node, for volumes that only one node uses',
   nconnect: 'TCP connections to the server, 1 (default) to 16, shared by stores with the same server and options',
-  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server wants to know who calls (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
+  tls: 'on: encrypted, server certificate checked against those the system trusts; or a folder with ca.pem, and client.pem and client.key where the server requires a client certificate (RFC 9289); mount.pem and mount.key in it, if there, are what mounts show instead',
   network:
     'where traffic to the server starts: netns:NAME or the path of a network namespace; docker:NAME or podman:NAME, a network of that engine (default: the host)',
   pathTemplate:
@@ -63,13 +63,13 @@ function invalid(message: string, action: string): StowageError {
   return new StowageError(message, { code: 'invalid', reason: 'store-option-invalid', action });
 }
 
-const bad = (key: keyof typeof optionHelp, value: string): StowageError =>
+const invalidValue = (key: keyof typeof optionHelp, value: string): StowageError =>
   invalid(`${quoted(value)} is not a value for the option ${key}`, `${key}: ${optionHelp[key]}.`);
 
-function whole(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
+function integer(given: Given, key: keyof typeof optionHelp, least: number, most: number): number | undefined {
   const value = given[key];
   if (value === undefined) return undefined;
-  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw bad(key, value);
+  if (!/^\d{1,10}$/.test(value) || Number(value) < least || Number(value) > most) throw invalidValue(key, value);
   return Number(value);
 }
 
@@ -77,7 +77,7 @@ function oneOf<T extends string>(given: Given, key: keyof typeof optionHelp, all
   const value = given[key];
   if (value === undefined) return undefined;
   const found = allowed.find((one) => one === value);
-  if (found === undefined) throw bad(key, value);
+  if (found === undefined) throw invalidValue(key, value);
   return found;
 }
 
@@ -88,26 +88,26 @@ function flag(given: Given, key: 'soft' | 'hard' | 'sync'): boolean | undefined 
 
 function mode(given: Given): number {
   const value = given['mode'] ?? '0755';
-  if (!/^0?[0-7]{3,4}$/.test(value)) throw bad('mode', value);
+  if (!/^0?[0-7]{3,4}$/.test(value)) throw invalidValue('mode', value);
   return Number.parseInt(value, 8);
 }
 
-const largestTransfer = 1024 * 1024;
-const smallestTransfer = 4096;
+const maxTransfer = 1024 * 1024;
+const minTransfer = 4096;
 
 function transfer(given: Given, key: 'rsize' | 'wsize'): number {
   const value = given[key];
-  const bytes = value === undefined ? BigInt(largestTransfer) : parseSize(value);
-  if (bytes === undefined || bytes < smallestTransfer || bytes > largestTransfer) throw bad(key, value ?? '');
+  const bytes = value === undefined ? BigInt(maxTransfer) : parseSize(value);
+  if (bytes === undefined || bytes < minTransfer || bytes > maxTransfer) throw invalidValue(key, value ?? '');
   return Number(bytes);
 }
 
-const longestTimeout = 10 * 60_000;
+const maxTimeout = 10 * 60_000;
 
 function timeout(given: Given): number {
   const value = given['timeout'] ?? '10s';
   const ms = parseDuration(value);
-  if (ms === undefined || ms < 100 || ms > longestTimeout) throw bad('timeout', value);
+  if (ms === undefined || ms < 100 || ms > maxTimeout) throw invalidValue('timeout', value);
   return ms;
 }
 
@@ -120,9 +120,9 @@ function hard(given: Given): boolean {
 
 function sourcePorts(given: Given): NfsOptions['sourcePorts'] {
   if (given['sourceport'] === 'privileged') return 'privileged';
-  const port = whole(given, 'sourceport', 1, 65_535);
-  // One port is one connection.
-  if (port !== undefined && (whole(given, 'nconnect', 1, 16) ?? 1) > 1)
+  const port = integer(given, 'sourceport', 1, 65_535);
+  // One source port allows one connection.
+  if (port !== undefined && (integer(given, 'nconnect', 1, 16) ?? 1) > 1)
     throw invalid('several connections cannot have one source port', `Use sourceport=privileged, or nconnect=1.`);
   return port;
 }
@@ -131,7 +131,7 @@ function tls(given: Given): NfsOptions['tls'] {
   const value = given['tls'];
   if (value === undefined || value === 'off' || value === 'false') return undefined;
   if (value === '' || value === 'on' || value === 'true') return { folder: undefined };
-  if (!isAbsolute(value)) throw bad('tls', value);
+  if (!isAbsolute(value)) throw invalidValue('tls', value);
   return { folder: value };
 }
 
@@ -139,10 +139,10 @@ function network(given: Given): string | undefined {
   const value = given['network'];
   if (value === undefined) return undefined;
   if (isAbsolute(value) || /^(?:netns|docker|podman):[A-Za-z0-9][A-Za-z0-9_.-]{0,200}$/.test(value)) return value;
-  throw bad('network', value);
+  throw invalidValue('network', value);
 }
 
-/** What the system's client cannot do. */
+/** Options that the system's NFS client does not support. */
 const builtInOnly = ['tls', 'network', 'squash'] as const;
 
 function client(given: Given): NfsOptions['client'] {
@@ -160,44 +160,44 @@ function client(given: Given): NfsOptions['client'] {
   );
 }
 
-function wrongUri(uri: string, why: string): StowageError {
+function invalidUri(uri: string, why: string): StowageError {
   return invalid(
     `${quoted(uri)} is not the URI of an NFS store: ${why}`,
     'Write nfs://, a server and the path of its export, for example nfs://10.10.2.4/export/silver',
   );
 }
 
-interface Where {
+interface ParsedUri {
   readonly hosts: NfsOptions['hosts'];
   readonly port: number | undefined;
   readonly path: string;
 }
 
-/** Longer ones cannot be mounted: RFC 1813, section 5.1.4. */
-const longestPath = 1024;
+/** The longest path that can be mounted: RFC 1813, section 5.1.4. */
+const maxPath = 1024;
 const isHost = (host: string): boolean =>
   host.startsWith('[') ? host.endsWith(']') && isIPv6(bare(host)) : /^[A-Za-z0-9_.-]+$/.test(host);
 const bare = (host: string): string => host.replace(/^\[|\]$/g, '');
 
-function whereOf(uri: string): Where {
-  if (uri.includes('#')) throw wrongUri(uri, "it has a # in it, where a URI's path ends");
+function parseUri(uri: string): ParsedUri {
+  if (uri.includes('#')) throw invalidUri(uri, "it has a # in it, where a URI's path ends");
   const [, authority = '', rest = ''] = /^nfs:\/\/([^/?]*)([^?]*)/.exec(uri) ?? [];
   const [, given = '', port] = /^(.*?)(?::(\d{1,5}))?$/.exec(authority) ?? [];
   const hosts = given.split(',');
   const [first, ...others] = hosts;
-  if (first === undefined || !hosts.every(isHost)) throw wrongUri(uri, 'it names no server');
+  if (first === undefined || !hosts.every(isHost)) throw invalidUri(uri, 'it names no server');
   if (port !== undefined && (Number(port) < 1 || Number(port) > 65_535))
-    throw wrongUri(uri, `there is no port ${port}`);
+    throw invalidUri(uri, `there is no port ${port}`);
   let path: string;
   try {
     path = decodeURIComponent(rest);
   } catch (cause) {
-    throw wrongUri(uri, `it has a broken %-escape (${String(cause)})`);
+    throw invalidUri(uri, `it has a broken %-escape (${String(cause)})`);
   }
-  if (path === '') throw wrongUri(uri, 'the path is missing');
-  if (/[\0-\x1f]/.test(path)) throw wrongUri(uri, 'the path contains control characters');
-  if (path.split('/').includes('..')) throw wrongUri(uri, 'the path must not contain ..');
-  if (Buffer.byteLength(path) > longestPath) throw wrongUri(uri, `the path is longer than ${longestPath} bytes`);
+  if (path === '') throw invalidUri(uri, 'the path is missing');
+  if (/[\0-\x1f]/.test(path)) throw invalidUri(uri, 'the path contains control characters');
+  if (path.split('/').includes('..')) throw invalidUri(uri, 'the path must not contain ..');
+  if (Buffer.byteLength(path) > maxPath) throw invalidUri(uri, `the path is longer than ${maxPath} bytes`);
   const clean = normalize(path);
   return {
     hosts: [bare(first), ...others.map(bare)],
@@ -207,28 +207,28 @@ function whereOf(uri: string): Where {
 }
 
 export function parseOptions(uri: string, given: Given): NfsOptions {
-  const { hosts, port, path } = whereOf(uri);
-  const asked = whole(given, 'port', 1, 65_535);
+  const { hosts, port, path } = parseUri(uri);
+  const asked = integer(given, 'port', 1, 65_535);
   if (asked !== undefined && port !== undefined && asked !== port)
     throw invalid(`the URI names port ${port} and the option port ${asked}`, 'Give one of the two.');
   // 2^32-1 means "leave as it is" to chown(2).
-  const largestId = 2 ** 32 - 2;
+  const maxId = 2 ** 32 - 2;
   return {
     hosts,
     path,
     port: asked ?? port,
-    mountPort: whole(given, 'mountport', 1, 65_535),
-    uid: whole(given, 'uid', 0, largestId),
-    gid: whole(given, 'gid', 0, largestId),
+    mountPort: integer(given, 'mountport', 1, 65_535),
+    uid: integer(given, 'uid', 0, maxId),
+    gid: integer(given, 'gid', 0, maxId),
     mode: mode(given),
     squash: oneOf(given, 'squash', ['none', 'root', 'all']) ?? 'none',
-    retries: whole(given, 'retries', 0, 100),
+    retries: integer(given, 'retries', 0, 100),
     sync: flag(given, 'sync') ?? false,
     timeout: timeout(given),
     hard: hard(given),
     maxRead: transfer(given, 'rsize'),
     maxWrite: transfer(given, 'wsize'),
-    connections: whole(given, 'nconnect', 1, 16) ?? 1,
+    connections: integer(given, 'nconnect', 1, 16) ?? 1,
     sourcePorts: sourcePorts(given),
     tls: tls(given),
     network: network(given),
@@ -238,7 +238,7 @@ export function parseOptions(uri: string, given: Given): NfsOptions {
   };
 }
 
-/** As people write it: `server:/export`. */
+/** The directory as people write it: `server:/export`. */
 export function shownPlace({ hosts, path }: Pick<NfsOptions, 'hosts' | 'path'>): string {
   const [first] = hosts;
   return `${first.includes(':') ? `[${first}]` : first}:${path === '/' ? '' : path}`;

@@ -79,7 +79,7 @@ describe('filling in', () => {
     });
   });
 
-  test('names that every object has are no labels', () => {
+  test('names of Object.prototype are not labels', () => {
     expect(refusalOf(() => fill('{label:constructor}/{name}', 'photos')).reason).toBe('label-missing');
   });
 
@@ -92,7 +92,7 @@ describe('filling in', () => {
     },
   );
 
-  test('a path that no record could hold', () => {
+  test('a path that is too long for a record is refused', () => {
     const long = 'x'.repeat(250);
     const labels = { a: long, b: long, c: long, d: long };
     expect(fill('{label:a}/{label:b}/{label:c}/{name}', 'photos', labels)).toHaveLength(759);
@@ -125,7 +125,7 @@ describe('in a store', () => {
     return source.kind === 'nfs' ? source.path : '';
   };
 
-  test('folders are made for the first volume, and go with the last', async () => {
+  test('folders are created for the first volume, and removed with the last', async () => {
     const { store, folder } = await storeWith('teams/{label:team}/{name}');
     const [a, b] = [await create(store, 'a', 'red'), await create(store, 'b', 'red')];
     const c = await create(store, 'c', 'blue');
@@ -140,7 +140,7 @@ describe('in a store', () => {
     expect(readdirSync(folder)).toEqual(['.stowage']);
   });
 
-  test('a volume without the label, or with one that leads out, leaves nothing', async () => {
+  test('a refused volume without the label, or with one that leads out of the store, leaves nothing', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     expect(await refusal(store.create(spec('a', {}), scope))).toMatchObject({ reason: 'label-missing' });
     for (const team of ['..', '../out', '.stowage', 'x/y', 'a.meta'])
@@ -168,7 +168,7 @@ describe('in a store', () => {
     expect(readdirSync(folder)).toEqual(['.stowage']);
   });
 
-  test('what was renamed keeps its directory: nobody else gets it', async () => {
+  test('a renamed volume keeps its directory, and no other volume gets it', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const made = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'x');
@@ -190,7 +190,7 @@ describe('in a store', () => {
     expect(existsSync(join(folder, 'red', '.stowage-folder'))).toBe(true);
   });
 
-  test('a volume whose path was given away meanwhile is restored beside it', async () => {
+  test('a volume whose path belongs to another volume by now is restored beside it', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     const first = await create(store, 'a', 'red');
     writeFileSync(join(folder, 'red', 'a', 'data'), 'first');
@@ -235,7 +235,7 @@ describe('in a store', () => {
     expect(await pathOf(store, back)).toBe('/export/red/a');
   });
 
-  test('folders are no volumes, and cannot become any', async () => {
+  test('folders are not volumes, and cannot be adopted', async () => {
     const under = await storeWith('{label:team}/{name}');
     const made = await create(under.store, 'a', 'red');
     expect((await under.store.adoption.adoptable(scope)).filter(({ reason }) => reason === undefined)).toEqual([]);
@@ -250,7 +250,7 @@ describe('in a store', () => {
     expect(await readOnly.get(volumeName('red'), scope)).toBeUndefined();
   });
 
-  test('no volume is made inside of what is not ours', async () => {
+  test('no volume is created inside a folder that Stowage did not make', async () => {
     const { store, folder } = await storeWith('{label:team}/{name}');
     await mkdir(join(folder, 'red', 'something'), { recursive: true });
     expect(await refusal(create(store, 'a', 'red'))).toMatchObject({ code: 'exists', reason: 'folder-occupied' });

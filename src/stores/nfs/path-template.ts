@@ -16,18 +16,18 @@ function invalid(template: string, why: string): StowageError {
 }
 
 const token = /\{([^{}]*)\}/g;
-/** Not those in the name of a label. */
+/** A slash, except in the key of a label. */
 const separator = /\/(?![^{}]*\})/;
 const label = 'label:';
 const isWord = (text: string): boolean =>
   text === 'name' || text === 'id' || (text.startsWith(label) && isLabelKey(text.slice(label.length)));
-const mostFolders = 8;
-/** As many as a record takes. */
-const longestPath = 1024;
+const maxParts = 8;
+/** The longest path that a record can have. */
+const maxPath = 1024;
 
 export function parsePathTemplate(template: string): DataPaths {
   const parts = template.split(separator);
-  if (parts.length > mostFolders) throw invalid(template, `it has more than ${mostFolders} parts`);
+  if (parts.length > maxParts) throw invalid(template, `it has more than ${maxParts} parts`);
   for (const part of parts) {
     for (const [, found = ''] of part.matchAll(token))
       if (!isWord(found)) throw invalid(template, `{${found}} is unknown`);
@@ -38,8 +38,8 @@ export function parsePathTemplate(template: string): DataPaths {
   refuseAmbiguous(template, parts.at(-1) ?? '');
   return {
     pathFor: (want) => {
-      const path = parts.map((part) => fill(part, want)).join('/');
-      if (path.length > longestPath) throw unfit(want.name, path);
+      const path = parts.map((part) => fillPart(part, want)).join('/');
+      if (path.length > maxPath) throw unfit(want.name, path);
       return path;
     },
     depth: parts.length,
@@ -47,14 +47,14 @@ export function parsePathTemplate(template: string): DataPaths {
   };
 }
 
-/** Two volumes must never have one directory, whatever their labels: a-b and c would be a and b-c. */
+/** Two volumes must never get the same directory, whatever their labels: {a}-{b} is the same for "a-b" and "c" as for "a" and "b-c". */
 function refuseAmbiguous(template: string, last: string): void {
   const words = Array.from(last.matchAll(token), ([, found = '']) => found);
   if (words.includes('id') || (words.includes('name') && !words.some((one) => one.startsWith(label)))) return;
   throw invalid(template, 'volumes could not be told apart');
 }
 
-/** The other way round, for data that are there already. An id cannot be chosen, so with one in it nothing fits. */
+/** Parses a path back into name and labels, for existing data. A path with an id matches nothing, because ids cannot be chosen. */
 function createMatch(template: string): DataPaths['volumeAt'] {
   const words: string[] = [];
   const literal = (text: string): string => text.replaceAll(/[.*+?^${}()|[\]\\]/g, '\\$&');
@@ -70,7 +70,7 @@ function createMatch(template: string): DataPaths['volumeAt'] {
     const values = new Map<string, string>();
     for (const [i, one] of words.entries()) {
       const value = found[i + 1] ?? '';
-      // The same word twice means the same text twice.
+      // A placeholder that occurs twice must have the same text.
       if ((values.get(one) ?? value) !== value) return undefined;
       values.set(one, value);
     }
@@ -81,7 +81,7 @@ function createMatch(template: string): DataPaths['volumeAt'] {
   };
 }
 
-function fill(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
+function fillPart(part: string, { id, name, labels }: Parameters<DataPaths['pathFor']>[0]): string {
   const text = part.replaceAll(token, (_all, found: string) => {
     if (found === 'name') return name;
     if (found === 'id') return id;
@@ -106,7 +106,7 @@ function unfit(name: string, text: string): StowageError {
   );
 }
 
-/** `.meta` would be taken for a record. */
+/** A name that ends in `.meta` would look like a record. */
 const isFolderName = (text: string): boolean =>
   !/[/\0-\x1f]|^\.|\.meta$/.test(text) && Buffer.byteLength(text) <= 255 && text !== '';
 

@@ -34,7 +34,7 @@ function leave(path: string, ageMs: number, text = 'probe\n'): string {
 describe.skipIf(needs('ganesha', 'root'))('on a real server, a check', () => {
   const ganesha = ganeshaFolders('leftovers');
 
-  test('removes what others left that were killed long ago, and nothing else', async () => {
+  test('removes files of checks that were killed long ago, and nothing else', async () => {
     const { folder, uri } = ganesha.fresh();
     const { nfsPort, mountPort } = ganesha.server;
     const at = (name: string): string => join(folder, name);
@@ -79,7 +79,7 @@ describe('the file of a check that was killed', () => {
     };
   }
 
-  test('is found when it is old, by checks that go on: the directory is not listed for each of them', async () => {
+  test('is removed when it is old, though not every check lists the directory', async () => {
     let listings = 0;
     const on = stand((real) => ({
       readdir: (...args) => {
@@ -103,7 +103,7 @@ describe('the file of a check that was killed', () => {
   test.each<readonly [string, (real: NfsClient) => Partial<NfsClient>]>([
     ['the directory cannot be listed', () => ({ readdir: () => Promise.reject(new Error('no')) })],
     ['the file cannot be read', () => ({ read: () => Promise.reject(new Error('no')) })],
-  ])('stays where %s, and the check is fine', async (_, script) => {
+  ])('stays if %s, and the check passes', async (_, script) => {
     const on = stand(script);
     on.leave(11 * minute);
     await on.check();

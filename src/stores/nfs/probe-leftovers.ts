@@ -10,8 +10,8 @@ import {
 } from '#wire/nfs3/index.ts';
 import { isProbeName, probeText, type Within } from './probe.ts';
 
-/** Where a check has just made, and removed, a file of its own. */
-export interface Checked {
+/** A directory in which a check has just created and removed a file. */
+export interface CheckedDirectory {
   readonly nfs: NfsClient;
   readonly root: FileHandle;
   /** In seconds, by the server's clock. */
@@ -19,26 +19,26 @@ export interface Checked {
 }
 
 /**
- * Removes the files of checks whose process was killed before it could. `about`: which directory, and as whom. Nothing is thrown:
- * what it cannot remove now is found by a later one.
+ * Removes the files of checks whose process was killed. `about` identifies the directory and the options. Never throws: a later check
+ * finds what this one cannot remove.
  */
-export type RemoveLeftovers = (about: string, checked: Checked, within: Within, log: Log) => Promise<void>;
+export type RemoveLeftovers = (about: string, checked: CheckedDirectory, within: Within, log: Log) => Promise<void>;
 
 /**
- * A check takes seconds. Whatever has lain there for so long belongs to none that is at work, on whatever host; nor is the
- * directory, which may be large, listed more often.
+ * A check takes seconds, so an older file belongs to no running check on any host. Also limits how often the directory, which may be
+ * large, is listed.
  */
-const oldMs = 10 * 60_000;
-/** Of the time that a check has. */
-const mostMs = 2_000;
+const leftoverAfterMs = 10 * 60_000;
+/** Part of the time limit of a check. */
+const maxMs = 2_000;
 
 export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
-  /** When each was listed. */
+  /** When each directory was listed. */
   const listed = new Map<string, number>();
 
   function isDue(about: string): boolean {
     const now = clock.elapsed();
-    for (const [one, at] of listed) if (now - at >= oldMs) listed.delete(one);
+    for (const [one, at] of listed) if (now - at >= leftoverAfterMs) listed.delete(one);
     if (listed.has(about)) return false;
     listed.set(about, now);
     return true;
@@ -46,8 +46,8 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
 
   return async (about, checked, { signal, deadlineMs }, log) => {
     if (!isDue(about)) return;
-    using limit = clock.deadline(mostMs, signal);
-    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, mostMs) };
+    using limit = clock.deadline(maxMs, signal);
+    const within = { signal: limit.signal, deadlineMs: Math.min(deadlineMs, maxMs) };
     const failed = (cause: unknown): void =>
       log.debug('a file that a check may have left was not removed', { cause: String(cause) });
     try {
@@ -59,15 +59,20 @@ export function createRemoveLeftovers(clock: Clock): RemoveLeftovers {
   };
 }
 
-async function removeIfOld({ nfs, root, now }: Checked, name: string, within: Within, log: Log): Promise<void> {
+async function removeIfOld(
+  { nfs, root, now }: CheckedDirectory,
+  name: string,
+  within: Within,
+  log: Log,
+): Promise<void> {
   const found = await nfs.lookup(root, name, within);
   const about = found.attributes ?? (await nfs.getattr(found.handle, within));
-  if ((now - about.mtime) * 1000 < oldMs || !(await isProbe(nfs, found.handle, about, within))) return;
+  if ((now - about.mtime) * 1000 < leftoverAfterMs || !(await isProbe(nfs, found.handle, about, within))) return;
   await nfs.remove(root, name, within);
   log.info('removed a file that an interrupted check had left', { name });
 }
 
-/** Killed before it had written anything, a check leaves an empty one. */
+/** Whether a check made the file. A check that was killed before it wrote anything leaves an empty file. */
 async function isProbe(nfs: NfsClient, file: FileHandle, { type, size }: Attributes, within: Within): Promise<boolean> {
   if (type !== fileType.regular || size > probeText.length) return false;
   const text = Buffer.alloc(size);

@@ -7,8 +7,8 @@ export interface Within {
 }
 
 /**
- * A file that is written and removed, to see whether that works. Whatever fails, and whenever, it goes away; if this process is
- * killed, by a later check (probe-leftovers.ts).
+ * Writes and removes a file, to check whether that works. The file is removed after any failure; if this process is killed, a later check
+ * removes it (probe-leftovers.ts).
  */
 export interface Probe extends AsyncDisposable {
   /** When it was written, in seconds by the server's clock. */
@@ -18,7 +18,7 @@ export interface Probe extends AsyncDisposable {
   remove(): Promise<string>;
 }
 
-/** For who gave up already: a server that does not answer must not keep them. */
+/** Limit for the cleanup after a failure: don't wait long for a server that does not answer. */
 const cleanUpMs = 2_000;
 
 export const probeText: Buffer = Buffer.from('probe\n');
@@ -28,7 +28,7 @@ const pattern = /^\.stowage-check-[0-9a-f]{12}$/;
 
 export const isProbeName = (name: string): boolean => pattern.test(name);
 
-/** `as`: the user we speak as. */
+/** `as`: the user id in our calls. */
 export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within: Within): Probe {
   const name = `${prefix}${randomBytes(6).toString('hex')}`;
   let writtenAt: number | undefined;
@@ -45,7 +45,7 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
         const made = await nfs.create(root, name, { mode: 'guarded', set: { mode: 0o600 } }, within);
         file = made.handle;
       } catch (cause) {
-        // Refused; no answer would be another matter.
+        // After an error of the server there is no file. Without an answer there may be one.
         mayBeThere = !(cause instanceof NfsError);
         throw cause;
       }
@@ -53,8 +53,8 @@ export function createProbe(nfs: NfsClient, root: FileHandle, as: number, within
       if (count !== probeText.length) throw new Error(`the server wrote ${count} of ${probeText.length} bytes`);
       const { uid, gid, mtime } = await nfs.getattr(file, within);
       writtenAt = mtime;
-      const other = as === 0 && uid !== 0 ? ': the server takes root for somebody else (root_squash)' : '';
-      return `a file was made, owned by ${uid}:${gid}${other}`;
+      const other = as === 0 && uid !== 0 ? ': the server maps root to another user (root_squash)' : '';
+      return `created a file, owned by ${uid}:${gid}${other}`;
     },
     sync: async () => {
       if (file !== undefined) await nfs.commit(file, 0, 0, within);

@@ -107,7 +107,7 @@ describe.each([
   ['go-nfs', (path: string) => startGoNfs({ path, signal: scope.signal })],
   ['nfs3-server', () => startRustNfs(scope.signal)],
 ] as const)('several hosts on %s', (title, start) => {
-  test.skipIf(needs(title))('make one volume of one name, and count every change', async () => {
+  test.skipIf(needs(title))('make one volume for a name, and every change counts', async () => {
     const folder = quickFolder('quirks');
     onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
     await using server = await start(folder);

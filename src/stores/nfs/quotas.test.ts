@@ -40,7 +40,7 @@ beforeEach(async () => {
   store = await open();
 });
 
-test('who mounts a volume that is held to its size is told how large it is, and where its nodes keep their ledger', async () => {
+test('the source of a volume with an enforced size has the size and the ledger folder', async () => {
   const volume = await enforced();
   expect(existsSync(ledgerOf(volume))).toBe(false);
   const { quota } = await wayOf(volume);
@@ -50,7 +50,7 @@ test('who mounts a volume that is held to its size is told how large it is, and 
   expect((await wayOf(await enforced('b'))).quota?.ledger).not.toBe(quota?.ledger);
 });
 
-test('a refused deletion of what is not empty keeps the ledger, and a deletion removes it', async () => {
+test('a refused deletion of a volume that is not empty keeps the ledger, and a deletion removes it', async () => {
   const volume = await enforced();
   const { quota } = await wayOf(volume);
   await writeFile(join(folder, 'a', 'file'), '');
@@ -62,17 +62,17 @@ test('a refused deletion of what is not empty keeps the ledger, and a deletion r
   expect(existsSync(ledgerOf(volume))).toBe(false);
 });
 
-test('of others nothing is said or kept', async () => {
+test('other volumes have no quota and no ledger', async () => {
   const volume = await store.create(volumeSpec('a', { bytes: GiB }), scope);
   expect((await wayOf(volume)).quota).toBeUndefined();
   expect(existsSync(ledgerOf(volume))).toBe(false);
 });
 
-test('a volume larger than a double counts exactly is held to the largest that it does', async () => {
+test('a volume larger than 2^53 bytes gets the largest exact quota', async () => {
   expect((await wayOf(await enforced('a', 1024n ** 6n))).quota?.bytes).toBe(Number.MAX_SAFE_INTEGER);
 });
 
-test('growing is told to who has it mounted', async () => {
+test('an expansion reaches the clients that have the volume mounted', async () => {
   const volume = await enforced();
   await store.expand(volume, 2n * GiB, scope);
   expect(existsSync(ledgerOf(volume))).toBe(false);
@@ -90,7 +90,7 @@ describe.each([
   ['put into the trash', (volume: Volume) => store.trash.put(volume, keptForAWeek(1), scope)],
   ['released', (volume: Volume) => store.adoption.release(volume, scope)],
 ])('when it is %s', (_how, empty) => {
-  test('the ledger goes, mounted before or not', async () => {
+  test('the ledger is removed, whether the volume was mounted or not', async () => {
     const [a, b] = [await enforced('a'), await enforced('b')];
     await wayOf(a);
     await store.expand(a, 2n * GiB, scope);
@@ -101,14 +101,14 @@ describe.each([
   });
 });
 
-test("a store of the host's client cannot, and still says which volumes are to be held to their sizes", async () => {
+test('a store with client=host cannot enforce sizes, and still shows the volumes that ask for it', async () => {
   const volume = await enforced();
   const byHost = await open({ client: 'host' });
   expect(byHost.enforcement).toBeUndefined();
   expect((await wayOf(volume, byHost)).quota).toMatchObject({ bytes: Number(GiB) });
 });
 
-test('from a read-only store nothing is written, so nothing is counted', async () => {
+test('a read-only store has no quotas', async () => {
   const volume = await enforced();
   const readOnly = await open({}, true);
   expect((await readOnly.get(volume.name, scope))?.volume.enforce).toBe(true);
@@ -129,13 +129,13 @@ describe('through the API', () => {
 
   const create = (body: object) => api.post('/v1/volumes', { store: 'nfs', name: 'a', ...body });
 
-  test('a user has a volume held to its size when it is made', async () => {
+  test('a user can enforce the size when creating a volume', async () => {
     expect(await create({ bytes: '1024', enforce: true })).toMatchObject({ status: 201, body: { enforced: true } });
     expect((await api.get('/v1/volumes/a')).body.enforced).toBe(true);
     expect((await api.get('/v1/volumes')).body.items).toMatchObject([{ name: 'a', enforced: true }]);
   });
 
-  test('or later, and then for good', async () => {
+  test('a user can enforce the size later, and not undo it', async () => {
     expect((await create({ bytes: '1024' })).body.enforced).toBe(false);
     expect(await api.patch('/v1/volumes/a', { enforce: false })).toMatchObject({ status: 200, body: { revision: 1 } });
     const on = await api.patch('/v1/volumes/a', { enforce: true });
@@ -147,7 +147,7 @@ describe('through the API', () => {
     expect((await api.get('/v1/volumes/a')).body.enforced).toBe(true);
   });
 
-  test('one that has no size cannot be', async () => {
+  test('the size of a volume without one cannot be enforced', async () => {
     expect(await create({ enforce: true })).toMatchObject({
       status: 400,
       body: { reason: 'enforcement-without-size' },
@@ -159,15 +159,18 @@ describe('through the API', () => {
     });
   });
 
-  test.each(['host', 'local'])('nor one of the store %s, where nobody would see to it', async (where) => {
-    const refusal = {
-      status: 422,
-      body: { reason: 'enforcement-unsupported', action: expect.stringMatching(/^Use /) },
-    };
-    expect(await create({ store: where, bytes: '1024', enforce: true })).toMatchObject(refusal);
-    expect((await create({ store: where, bytes: '1024' })).status).toBe(201);
-    expect(await api.patch(`/v1/volumes/${where}..a`, { enforce: true })).toMatchObject(refusal);
-  });
+  test.each(['host', 'local'])(
+    'the size of a volume in store %s, which cannot enforce it, is refused',
+    async (where) => {
+      const refusal = {
+        status: 422,
+        body: { reason: 'enforcement-unsupported', action: expect.stringMatching(/^Use /) },
+      };
+      expect(await create({ store: where, bytes: '1024', enforce: true })).toMatchObject(refusal);
+      expect((await create({ store: where, bytes: '1024' })).status).toBe(201);
+      expect(await api.patch(`/v1/volumes/${where}..a`, { enforce: true })).toMatchObject(refusal);
+    },
+  );
 
   test('labels and enforcement are changed one at a time', async () => {
     await create({ bytes: '1024' });

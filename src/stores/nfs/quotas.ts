@@ -2,23 +2,23 @@ import { isErrno } from '#base/errno.ts';
 import type { NfsQuota } from '#base/nfs-mount.ts';
 import type { Volume, VolumeId } from '#core/model.ts';
 import type { Quotas } from '../file-store/layout-directory.ts';
-import type { NfsPlace } from './place.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
 
-/** Nodes count in doubles; beyond 8 PiB nobody sees the difference. */
-const mostBytes = BigInt(Number.MAX_SAFE_INTEGER);
-const numberOf = (bytes: bigint): number => Number(bytes < mostBytes ? bytes : mostBytes);
+/** Nodes count in doubles, which are exact up to 8 PiB. */
+const maxBytes = BigInt(Number.MAX_SAFE_INTEGER);
+const numberOf = (bytes: bigint): number => Number(bytes < maxBytes ? bytes : maxBytes);
 
 export interface NfsQuotas extends Quotas {
-  /** What whoever mounts the volume is told. Undefined: it is not held to a size. */
+  /** The quota for clients that mount the volume. Undefined: its size is not enforced. */
   of(volume: Pick<Volume, 'id' | 'bytes' | 'enforce'>): Promise<NfsQuota | undefined>;
 }
 
 /**
- * Which volumes are held to their sizes. The nodes that have one mounted record there what they use: `.stowage/quota/<id>`
- * is theirs, all but the file `limit`. See datapath/quota/ledger.ts.
+ * Quotas of the volumes whose size is enforced. The nodes that have a volume mounted record their usage in `.stowage/quota/<id>`; all files
+ * there but `limit` are theirs. See datapath/quota/ledger.ts.
  */
-export function createQuotas({ files, own, scratch }: NfsPlace): NfsQuotas {
-  const folderOf = (id: VolumeId): string => own('quota', id);
+export function createQuotas({ files, ownPath, scratchPath }: NfsStoreRoot): NfsQuotas {
+  const folderOf = (id: VolumeId): string => ownPath('quota', id);
 
   return {
     of: async ({ id, bytes, enforce }) => {
@@ -27,9 +27,9 @@ export function createQuotas({ files, own, scratch }: NfsPlace): NfsQuotas {
       return { bytes: numberOf(bytes), ledger: Buffer.from(await files.handle(folderOf(id))).toString('base64') };
     },
     raise: async (id, bytes) => {
-      // Never mounted: who mounts it reads the volume's own record.
-      if ((await files.look(folderOf(id))) === undefined) return;
-      const fresh = scratch();
+      // The volume was never mounted. A client that mounts it gets the size from its record.
+      if ((await files.lstat(folderOf(id))) === undefined) return;
+      const fresh = scratchPath();
       await files.writeNew(fresh, `${JSON.stringify({ version: 1, bytes: numberOf(bytes) })}\n`);
       await files.rename(fresh, `${folderOf(id)}/limit`);
     },

@@ -1,30 +1,30 @@
 import { randomBytes } from 'node:crypto';
 import { NfsError } from '#wire/nfs3/index.ts';
-import { isRefusal } from '../file-store/files.ts';
-import { createBacking, pieceBytes, pieces, plenty } from '../file-store/reserve.ts';
+import { isDefiniteFailure } from '../file-store/files.ts';
+import { createRetryWithReserve, minFreeFactor, pieceBytes, pieceCount } from '../file-store/reserve.ts';
 import type { Reserve } from '../file-store/store-root.ts';
 import type { NfsFiles } from './files.ts';
-import { absentFolderIsAbsent } from './files.ts';
+import { undefinedIfFolderAbsent } from './files.ts';
 
 export interface ReserveParts {
   readonly files: NfsFiles;
   /** `.stowage/reserve`: all hosts share it. */
   readonly folder: string;
-  scratch(): string;
-  /** What the server has left for this user, in bytes. */
+  scratchPath(): string;
+  /** Free space on the server for this user, in bytes. */
   free(): Promise<bigint>;
 }
 
-/** The same as that of a local store, on the server. A piece appears whole, so any host may give up any of them. */
-export function createNfsReserve({ files, folder, scratch, free }: ReserveParts): Reserve {
-  const present = async (): Promise<readonly string[]> => (await absentFolderIsAbsent(files.names(folder))) ?? [];
+/** The reserve of a local store, on the server. Pieces appear by a rename, so any host may remove any of them. */
+export function createNfsReserve({ files, folder, scratchPath, free }: ReserveParts): Reserve {
+  const present = async (): Promise<readonly string[]> => (await undefinedIfFolderAbsent(files.names(folder))) ?? [];
 
   async function removePiece(): Promise<boolean> {
     for (const name of await present()) {
       const path = `${folder}/${name}`;
       const found = await files.attributes(path);
-      // Some servers free the blocks of a removed file some time later, those of a shortened one at once.
-      if (found !== undefined) await files.remark(path, found).catch(() => false);
+      // Some servers free the blocks of a removed file some time later, those of a truncated one at once.
+      if (found !== undefined) await files.resetMark(path, found).catch(() => false);
       if (await files.unlink(path)) return true;
     }
     return false;
@@ -32,23 +32,23 @@ export function createNfsReserve({ files, folder, scratch, free }: ReserveParts)
 
   async function make(): Promise<void> {
     const there = new Set(await present());
-    const missing = Array.from({ length: pieces }, (_, i) => `${i}`).filter((name) => !there.has(name));
-    if (missing.length === 0 || (await free()) < BigInt(missing.length * pieceBytes * plenty)) return;
+    const missing = Array.from({ length: pieceCount }, (_, i) => `${i}`).filter((name) => !there.has(name));
+    if (missing.length === 0 || (await free()) < BigInt(missing.length * pieceBytes * minFreeFactor)) return;
     await files.makeFolder(folder);
     for (const name of missing) {
-      const fresh = scratch();
-      // Random, as zeros would take no room where the server compresses.
+      const fresh = scratchPath();
+      // Random data, because zeros would take no space on a server that compresses.
       await files.writeNew(fresh, randomBytes((pieceBytes * 3) / 4).toString('base64'));
       await files.rename(fresh, `${folder}/${name}`);
     }
   }
 
   return {
-    backing: createBacking(removePiece),
+    retryWithReserve: createRetryWithReserve(removePiece),
     refill: async () => {
       await make().catch((cause: unknown) => {
-        // A server that has no room, or does not say how much: the reserve stays as it is.
-        if (!isRefusal(cause) && !(cause instanceof NfsError)) throw cause;
+        // The server is full, or does not report its free space. Keep the reserve as it is.
+        if (!isDefiniteFailure(cause) && !(cause instanceof NfsError)) throw cause;
       });
     },
   };

@@ -20,8 +20,8 @@ const day = 86_400_000;
 const slack = 60_000;
 const kept = { deletedAt: 1, retention: 5 * day };
 
-describe('the time by which the trash expires', () => {
-  test('is the one of our own server', async () => {
+describe('the time for the expiry of the trash', () => {
+  test('is that of our own server', async () => {
     const parent = quickFolder('server-time');
     const [directory, state] = [join(parent, 'exported'), join(parent, 'state')];
     mkdirSync(directory);
@@ -55,7 +55,7 @@ describe('the time by which the trash expires', () => {
       rmSync(parent, { recursive: true, force: true });
     });
 
-    test('is the one of the server, whatever this machine says', async () => {
+    test('is that of the server, whatever the clock of this machine', async () => {
       const store = await openNfs({ uri: `nfs://${server.host}${join(parent, 'export')}`, options: portsOf(server) });
       onTestFinished(() => store.close());
       const before = Date.now();
@@ -64,7 +64,7 @@ describe('the time by which the trash expires', () => {
       expect(expiresAt).toBeLessThan(Date.now() - 995 * day + slack);
     });
 
-    test('comes from a file where the server does not let a folder be changed', async () => {
+    test('comes from a file if the server denies changing the folder', async () => {
       const folder = join(parent, 'export', 'refusing');
       mkdirSync(folder);
       const connect = tapped(createConnect(systemClock()), ({ procedure, make }) =>
@@ -81,15 +81,15 @@ describe('the time by which the trash expires', () => {
   });
 });
 
-describe('asked for the time', () => {
+describe('reading the server’s time', () => {
   const refusing = (code: string) => (): Promise<never> => Promise.reject(Object.assign(new Error(code), { code }));
 
-  test('a server without room for a file says nothing', async () => {
+  test('returns undefined on a full server', async () => {
     const files = { touch: refusing('EPERM'), write: refusing('ENOSPC'), unlink: async () => true };
     expect(await serverTime(files, '/tmp', () => '/tmp/x')).toBeUndefined();
   });
 
-  test('a server that does not answer is not asked in another way', async () => {
+  test('does not try a second way if the server does not answer', async () => {
     const silent = (): Promise<never> => Promise.reject(new Error('no answer'));
     const files = { touch: silent, write: async () => 7, unlink: async () => true };
     await expect(serverTime(files, '/tmp', () => '/tmp/x')).rejects.toThrow('no answer');

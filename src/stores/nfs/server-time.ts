@@ -1,4 +1,4 @@
-import { isFull, isRefusal } from '../file-store/files.ts';
+import { isDefiniteFailure, isFull } from '../file-store/files.ts';
 import type { NfsFiles } from './files.ts';
 
 /**
@@ -8,14 +8,14 @@ import type { NfsFiles } from './files.ts';
 export async function serverTime(
   files: Pick<NfsFiles, 'touch' | 'write' | 'unlink'>,
   folder: string,
-  scratch: () => string,
+  scratchPath: () => string,
 ): Promise<number | undefined> {
   try {
     return await files.touch(folder);
   } catch (cause) {
-    if (!isRefusal(cause)) throw cause;
+    if (!isDefiniteFailure(cause)) throw cause;
   }
-  const path = scratch();
+  const path = scratchPath();
   try {
     return (await files.write(path, '.')) || undefined;
   } catch (cause) {

@@ -21,7 +21,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 // the server has done it. Nothing that is not due may be lost, and what is due must go in the end.
 
 const week = 7 * 86_400_000;
-const mostCalls = 80;
+const maxCalls = 80;
 
 interface Ground {
   readonly folder: string;
@@ -92,7 +92,7 @@ async function dieAt(ground: Ground, at: number, when: 'before' | 'after'): Prom
 async function crashes(next: () => Promise<{ readonly ground: Ground; readonly entries: Entries }>): Promise<void> {
   for (const when of ['before', 'after'] as const)
     for (let at = 1, died = true; died; at++) {
-      expect(at).toBeLessThan(mostCalls);
+      expect(at).toBeLessThan(maxCalls);
       const { ground, entries } = await next();
       died = await dieAt(ground, at, when);
       const where = `killed ${when} call ${at}`;
@@ -150,7 +150,7 @@ describe.skipIf(needs('ganesha'))('a host that is killed while it maintains the 
 });
 
 describe('maintenance of the trash', () => {
-  test('asks the server little while nothing is due, however much is in the trash', async () => {
+  test('makes few calls while nothing is due, however much is in the trash', async () => {
     const folder = quickFolder('trash-calls');
     const host = mortal(connectToDisk(folder));
     const ground = { folder, uri: 'nfs://nowhere/export', options: {}, connect: host.connect };

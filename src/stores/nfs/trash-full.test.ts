@@ -46,7 +46,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     expect(() => writeFileSync(join(folder, 'filling', 'file'), Buffer.alloc(16 << 20))).toThrow('ENOSPC');
   }
 
-  test('takes volumes, and gives them back when there is room', async () => {
+  test('accepts volumes, and restores them once there is space', async () => {
     const made = [await create('a'), await create('b')];
     await store.housekeeping.reclaim(scope);
     fill();
@@ -62,7 +62,7 @@ describe.skipIf(needs('ganesha', 'mount'))('the trash of a full NFS store', () =
     for (const { id, name } of made) expect((await store.trash.restore(id, name, scope)).id).toBe(id);
   });
 
-  test('expires what is due, but not what it could not give a date yet', async () => {
+  test('purges due entries, but none whose date could not be recorded yet', async () => {
     const [due, old] = [await create('due'), await create('old')];
     for (const volume of [due, old]) await store.trash.put(volume, { deletedAt: 1, retention: 0 }, scope);
     const record = join(folder, '.stowage', 'trash', old.id, 'meta');

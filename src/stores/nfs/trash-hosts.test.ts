@@ -150,7 +150,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     setServerClock(serverAhead + ms);
   }
 
-  test('a host with a short retention does not purge what another one keeps for long', async () => {
+  test('a host with a short retention does not purge entries of a host with a longer one', async () => {
     const one = await startHost({ retention: '30d' });
     const other = await startHost({ retention: '1m' });
     const volume = await one.create('a');
@@ -172,7 +172,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     expect((await one.restore(volume)).id).toBe(volume.id);
   });
 
-  test('a host whose clock is behind does not lose what it deletes', async () => {
+  test('a host whose clock is behind does not purge its entries early', async () => {
     const behind = await startHost({ retention: '7d', skew: -30 * day });
     const other = await startHost({ retention: '7d' });
     const volume = await behind.create('a');
@@ -222,7 +222,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     expect((await other.restore(volume)).id).toBe(volume.id);
   });
 
-  test('a server whose clock jumps back keeps the entry until it is at its date again', async () => {
+  test('a server whose clock jumps back keeps the entry until its date comes again', async () => {
     const owner = await startHost({ retention: '7d' });
     const volume = await owner.create('a');
     await owner.remove(volume);
@@ -235,7 +235,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     expect(await owner.trash()).toEqual([]);
   });
 
-  test('what a host saw of an entry counts after it is restarted, and after it is restarted often', async () => {
+  test('the time that a host has observed an entry survives restarts', async () => {
     let owner = await startHost({ retention: '7d' });
     const volume = await owner.create('a');
     await owner.remove(volume);
@@ -276,7 +276,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     expect(await first.trash()).toEqual([]);
   });
 
-  test('a successor of an owner that is gone does not believe a server whose clock jumped either', async () => {
+  test('a successor of a lost owner does not trust a server whose clock jumped, either', async () => {
     const gone = await startHost({ retention: '2d' });
     const volume = await gone.create('a');
     await gone.remove(volume);
@@ -309,7 +309,7 @@ describe.skipIf(needs('ganesha'))('the trash of a store that several hosts share
     expect(await owner.trash()).toEqual([]);
   });
 
-  test('a person purges at once, on any host', async () => {
+  test('a user can purge at once, on any host', async () => {
     const owner = await startHost({ retention: '7d' });
     const other = await startHost({ retention: '7d' });
     const volume = await owner.create('a');

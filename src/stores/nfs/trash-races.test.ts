@@ -52,7 +52,7 @@ async function create({ store }: Host, name: string): Promise<Volume> {
   return volume;
 }
 
-const nameIn = (place: unknown): string => (place as { readonly name: string }).name;
+const nameIn = (location: unknown): string => (location as { readonly name: string }).name;
 /** The names that a RENAME gets. */
 const movedFrom = (args: readonly unknown[]): string => nameIn(args[0]);
 const movedTo = (args: readonly unknown[]): string => nameIn(args[1]);

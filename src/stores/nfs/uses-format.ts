@@ -1,34 +1,34 @@
 import type { NodeName, Use, User } from '#core/model.ts';
 import { isObject } from '../file-store/meta.ts';
 
-/** What lies in `.stowage/users/<volume id>`: a file per host, and `.writer`. */
+/** The files in `.stowage/users/<volume id>`: one for each host, and `.writer`. */
 
 const formatVersion = 1;
 export const recordLimit = 64 * 1024;
-const mostUsers = 1000;
+const maxUsers = 1000;
 /** Holds the id of the one host that may write. No host can have this id. */
 export const writerFile = '.writer';
-/** Stands for the host in a note of a writer that cannot be read: so it can be shown, and broken. */
+/** The host of a `.writer` file that cannot be read, so that users can see the record and remove it. */
 export const unknownHost = 'unknown';
 
 export const isHostId = (text: string): boolean => /^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$/.test(text);
 const kinds: readonly string[] = ['path', 'container', 'pod', 'kubelet'] satisfies User['kind'][];
 
-/** Users that do not fit are left out: that the host uses the volume is what counts. */
+/** Leaves out users that do not fit. What counts is that the host uses the volume. */
 export function encode({ host, node, users }: Use): string {
-  for (let most = mostUsers; ; most = Math.floor(most / 2)) {
+  for (let most = maxUsers; ; most = Math.floor(most / 2)) {
     const shown = users.slice(0, most).map(({ kind, name }) => ({ kind, name }));
     const text = `${JSON.stringify({ version: formatVersion, host, node, users: shown })}\n`;
     if (Buffer.byteLength(text) <= recordLimit || shown.length === 0) return text;
   }
 }
 
-/** Whoever it is uses the volume; a record that cannot be read is no permission to destroy it. */
+/** A host with an unreadable record uses the volume, too: never allow deletion because of it. */
 export function decode(host: string, text: string): Use {
   const json = parsed(text);
   if (!isObject(json) || typeof json['node'] !== 'string' || !Array.isArray(json['users']))
     return { host, node: host as NodeName, users: [] };
-  const users = json['users'].slice(0, mostUsers).filter(isUser);
+  const users = json['users'].slice(0, maxUsers).filter(isUser);
   return { host, node: json['node'] as NodeName, users };
 }
 

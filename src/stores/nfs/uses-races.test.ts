@@ -82,7 +82,7 @@ const told = async (work: Promise<unknown>): Promise<string> => {
   }
 };
 
-const mostCalls = 80;
+const maxCalls = 80;
 
 for (const [title, start] of Object.entries(sites))
   describe.skipIf(title === 'nfs-ganesha' && needs('ganesha'))(`on ${title}`, () => {
@@ -132,7 +132,7 @@ for (const [title, start] of Object.entries(sites))
 
     /** What both were told, for each call of the first before which it was stopped. */
     async function* interleaved(one: Verb, other: Verb, prepare: (volume: Volume) => Promise<void>) {
-      for (let at = 1; at < mostCalls; at++) {
+      for (let at = 1; at < maxCalls; at++) {
         const volume = await made();
         await prepare(volume);
         const reached = Promise.withResolvers<void>();
@@ -168,7 +168,7 @@ for (const [title, start] of Object.entries(sites))
     }
 
     describe.each(Object.entries(begins))('%s, and another host wants to', (_, begin) => {
-      test.each(Object.entries(ends))('%s: of the two, one is refused', async (_, end) => {
+      test.each(Object.entries(ends))('%s: one of the two is refused', async (_, end) => {
         const seen = new Set<string>();
         for await (const { volume, mine, others } of interleaved(begin, end, nothing)) {
           await check(volume, mine, others);
@@ -182,7 +182,7 @@ for (const [title, start] of Object.entries(sites))
         expect([...seen].sort()).toEqual(['done', 'volume-unknown']);
       });
 
-      test('rename it: it is refused, or was first', async () => {
+      test('rename it: the rename is refused or comes first', async () => {
         const orders = [
           [begin, rename],
           [rename, begin],
@@ -223,7 +223,7 @@ for (const [title, start] of Object.entries(sites))
       expect([...seen].sort()).toEqual(['done', 'volume-unknown']);
     });
 
-    test('a broken writer is not mistaken for the next one', async () => {
+    test('a removed writer is not mistaken for the next one', async () => {
       const [mine, others] = ['h1', 'h2'];
       const begun = (volume: Volume): Promise<void> => usesOf(second).takeWriter(volume, mine, scope);
       const breakIt: Verb = (store, volume) => usesOf(store).remove(volume.id, mine, scope);
@@ -235,7 +235,7 @@ for (const [title, start] of Object.entries(sites))
         expect(await usesOf(second).list(volume.id, scope)).toMatchObject([{ host: others, writer: true }]);
     });
 
-    test('both at once, freely: of the two, one is refused', async () => {
+    test('one of the two is refused if both run at once', async () => {
       for (let round = 0; round < 20; round++) {
         const volume = await made();
         const [one, other] = round % 2 === 0 ? [first, second] : [second, first];

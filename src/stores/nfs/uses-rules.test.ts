@@ -23,11 +23,11 @@ import { impatient, mortal, tapped } from '#testing/nfs-tap.ts';
 import { expectTold, refusal } from '#testing/refusals.ts';
 import { keptForAWeek } from '#testing/trash.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
-import { takenForDeadMs } from '../file-store/store-root.ts';
+import { presumedDeadMs } from '../file-store/store-root.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { newProcessMark } from './lock-marks.ts';
-import { mostHosts, mostText, otherHosts } from './uses-seen.ts';
+import { maxHosts, maxTotalText, unreadHosts } from './use-record-reader.ts';
 
 // What a use record permits and forbids, with one host at work. Two at once: uses-races.test.ts.
 
@@ -71,7 +71,7 @@ const ends = {
 const uneasy = { ...ends, rename: () => store.rename(volume, volumeName('pictures'), scope) };
 
 describe.each(Object.entries(ends))('after %s', (_, end) => {
-  test('nobody can begin to use the volume, and nothing is left of the attempt', async () => {
+  test('no host can begin to use the volume, and the attempt leaves nothing', async () => {
     await end();
     const gone = {
       code: 'not-found',
@@ -86,13 +86,13 @@ describe.each(Object.entries(ends))('after %s', (_, end) => {
   });
 });
 
-test('a volume that was never there, or is another one by now, cannot be used', async () => {
+test('a volume that never existed, or whose name is another volume’s by now, cannot be used', async () => {
   const { name } = volume;
   expect(await refusal(uses.put({ id: newVolumeId(), name }, use('h1'), scope))).toMatchObject({ code: 'not-found' });
   expect(readdirSync(usersFolder())).toEqual([]);
 });
 
-test('a volume that was renamed meanwhile is the same one', async () => {
+test('a renamed volume can be used under its old name', async () => {
   await store.rename(volume, volumeName('pictures'), scope);
   await uses.put(volume, use('h1'), scope);
   expect(await uses.list(volume.id, scope)).toMatchObject([{ host: 'h1' }]);
@@ -127,14 +127,14 @@ describe.each(Object.entries(uneasy))('%s', (verb, end) => {
   });
 });
 
-test('the command that is named breaks the record of a host that is silent, rather than one that is not', async () => {
+test('the suggested command removes the record of a stale host rather than that of a live one', async () => {
   await uses.put(volume, use('h1'), scope);
   await uses.put(volume, use('h2'), scope);
   utimesSync(at('h2'), 1, 1);
   expect((await refusal(store.delete(volume, scope))).action).toMatch(/ --host h2$/);
 });
 
-test('what a crash left of nobody does not keep the volume, and goes with it', async () => {
+test('leftovers of a crash do not prevent a deletion, and go with the volume', async () => {
   await uses.takeWriter(volume, 'h1', scope);
   truncateSync(at('.writer'));
   expect(await uses.list(volume.id, scope)).toEqual([]);
@@ -145,7 +145,7 @@ test('what a crash left of nobody does not keep the volume, and goes with it', a
 test.each([
   ['says no host', () => writeFileSync(at('.writer'), '../h1\n')],
   ['is no file', () => mkdirSync(at('.writer'))],
-])('a note of a writer that %s counts, as that of somebody unknown', async (_, spoil) => {
+])('a writer file that %s counts as an unknown host', async (_, spoil) => {
   mkdirSync(join(usersFolder(), volume.id));
   spoil();
   expect(await uses.list(volume.id, scope)).toMatchObject([{ host: 'unknown', users: [], writer: true }]);
@@ -153,7 +153,7 @@ test.each([
   expect(await refusal(uses.takeWriter(volume, 'h1', scope))).toMatchObject({ reason: 'volume-written-elsewhere' });
 });
 
-test('and can be broken', async () => {
+test('a writer file of an unknown host can be removed', async () => {
   mkdirSync(join(usersFolder(), volume.id));
   writeFileSync(at('.writer'), '../h1\n');
   await uses.remove(volume.id, 'unknown', scope);
@@ -161,10 +161,10 @@ test('and can be broken', async () => {
   expect(readdirSync(usersFolder())).toEqual([]);
 });
 
-test('a host that stood still while it held the volume does not go on: another may have deleted it', async () => {
+test('a host that was suspended while it had the volume locked gives up', async () => {
   const clock = impatient(systemClock());
   const connect = tapped(connectToDisk(folder), ({ procedure, make }) => {
-    if (procedure === 'mkdir') clock.pass(takenForDeadMs / 2 + 1_000);
+    if (procedure === 'mkdir') clock.pass(presumedDeadMs / 2 + 1_000);
     return make();
   });
   const slow = await openNfs({ uri: 'nfs://nowhere/export', kind: createNfsStoreKind(clock, connect) });
@@ -178,7 +178,7 @@ test('a host that stood still while it held the volume does not go on: another m
 });
 
 describe('a renewal', () => {
-  test('takes three calls, of which none makes, moves or removes anything', async () => {
+  test('takes three calls, and none creates, moves or removes anything', async () => {
     await uses.put(volume, use('h1', 'web-0'), scope);
     const before = readFileSync(at('h1'), 'utf8');
     called = [];
@@ -187,7 +187,7 @@ describe('a renewal', () => {
     expect(readFileSync(at('h1'), 'utf8')).toBe(before);
   });
 
-  test('with other users than before, more or fewer, says just these', async () => {
+  test('with other users replaces the old ones', async () => {
     for (const pods of [['web-0'], ['web-0', 'web-1', 'web-2'], ['x'], []]) {
       await uses.put(volume, use('h1', ...pods), scope);
       const users = pods.map((name) => ({ kind: 'pod', name }));
@@ -195,7 +195,7 @@ describe('a renewal', () => {
     }
   });
 
-  test('of a record that somebody made too long replaces it', async () => {
+  test('replaces a record that is too long', async () => {
     await uses.put(volume, use('h1'), scope);
     writeFileSync(at('h1'), 'x'.repeat(70_000));
     await uses.put(volume, use('h1', 'web-0'), scope);
@@ -203,7 +203,7 @@ describe('a renewal', () => {
   });
 });
 
-test('that nobody uses a volume is known after one call; a listing of volumes does not ask', async () => {
+test('an unused volume takes one call, and a listing of volumes none', async () => {
   // The folder of all records is found once.
   await uses.list(volume.id, scope);
   called = [];
@@ -251,14 +251,14 @@ describe('a server that says that very many hosts use a volume', () => {
       .uses as Uses;
   }
 
-  test('is believed, and of them only some are read, not all at once; who may write is among these', async () => {
+  test('has only some records read, including that of the writer, and few at a time', async () => {
     const seen = await (await crowd()).list(volume.id, scope);
     expect(mostAtOnce).toBeLessThanOrEqual(16);
     expect(mostAtOnce).toBeGreaterThan(1);
-    expect(seen.length).toBeLessThan(mostHosts + 20);
+    expect(seen.length).toBeLessThan(maxHosts + 20);
     expect(seen.filter(({ writer }) => writer)).toMatchObject([{ host: 'h2999' }]);
     expect(seen.at(-1)).toEqual({
-      host: otherHosts,
+      host: unreadHosts,
       node: `${most - seen.length + 1} more hosts`,
       users: [],
       writer: false,
@@ -267,11 +267,11 @@ describe('a server that says that very many hosts use a volume', () => {
     });
     // Whom they have there is kept of the first.
     const told = seen.filter(({ node }) => node === 'somewhere').length;
-    expect(told).toBe(Math.floor(mostText / 65_000));
+    expect(told).toBe(Math.floor(maxTotalText / 65_000));
     expect(seen.filter(({ node, host }) => node === host)).toHaveLength(seen.length - 1 - told);
   });
 
-  test('does not get it deleted, and is told of', async () => {
+  test('prevents the deletion, and the error counts the hosts', async () => {
     await crowd();
     called = [];
     expectTold(await refusal(store.delete(volume, scope)), {
@@ -280,8 +280,8 @@ describe('a server that says that very many hosts use a volume', () => {
       message: /it is used by host .* and 5\d\d more$/,
       action: / --host h\d+$/,
     });
-    expect(called.filter((procedure) => procedure === 'read').length).toBeLessThan(2 * mostHosts);
-    expect(await refusal(uses.remove(volume.id, otherHosts, scope))).toMatchObject({ reason: 'host-id-invalid' });
+    expect(called.filter((procedure) => procedure === 'read').length).toBeLessThan(2 * maxHosts);
+    expect(await refusal(uses.remove(volume.id, unreadHosts, scope))).toMatchObject({ reason: 'host-id-invalid' });
   });
 });
 
@@ -289,7 +289,7 @@ describe('a deletion got no further than the data when its host was killed', () 
   test.each([
     ['using the volume', () => uses.put(volume, use('h1'), scope)],
     ['becoming its writer', () => uses.takeWriter(volume, 'h1', scope)],
-  ])('%s finishes it: the volume is not there', async (_, begin) => {
+  ])('%s finishes it: the volume does not exist', async (_, begin) => {
     writeFileSync(join(folder, 'photos', 'file'), 'data');
     const isHalfDone = (): boolean => !existsSync(join(folder, 'photos')) && existsSync(join(folder, 'photos.meta'));
     const host = mortal(connectToDisk(folder));

@@ -22,7 +22,7 @@ import type { FileStore } from '../file-store/verbs.ts';
 import { type Connect, createConnect } from './connect.ts';
 import { createNfsStoreKind } from './kind.ts';
 import { parseOptions } from './options.ts';
-import { staleMs } from './uses-seen.ts';
+import { staleMs } from './use-record-reader.ts';
 
 interface Served {
   readonly uri: string;
@@ -86,7 +86,7 @@ function contract(serve: () => Promise<Served>): void {
     ({ id } = volume);
   });
 
-  test('put, list, remove: each may be repeated', async () => {
+  test('put, list and remove are idempotent', async () => {
     const other = await openOn(served, 'instance-2');
     expect(await uses.list(id, scope)).toEqual([]);
     for (let i = 0; i < 2; i++) await uses.put(volume, use('h1', 'web-0', 'web-1'), scope);
@@ -109,7 +109,7 @@ function contract(serve: () => Promise<Served>): void {
     expect(readdirSync(join(served.folder, '.stowage', 'tmp'))).toEqual([]);
   });
 
-  test("stale by the server's clock, not by ours", async () => {
+  test("a record is stale by the server's clock, not by ours", async () => {
     await uses.put(volume, use('h1'), scope);
     const [{ renewedAt = 0 } = {}] = await uses.list(id, scope);
     expect(Math.abs(renewedAt - Date.now())).toBeLessThan(60_000);
@@ -121,7 +121,7 @@ function contract(serve: () => Promise<Served>): void {
     expect(await uses.list(id, scope)).toMatchObject([{ host: 'h1', stale: false }]);
   });
 
-  test('one writer', async () => {
+  test('one host at a time may write', async () => {
     const other = await openOn(served, 'instance-2');
     for (let i = 0; i < 2; i++) await uses.takeWriter(volume, 'h1', scope);
     expectTold(await refusal(other.takeWriter(volume, 'h2', scope)), {
@@ -164,7 +164,7 @@ function contract(serve: () => Promise<Served>): void {
     expect(recordsIn(served.folder)).toEqual([]);
   });
 
-  test('of many who want to write at once, one may', async () => {
+  test('of many hosts that want to write at once, one may', async () => {
     const all = await Promise.all(
       ['a', 'b', 'c', 'd'].map(async (host) => [host, await openOn(served, host)] as const),
     );
@@ -185,7 +185,7 @@ function contract(serve: () => Promise<Served>): void {
     expect(recordsIn(served.folder)).toEqual([]);
   });
 
-  test('an id of a host that leads elsewhere is refused', async () => {
+  test('a host id that is a path is refused', async () => {
     for (const host of ['..', '../x', 'a/b', '.writer', '', 'x'.repeat(129), 'a\nb']) {
       expect(await refusal(uses.put(volume, use(host), scope)), host).toMatchObject({ reason: 'host-id-invalid' });
       expect(await refusal(uses.takeWriter(volume, host, scope)), host).toMatchObject({ reason: 'host-id-invalid' });
@@ -223,7 +223,7 @@ describe('on the local file system', () => {
     ]);
   });
 
-  test('what is no file, or may not be read, still counts', async () => {
+  test('a record that is not a file, or is unreadable, still counts', async () => {
     const served = await serve();
     const volume = await made(served);
     const { id } = volume;
@@ -240,7 +240,7 @@ describe('on the local file system', () => {
     ]);
   });
 
-  test('a full disk: who uses it is told all the same', async () => {
+  test('lists the uses on a full disk', async () => {
     const served = await serve();
     const volume = await made(served);
     const { id } = volume;
@@ -255,7 +255,7 @@ describe('on the local file system', () => {
     expect(readdirSync(join(served.folder, '.stowage', 'tmp'))).toEqual([]);
   });
 
-  test('more users than a record holds', async () => {
+  test('leaves out users that do not fit into a record', async () => {
     const served = await serve();
     const uses = await openOn(served);
     const volume = await made(served);
@@ -270,7 +270,7 @@ describe('on the local file system', () => {
     expect(seen?.users.length).toBeGreaterThan(50);
   });
 
-  test('an empty note of a writer, left by a crash, is nobody', async () => {
+  test('an empty writer file, left by a crash, counts as no writer', async () => {
     const served = await serve();
     const uses = await openOn(served);
     const volume = await made(served);
@@ -303,7 +303,7 @@ describe.skipIf(needs('ganesha'))('on nfs-ganesha', () => {
 });
 
 describe('core', () => {
-  test('does not delete or rename what another host uses, and names it, also when it has been silent', async () => {
+  test('does not delete or rename a volume that another host uses, and names the host, also if it is stale', async () => {
     const own = await startOwnServer({ path: '/export' });
     const port = `${own.server.port}`;
     const served: Served = {

@@ -7,30 +7,30 @@ import { writtenElsewhere } from '#core/mount-errors.ts';
 import { quoted } from '#core/names.ts';
 import type { Uses } from '#core/ports.ts';
 import { notFound } from '../file-store/errors.ts';
-import { isRefusal } from '../file-store/files.ts';
+import { isDefiniteFailure } from '../file-store/files.ts';
 import { finishInterrupted } from '../file-store/finish-interrupted.ts';
-import type { Limit, Parts } from '../file-store/parts.ts';
-import { usable } from '../file-store/reading.ts';
-import type { NfsPlace } from './place.ts';
+import { usableDataPath } from '../file-store/read-verbs.ts';
+import type { HoldLimit, VerbContext } from '../file-store/verb-context.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
+import { undefinedIfAbsent } from './use-record-reader.ts';
 import { encode, isHostId, recordLimit } from './uses-format.ts';
-import { absentIsFine } from './uses-seen.ts';
 
-/** How often the folder can vanish under us. */
-const mostAttempts = 16;
+/** Retries while other hosts remove the folder. */
+const maxAttempts = 16;
 const pauseMs = 20;
 
-/** Use records: a file per volume and host, rewritten while there are users there. */
-export function createUses(parts: Parts, place: NfsPlace): Uses {
-  const { during, clock } = parts;
-  const { files } = place;
-  const { folderOf, writerOf, writer, removeFolder } = place.uses;
+/** Use records: one file for each volume and host. The host rewrites it while it uses the volume. */
+export function createUses(parts: VerbContext, storeRoot: NfsStoreRoot): Uses {
+  const { runVerb, clock } = parts;
+  const { files } = storeRoot;
+  const { folderOf, writerOf, writer, removeFolder } = storeRoot.uses;
 
   function recordOf(id: VolumeId, host: string): string {
     if (!isHostId(host)) throw badHost(host);
     return `${folderOf(id)}/${host}`;
   }
 
-  /** A host that leaves may remove the folder that another has just found or made. */
+  /** Creates the folder and retries: a host that stops using the volume may remove the folder that another has just found or created. */
   async function inFolder(id: VolumeId, signal: AbortSignal, work: () => Promise<unknown>): Promise<void> {
     for (let again = 1; ; again++) {
       let isThere = false;
@@ -41,51 +41,57 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
         return;
       } catch (cause) {
         const isRemoved = isErrno(cause, 'ENOENT', 'ESTALE') || (!isThere && isErrno(cause, 'EEXIST'));
-        if (again >= mostAttempts || !isRemoved) throw cause;
+        if (again >= maxAttempts || !isRemoved) throw cause;
       }
       await clock.sleep(Math.random() * pauseMs, signal);
     }
   }
 
   /**
-   * With a volume that is there, held: whoever wants to be rid of it looks for uses while holding it, so it finds this
-   * one, or the volume is gone before this begins.
+   * Runs the work with the volume locked, if it exists. A host that deletes the volume looks for uses under the same lock, so it either finds
+   * this use, or the volume is gone before this work begins.
    */
-  const beginning = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: Limit) => Promise<void>) =>
-    during(doing, [ref.name, ref.id], scope, async (held) => {
+  const withExistingVolume = (doing: string, ref: VolumeRef, scope: Scope, work: (limit: HoldLimit) => Promise<void>) =>
+    runVerb(doing, [ref.name, ref.id], scope, async (held) => {
       const meta = await parts.findRenamed(ref, held);
-      // A deletion may have got no further than the data: it is finished then.
-      if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, place.store);
-      await usable(parts, meta);
+      // If a deletion was interrupted after it removed the data, finish it.
+      if (meta === undefined || (await finishInterrupted(parts, meta, held))) throw notFound(ref.name, storeRoot.store);
+      await usableDataPath(parts, meta);
       await work(held.limit);
     });
 
-  async function record(id: VolumeId, path: string, text: string, limit: Limit, signal: AbortSignal): Promise<void> {
-    const fresh = place.scratch();
+  async function createRecord(
+    id: VolumeId,
+    path: string,
+    text: string,
+    limit: HoldLimit,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const fresh = storeRoot.scratchPath();
     await files.writeNew(fresh, text);
     try {
       await inFolder(id, signal, async () => {
         limit.check();
-        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by somebody else`);
+        if (!(await files.rename(fresh, path))) throw new Error(`${fresh} was removed by another program`);
       });
     } catch (cause) {
-      // Where the server did not answer, the record may be in its place already.
-      if (isRefusal(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
+      // If the server did not answer, the rename may have happened.
+      if (isDefiniteFailure(cause) || cause instanceof DeadlineExceeded) await files.unlink(fresh).catch(() => false);
       throw cause;
     }
   }
 
   const dropWriter: Uses['dropWriter'] = (id, host, scope) =>
-    during(`giving up writing to ${id}`, [id], scope, async ({ limit }) => {
+    runVerb(`giving up write access to ${id}`, [id], scope, async ({ limit }) => {
       const isWriter = (await writer(id)) === host;
       limit.check();
-      if (isWriter) await absentIsFine(files.unlink(writerOf(id)));
+      if (isWriter) await undefinedIfAbsent(files.unlink(writerOf(id)));
       await removeFolder(id);
     });
 
-  /** As that host says; it may not have said it yet. */
+  /** The host's record, which it may not have written yet. */
   async function useBy(id: VolumeId, host: string): Promise<Use> {
-    const uses = await place.uses.list(id).catch((): readonly Use[] => []);
+    const uses = await storeRoot.uses.list(id).catch((): readonly Use[] => []);
     return uses.find((use) => use.host === host) ?? { host, node: host as NodeName, users: [] };
   }
 
@@ -94,29 +100,29 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
       const doing = `recording that ${use.node} uses ${quoted(ref.name)}`;
       const path = recordOf(ref.id, use.host);
       const text = encode(use);
-      // Renewing, which is done every half minute, holds nothing: while the record is there nobody deletes the volume,
-      // and writing to a file cannot bring it back once it is removed, as renaming another one to its place could. What
-      // a renewal writes are the same bytes; of others a reader may for a moment see a part, and that still counts.
-      if (await during(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
-      await beginning(doing, ref, scope, (limit) => record(ref.id, path, text, limit, scope.signal));
+      // A renewal, every 30 s, takes no lock. While the record exists no host deletes the volume, and an overwrite cannot bring a removed
+      // file back, as a rename could. A renewal usually writes the same bytes. If it writes others, a reader may see a part of them for
+      // a moment, and such a record still counts.
+      if (await runVerb(doing, [], scope, () => files.overwrite(path, text, recordLimit))) return;
+      await withExistingVolume(doing, ref, scope, (limit) => createRecord(ref.id, path, text, limit, scope.signal));
     },
     remove: async (id, host, scope) => {
       const path = recordOf(id, host);
-      const isWriter = await during(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
-        await absentIsFine(files.unlink(path));
+      const isWriter = await runVerb(`recording that ${host} no longer uses ${id}`, [], scope, async () => {
+        await undefinedIfAbsent(files.unlink(path));
         if ((await writer(id)) === host) return true;
         await removeFolder(id);
         return false;
       });
-      // Held: another may become the writer at this moment, and its note must not be taken for this one.
+      // Under the lock: another host may become the writer right now, and its `.writer` file must not be removed.
       if (isWriter) await dropWriter(id, host, scope);
     },
-    list: (id, scope) => during(`looking who uses ${id}`, [], scope, () => place.uses.list(id)),
+    list: (id, scope) => runVerb(`listing the hosts that use ${id}`, [], scope, () => storeRoot.uses.list(id)),
     takeWriter: async (ref, host, scope) => {
       recordOf(ref.id, host);
-      await beginning(`becoming the one who writes to ${quoted(ref.name)}`, ref, scope, async (limit) => {
+      await withExistingVolume(`becoming the only writer of ${quoted(ref.name)}`, ref, scope, async (limit) => {
         const { id } = ref;
-        // Nobody else is at work on it, so an empty one was left by a crash.
+        // Under the lock no other host writes it, so a crash left this empty file.
         if ((await writer(id)) === '') {
           limit.check();
           await files.unlink(writerOf(id));
@@ -129,7 +135,7 @@ export function createUses(parts: Parts, place: NfsPlace): Uses {
         } catch (cause) {
           if (!isErrno(cause, 'EEXIST')) throw cause;
           const holder = (await writer(id)) ?? 'HOST';
-          if (holder !== host) throw writtenElsewhere(place.store, ref.name, await useBy(id, holder));
+          if (holder !== host) throw writtenElsewhere(storeRoot.store, ref.name, await useBy(id, holder));
         }
       });
     },

@@ -2,33 +2,33 @@ import { isErrno } from '#base/errno.ts';
 import type { Log } from '#base/log.ts';
 import { type Attributes, fileType } from '#wire/nfs3/index.ts';
 import { isFull } from '../file-store/files.ts';
-import { takenForDeadMs } from '../file-store/store-root.ts';
+import { presumedDeadMs } from '../file-store/store-root.ts';
 import type { HeldLock, Located, LockFile, LockIo } from './lock-file.ts';
 import { isFree, isTaken, type Marks } from './lock-marks.ts';
-import type { Watch } from './watch.ts';
+import type { StaleFileWatch } from './stale-file-watch.ts';
 
 /** Longer than the time after which a holder stops by itself: see `takenForDeadMs`. */
-export const deadLock = { afterMs: 2 * takenForDeadMs, steadyMs: 10_000 } as const;
+export const deadLock = { afterMs: 2 * presumedDeadMs, steadyMs: 10_000 } as const;
 /** Locks that this process released are taken again without a LOOKUP. At most this many are remembered. */
-const mostRecent = 10_000;
+const maxRecent = 10_000;
 /** Retries if the lock file is created or removed between two of our calls. */
-const mostLookups = 3;
+const maxLookups = 3;
 
 export interface VolumeLocksParts {
   readonly io: LockIo;
   readonly lockFile: LockFile;
   readonly marks: Marks;
-  readonly watch: Watch;
+  readonly watch: StaleFileWatch;
   readonly log: Log;
   /** A file that exists in every store. It is the lock of volumes that have no lock file while the store is full. */
-  readonly spare: string;
+  readonly spareLock: string;
   /** The locks that this process holds, in all stores that it has open. */
   readonly held: Set<string>;
   /** The key of a path in `held`. Two stores in the same place give the same key. */
   keyOf(path: string): string;
 }
 
-export interface Taken {
+export interface TakenLock {
   /** The file that is the lock: the volume's own lock file or the spare lock. */
   readonly path: string;
   readonly lock: HeldLock;
@@ -44,20 +44,20 @@ export interface Taken {
 
 export interface VolumeLocks {
   /** Returns undefined if another host or this process holds the lock. */
-  tryTake(path: string, signal: AbortSignal): Promise<Taken | undefined>;
+  tryTake(path: string, signal: AbortSignal): Promise<TakenLock | undefined>;
   /**
    * `remove`: also removes the lock file. `unchecked`: the spare lock was not seen free. Never throws: a lock that cannot be released
    * keeps our mark, and this process can take it again.
    */
-  release(taken: Taken, how: 'keep' | 'remove' | 'unchecked'): Promise<void>;
+  release(taken: TakenLock, how: 'keep' | 'remove' | 'unchecked'): Promise<void>;
   /** No other host holds the spare lock. */
   isSpareFree(): Promise<boolean>;
 }
 
-type Own = Omit<Taken, 'keys'>;
+type UntrackedLock = Omit<TakenLock, 'keys'>;
 
 export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
-  const { io, lockFile, marks, watch, spare, held, keyOf } = parts;
+  const { io, lockFile, marks, watch, spareLock, held, keyOf } = parts;
   /** Lock files as our own release left them. */
   const recent = new Map<string, Located>();
   let spareFile: Located | undefined;
@@ -65,8 +65,8 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   const isAbandoned = (path: string, found: Attributes): boolean =>
     marks.isOurs(found.mtime) || watch.isDead(path, found, deadLock);
 
-  async function takeOwn(path: string, signal: AbortSignal): Promise<Own | 'full' | undefined> {
-    for (let lookups = 0; lookups < mostLookups; lookups++) {
+  async function takeOwn(path: string, signal: AbortSignal): Promise<UntrackedLock | 'full' | undefined> {
+    for (let lookups = 0; lookups < maxLookups; lookups++) {
       const known = recent.get(path);
       recent.delete(path);
       const found = known ?? (await io.find(path));
@@ -93,22 +93,22 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
   }
 
   /** A host that creates this volume's lock file later waits for the spare lock: see `isSpareUnchecked`. */
-  async function takeSpare(path: string, signal: AbortSignal): Promise<Own | undefined> {
-    const found = await io.find(spare);
-    if (found === undefined) throw Object.assign(new Error(`${spare} does not exist`), { code: 'ENOENT' });
-    if (isTaken(found.attributes) && !isAbandoned(spare, found.attributes)) return undefined;
+  async function takeSpare(path: string, signal: AbortSignal): Promise<UntrackedLock | undefined> {
+    const found = await io.find(spareLock);
+    if (found === undefined) throw Object.assign(new Error(`${spareLock} does not exist`), { code: 'ENOENT' });
+    if (isTaken(found.attributes) && !isAbandoned(spareLock, found.attributes)) return undefined;
     const lock = await lockFile.take(found, false, signal);
     if (lock === undefined) return undefined;
-    watch.forget(spare);
-    if ((await io.find(path)) === undefined) return { path: spare, lock, isNew: false, isSpareUnchecked: false };
+    watch.forget(spareLock);
+    if ((await io.find(path)) === undefined) return { path: spareLock, lock, isNew: false, isSpareUnchecked: false };
     await lockFile.release(lock);
     return undefined;
   }
 
-  async function take(path: string, keys: string[], signal: AbortSignal): Promise<Own | undefined> {
+  async function take(path: string, keys: string[], signal: AbortSignal): Promise<UntrackedLock | undefined> {
     const own = await takeOwn(path, signal);
     if (own !== 'full') return own;
-    const key = keyOf(spare);
+    const key = keyOf(spareLock);
     if (held.has(key)) return undefined;
     held.add(key);
     keys.push(key);
@@ -122,7 +122,7 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
       // Add the key before the first call. Otherwise two operations of this process could both find our mark and both take the lock.
       held.add(key);
       const keys = [key];
-      let taken: Own | undefined;
+      let taken: UntrackedLock | undefined;
       try {
         taken = await take(path, keys, signal);
         return taken && { ...taken, keys };
@@ -132,11 +132,11 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
     },
     release: async ({ path, lock, keys }, how) => {
       try {
-        if (how === 'remove' && path !== spare) return await io.remove(path);
+        if (how === 'remove' && path !== spareLock) return await io.remove(path);
         const after = await lockFile.release(lock);
         if (after === undefined) parts.log.warn('another host took over a lock that we held', { lock: path });
-        else if (path !== spare && how !== 'unchecked') {
-          if (recent.size >= mostRecent) recent.clear();
+        else if (path !== spareLock && how !== 'unchecked') {
+          if (recent.size >= maxRecent) recent.clear();
           recent.set(path, after);
         }
       } catch (cause) {
@@ -147,9 +147,9 @@ export function createVolumeLocks(parts: VolumeLocksParts): VolumeLocks {
     },
     isSpareFree: async () => {
       const now = spareFile && (await io.attributes(spareFile.handle));
-      if (now === undefined) spareFile = await io.find(spare);
+      if (now === undefined) spareFile = await io.find(spareLock);
       const attributes = now ?? spareFile?.attributes;
-      return attributes === undefined || !isTaken(attributes) || isAbandoned(spare, attributes);
+      return attributes === undefined || !isTaken(attributes) || isAbandoned(spareLock, attributes);
     },
   };
 }

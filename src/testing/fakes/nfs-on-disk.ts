@@ -36,7 +36,7 @@ export function connectToDisk(folder: string): Connect {
         onStep('mount', folder);
         return Buffer.from(exported);
       },
-      hungUp: async () => undefined,
+      findHangUp: async () => undefined,
       calls: 0,
       close: () => undefined,
     };

@@ -1,0 +1,95 @@
+import { createLimiter } from '#base/limiter.ts';
+import { StowageError, stowageError } from '#core/errors.ts';
+import type { Store } from '#core/ports.ts';
+import {
+  type Attributes,
+  type FileHandle,
+  fileType,
+  isNfsError,
+  type SetAttributes,
+  walkTree,
+} from '#wire/nfs3/index.ts';
+import { credential } from '#wire/rpc/message.ts';
+import { identityOf } from './connect.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
+import type { NfsOptions } from './options.ts';
+
+/** Mode bits for the group. The set-gid bit of directories passes the group on to new files. */
+const groupRights = { directory: 0o2070, other: 0o060 } as const;
+/** Clears set-uid and set-gid when a file changes its group. */
+const keptModeBits = 0o1777;
+const atOnce = 16;
+
+/**
+ * Changes the group of all files of a volume, as a kubelet does for fsGroup, and keeps their owners. Changes the top directory last: once it
+ * has the group and the mode, later calls skip the whole tree.
+ */
+export function createChownToGroup(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['chownToGroup']> {
+  const { squash, timeout } = options;
+  return async (source, group, { signal, log }) => {
+    if (source.kind !== 'nfs') return;
+    const { nfs } = storeRoot.session;
+    const top = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
+    // A user other than root may only chown its own files, to a group that it is in. So put the group into the credential.
+    const identity = identityOf(options);
+    const how = { signal, deadlineMs: timeout, credential: credential({ ...identity, groups: [group] }) };
+    const limit = createLimiter(atOnce);
+    let changed = 0;
+
+    const chownEntry = async (handle: FileHandle, attributes: Attributes): Promise<void> => {
+      const set = missingChanges(attributes, group);
+      if (set === undefined) return;
+      await limit.run(() => nfs.setattr(handle, set, how));
+      changed++;
+    };
+
+    try {
+      const before = await nfs.getattr(top, how);
+      if (missingChanges(before, group) === undefined) return;
+      await walkTree(
+        nfs,
+        top,
+        async ({ handle, attributes }) => {
+          // Another file system is mounted there; it does not belong to the volume.
+          if (attributes.fsid !== before.fsid) return false;
+          await chownEntry(handle, attributes).catch((cause: unknown) => {
+            if (!isNfsError(cause, 'NOENT', 'STALE', 'BADHANDLE')) throw cause;
+          });
+          return true;
+        },
+        how,
+      );
+      await chownEntry(top, before);
+      if (missingChanges(await nfs.getattr(top, how), group) !== undefined) throw refused(group, identity.uid, squash);
+    } catch (cause) {
+      if (signal.aborted) throw stowageError(signal.reason);
+      if (isNfsError(cause, 'PERM', 'ACCES')) throw refused(group, identity.uid, squash, cause);
+      throw cause instanceof StowageError
+        ? cause
+        : await storeRoot.failure(cause, `changing the group of the volume's files to ${group}`);
+    }
+    log.info('changed the group of the files of a volume', { path: source.path, group, files: changed });
+  };
+}
+
+/** Undefined: nothing to change. */
+function missingChanges({ type, gid, mode }: Attributes, group: number): SetAttributes | undefined {
+  const isGroups = gid === group;
+  // Symbolic links have no mode bits of their own.
+  if (type === fileType.link) return isGroups ? undefined : { gid: group };
+  const isFolder = type === fileType.directory;
+  const wanted = isFolder ? groupRights.directory : groupRights.other;
+  if (isGroups && (mode & wanted) === wanted) return undefined;
+  return { gid: group, mode: (isGroups || isFolder ? mode : mode & keptModeBits) | wanted };
+}
+
+function refused(group: number, uid: number, squash: NfsOptions['squash'], cause?: unknown): StowageError {
+  const who = squash === 'none' ? 'root' : `user ${uid}, who root is there (squash=${squash}),`;
+  return new StowageError(`the server does not let ${who} change the group of the volume's files to ${group}`, {
+    code: 'denied',
+    reason: 'group-refused',
+    action:
+      "Ask the store's administrator for squash=all on the store, with the uid and gid that own its files: then no group has to be given anything; or to export it with no_root_squash. Or leave fsGroup out of the pod, and run it as a user who may use the files.",
+    cause,
+  });
+}

@@ -1,0 +1,331 @@
+import { mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { StowageError } from '#core/errors.ts';
+import type { NodeName, Volume, VolumeSpec } from '#core/model.ts';
+import { newVolumeId, volumeName } from '#core/names.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { newProcessMark } from '#stores/nfs/lock-marks.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
+import { keptForAWeek } from '#testing/trash.ts';
+import type { FileStore } from '../file-store/verbs.ts';
+
+// Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its
+// whole work meanwhile (or as much as it can without the first), then the first goes on. Whatever they answer, no data
+// may be gone that nobody deleted, no volume may be there twice, and no record may be wrong.
+
+interface Outcome {
+  readonly volume?: Volume;
+  readonly error?: StowageError;
+}
+
+/** What lies there at the beginning: each has a file that tells its data from any others. */
+interface Setting {
+  readonly a: Volume;
+  readonly trashed: Volume;
+  readonly released: Volume;
+}
+
+type Verb = (store: FileStore, setting: Setting, host: string) => Promise<unknown>;
+
+/** Of a process that was the first host before. */
+const dead = newProcessMark();
+
+let folder: string;
+let first: FileStore;
+let second: FileStore;
+let witness: FileStore;
+/** Stops the first host before that call, and returns when it goes on. */
+let stop: { readonly at: number; readonly reached: () => void; readonly goOn: Promise<void> } | undefined;
+let calls = 0;
+let resume: () => void = () => undefined;
+let setting: Setting;
+let layAll: () => void;
+let layAgain: () => void;
+
+const hook: Hook = async ({ make }) => {
+  if (stop !== undefined && ++calls === stop.at) {
+    stop.reached();
+    await stop.goOn;
+  }
+  return make();
+};
+
+beforeAll(async () => {
+  folder = quickFolder('pairs');
+  const connect = connectToDisk(folder);
+  const clock = systemClock();
+  const open = (instance: string, kind: ReturnType<typeof createNfsStoreKind>): Promise<FileStore> =>
+    openNfs({
+      uri: 'nfs://nowhere/export',
+      instance,
+      kind,
+      marks: { own: newProcessMark(), dead: instance === 'first' ? [dead] : [] },
+    });
+  first = await open('first', createNfsStoreKind(impatient(clock), tapped(connect, hook)));
+  // When it waits, it waits for the first.
+  second = await open(
+    'second',
+    createNfsStoreKind(
+      impatient(clock, () => resume()),
+      connect,
+    ),
+  );
+  witness = await open('witness', createNfsStoreKind(impatient(clock), connect));
+});
+beforeAll(async () => {
+  setting = await setUp();
+  layAll = picture(folder);
+  layAgain = layAll;
+});
+afterAll(() => rmSync(folder, { recursive: true, force: true }));
+
+const name = volumeName;
+const spec = (called: string, requestId: string, host = 'witness'): VolumeSpec => ({
+  id: newVolumeId(),
+  name: name(called),
+  bytes: undefined,
+  access: 'filesystem',
+  labels: {},
+  requestId,
+  createdAt: 0,
+  instance: host,
+});
+
+async function made(called: string): Promise<Volume> {
+  const volume = await witness.create(spec(called, `made ${called}`, 'first'), scope);
+  writeFileSync(join(folder, called, 'file'), volume.id);
+  return volume;
+}
+
+async function setUp(): Promise<Setting> {
+  const [a, trashed, released] = [await made('a'), await made('t'), await made('r')];
+  // Expired at once, for the first host alone.
+  await first.trash.put(trashed, { deletedAt: 1, retention: 0 }, scope);
+  await witness.adoption.release(released, scope);
+  mkdirSync(join(folder, 'd'));
+  writeFileSync(join(folder, 'd', 'file'), 'planted');
+  return { a, trashed, released };
+}
+
+const unable = (): never => {
+  throw new Error('this store has no use records');
+};
+
+const verbs: Readonly<Record<string, Verb>> = {
+  'create n': (store, _, host) => store.create(spec('n', `create by ${host}`, host), scope),
+  'create n, the same request': (store, _, host) => store.create(spec('n', 'create', host), scope),
+  'create a again': (store, _, host) => store.create(spec('a', 'made a', host), scope),
+  'create another a': (store, _, host) => store.create(spec('a', `create by ${host}`, host), scope),
+  'delete a': (store, { a }) => store.delete(a, scope),
+  'rename a to n': (store, { a }) => store.rename(a, name('n'), scope),
+  'rename a to m': (store, { a }) => store.rename(a, name('m'), scope),
+  'label a': (store, { a }, host) => store.label(a, { [host]: 'was here' }, scope),
+  'release a': (store, { a }) => store.adoption.release(a, scope),
+  'put a into the trash': (store, { a }) => store.trash.put(a, keptForAWeek(2), scope),
+  'restore t': (store, { trashed }) => store.trash.restore(trashed.id, trashed.name, scope),
+  'restore t as n': (store, { trashed }) => store.trash.restore(trashed.id, name('n'), scope),
+  'purge t': (store, { trashed }) => store.trash.purge(trashed.id, scope),
+  'expire t': (store, { trashed }) => store.trash.purgeExpired(trashed.id, scope),
+  'adopt r': (store, _, host) => store.adoption.adopt(name('r'), spec('r', `adopt by ${host}`, host), scope),
+  'adopt d': (store, _, host) => store.adoption.adopt(name('d'), spec('d', `adopt by ${host}`, host), scope),
+  'adopt n': (store, _, host) => store.adoption.adopt(name('n'), spec('n', `adopt by ${host}`, host), scope),
+  'use a': (store, { a }, host) => store.uses?.put(a, { host, node: host as NodeName, users: [] }, scope) ?? unable(),
+  'write to a': (store, { a }, host) => store.uses?.takeWriter(a, host, scope) ?? unable(),
+  sweep: (store) => store.housekeeping.sweep(scope),
+  reclaim: (store) => store.housekeeping.reclaim(scope),
+};
+
+const outcome = async (work: Promise<unknown>): Promise<Outcome> => {
+  try {
+    const answer = await work;
+    return typeof answer === 'object' ? { volume: answer as Volume } : {};
+  } catch (error) {
+    if (!(error instanceof StowageError)) throw error;
+    return { error };
+  }
+};
+
+/** What can be wrong, in words. */
+function faults({ a, trashed, released }: Setting, outcomes: readonly Outcome[], destroyed: readonly string[]) {
+  const contents = contentsOf(folder);
+  const all = contents.records();
+  const found = wrongRecords(all);
+  for (const { id } of [a, trashed, released])
+    if (!destroyed.includes(id) && !all.some((one) => one.id === id && one.data === id)) found.push(`${id} is lost`);
+  if (!contents.has('planted')) found.push('planted data are lost');
+  for (const { volume, error } of outcomes) {
+    const isThere = volume === undefined || all.some(({ id }) => id === volume.id) || destroyed.includes(volume.id);
+    if (!isThere) found.push(`${volume.name} (${volume.id}) was answered, and is not there`);
+    if (error !== undefined && !['exists', 'not-found', 'busy', 'in-use'].includes(error.code))
+      found.push(`${error.code}: ${error.message}`);
+  }
+  // Released data lie where they were, also where another host had renamed them to.
+  const retained = all
+    .filter(({ at }) => at === 'retained')
+    .flatMap(({ id }) => ['a', 'n', 'r'].map((name) => `${name}: ${id}`));
+  const expected = ['d: planted', ...retained];
+  for (const entry of contents.unrecorded()) if (!expected.includes(entry)) found.push(`without a record: ${entry}`);
+  const isLive = (id: string): boolean => all.some((one) => one.id === id && one.at.endsWith('.meta'));
+  for (const id of contents.own('users')) if (!isLive(id)) found.push(`${id} is in use, and not there`);
+  for (const entry of contents.heldLocks()) found.push(`left locked: ${entry}`);
+  for (const entry of contents.own('tmp')) found.push(`left in tmp: ${entry}`);
+  return found;
+}
+
+const maxCalls = 80;
+
+interface Case {
+  readonly one: string;
+  readonly other: string;
+  /** Besides what the two verbs destroy. */
+  readonly destroyed: readonly string[];
+  /** Before it is looked at whether all is well. */
+  readonly afterwards: () => Promise<void>;
+}
+
+const destroys = (verb: string): string[] =>
+  verb === 'delete a' ? [setting.a.id] : ['purge t', 'expire t'].includes(verb) ? [setting.trashed.id] : [];
+
+/** Stops the first host before each of its calls, one after the other. */
+async function interleave({ one, other, destroyed, afterwards }: Case): Promise<void> {
+  for (let at = 1; at < maxCalls; at++) {
+    layAgain();
+    const reached = Promise.withResolvers<void>();
+    const goOn = Promise.withResolvers<void>();
+    resume = goOn.resolve;
+    calls = 0;
+    stop = { at, reached: reached.resolve, goOn: goOn.promise };
+    const [verb, inside] = [verbs[one] as Verb, verbs[other] as Verb];
+    const outer = outcome(verb(first, setting, 'first'));
+    await Promise.race([reached.promise, outer]);
+    const isOver = calls < at;
+    const inner = outcome(inside(second, setting, 'second'));
+    await Promise.race([inner, goOn.promise]);
+    goOn.resolve();
+    const outcomes = await Promise.all([outer, inner]);
+    stop = undefined;
+    await afterwards();
+    const told = outcomes.map(({ volume, error }) => volume?.name ?? error?.reason ?? 'done');
+    // Who was refused has destroyed nothing.
+    const done = [one, other].filter((_, i) => outcomes[i]?.error?.code !== 'in-use');
+    // Who got it out of the trash has it.
+    const isOut = outcomes.some(({ volume }) => volume?.id === setting.trashed.id);
+    const mayBeGone = done.flatMap(destroys).filter((id) => !isOut || id !== setting.trashed.id);
+    const wrong = faults(setting, outcomes, [...destroyed, ...mayBeGone]);
+    expect(wrong, `stopped before call ${at}; answers: ${told.join(', ')}`).toEqual([]);
+    if (isOver) return;
+  }
+  throw new Error('it never ends');
+}
+
+const whole = { destroyed: [], afterwards: async () => undefined };
+
+const each = [
+  'create n',
+  'create n, the same request',
+  'create a again',
+  'delete a',
+  'rename a to n',
+  'label a',
+  'put a into the trash',
+  'restore t as n',
+  'sweep',
+];
+describe.each(each)('%s, and inside it', (one) => {
+  test.each(each)('%s', (other) => interleave({ ...whole, one, other }));
+});
+
+test.each([
+  ['rename a to n', 'rename a to m'],
+  ['create another a', 'delete a'],
+  ['create another a', 'rename a to m'],
+  ['restore t', 'restore t as n'],
+  ['restore t', 'purge t'],
+  ['restore t', 'expire t'],
+  ['restore t as n', 'expire t'],
+  ['purge t', 'expire t'],
+  ['purge t', 'purge t'],
+  ['release a', 'create a again'],
+  ['release a', 'rename a to n'],
+  ['release a', 'release a'],
+  ['adopt d', 'adopt d'],
+  ['adopt d', 'sweep'],
+  ['adopt r', 'adopt r'],
+  ['adopt r', 'create n'],
+  ['delete a', 'reclaim'],
+  ['purge t', 'reclaim'],
+  ['reclaim', 'reclaim'],
+  ['use a', 'delete a'],
+  ['use a', 'put a into the trash'],
+  ['use a', 'release a'],
+  ['use a', 'rename a to n'],
+  ['use a', 'create a again'],
+  ['use a', 'use a'],
+  ['use a', 'sweep'],
+  ['write to a', 'delete a'],
+  ['write to a', 'put a into the trash'],
+  ['write to a', 'write to a'],
+])('%s, and inside it %s; and the other way round', async (one, other) => {
+  await interleave({ ...whole, one, other });
+  await interleave({ ...whole, one: other, other: one });
+});
+
+/** The first host was killed in the middle of something, so many calls before its end, and has been started again. */
+describe.each([
+  ['rename a to n', 2, ['create n', 'rename a to m', 'restore t as n', 'adopt n', 'sweep']],
+  ['rename a to n, whose name was then given up', 2, ['create n', 'rename a to m', 'restore t as n', 'delete a']],
+  ['restore t as n', 3, ['create n', 'restore t', 'adopt n', 'sweep', 'expire t', 'purge t']],
+  ['delete a', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
+  ['put a into the trash', 2, ['create a again', 'delete a', 'put a into the trash', 'use a', 'sweep']],
+] as const)('after a death in the middle of: %s', (died, callsLeft, some) => {
+  const destroyed = (): string[] => destroys(died);
+
+  beforeAll(async () => {
+    layAgain = layAll;
+    layAgain();
+    const verb = verbs[died.replace(/,.*/, '')] as Verb;
+    const once = mortal(connectToDisk(folder));
+    const open = (): Promise<FileStore> =>
+      openNfs({
+        uri: 'nfs://nowhere/export',
+        instance: 'first',
+        marks: { own: dead, dead: [] },
+        // By a clock of its own: on a busy machine the renewal of a lock would be one call more.
+        kind: createNfsStoreKind(impatient(systemClock()), once.connect),
+      });
+    const counting = await open();
+    once.dieAt(-1, 'before');
+    await verb(counting, setting, 'first');
+    const needed = once.calls;
+    layAgain();
+    const dying = await open();
+    once.dieAt(needed - callsLeft + 1, 'before');
+    await outcome(verb(dying, setting, 'first'));
+    expect(once.isDead).toBe(true);
+    // How long that keeps others waiting is another test's business.
+    rmSync(join(folder, '.stowage', 'locks'), { recursive: true });
+    mkdirSync(join(folder, '.stowage', 'locks'));
+    if (died.endsWith('given up')) rmSync(join(folder, 'n.meta'));
+    layAgain = picture(folder);
+  });
+
+  describe.each(some)('%s, and inside it', (one) => {
+    test.each(some)('%s', (other) =>
+      interleave({
+        one,
+        other,
+        destroyed: destroyed(),
+        afterwards: async () => {
+          await first.housekeeping.sweep(scope);
+          await first.housekeeping.reclaim(scope);
+        },
+      }),
+    );
+  });
+});

@@ -1,0 +1,37 @@
+import { existsSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import { createNfsStoreKind } from '#stores/nfs/kind.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
+import { quickFolder } from '#testing/nfs-contents.ts';
+import { openNfs } from '#testing/nfs-store.ts';
+import { impatient } from '#testing/nfs-tap.ts';
+
+const hour = 3_600_000;
+
+test('another host removes a leftover file in tmp after an hour, and no newer one', async () => {
+  const folder = quickFolder('scratches');
+  onTestFinished(() => rmSync(folder, { recursive: true, force: true }));
+  const clock = impatient(systemClock());
+  const open = (instance: string) =>
+    openNfs({ uri: 'nfs://nowhere/export', instance, kind: createNfsStoreKind(clock, connectToDisk(folder)) });
+  const tmp = join(folder, '.stowage', 'tmp');
+  const store = await open('one');
+  const left = join(tmp, '0123456789ab-000012670badcafe-1');
+  writeFileSync(left, 'left behind');
+  await store.housekeeping.sweep(scope);
+  clock.pass(hour - 60_000);
+  await store.housekeeping.reclaim(scope);
+  expect(existsSync(left)).toBe(true);
+  const later = join(tmp, '0123456789ab-000012670badcafe-2');
+  writeFileSync(later, 'at work');
+  clock.pass(61_000);
+  await store.housekeeping.reclaim(scope);
+  expect(readdirSync(tmp)).toEqual(['0123456789ab-000012670badcafe-2']);
+  clock.pass(hour + 1);
+  await store.housekeeping.reclaim(scope);
+  expect(readdirSync(tmp)).toEqual([]);
+  await store.close();
+});

@@ -1,0 +1,54 @@
+import { createHash, randomBytes } from 'node:crypto';
+import type { Clock } from '#base/clock.ts';
+import type { ProcessMarks } from '#core/ports.ts';
+import { presumedDeadMs } from '../file-store/store-root.ts';
+
+/** Names in `.stowage/tmp`. They consist of the instance, the process, one opening of the store, and a number. */
+export interface ScratchNames {
+  next(): string;
+  /**
+   * Left by a dead process: it is known to be dead, or we have known the file for too long. No name is used twice, and a host renames its
+   * file within 30 s or gives up; if one that was suspended still tries, its call fails, and nothing is lost.
+   */
+  isLeftover(name: string): boolean;
+}
+
+export interface ScratchNamesParts {
+  readonly instance: string;
+  readonly marks: ProcessMarks;
+  readonly clock: Clock;
+}
+
+/** For files of other instances: their host may be gone for good, or has lost its state folder. */
+const otherInstanceMs = 3_600_000;
+const maxSeen = 10_000;
+
+const hex = (mark: number): string => mark.toString(16).padStart(8, '0');
+
+export function createScratchNames({ instance, marks, clock }: ScratchNamesParts): ScratchNames {
+  const mine = createHash('sha256').update(instance).digest('hex').slice(0, 12);
+  const process = `${mine}-${hex(marks.own)}`;
+  const dead = marks.dead.map((mark) => `${mine}-${hex(mark)}`);
+  const run = `${process}${randomBytes(4).toString('hex')}`;
+  /** When each file was first seen. Two processes of one instance can run at the same time, while one controller takes over from the other. */
+  const seen = new Map<string, number>();
+  let count = 0;
+
+  /** Drops entries whose files have been renamed or removed by now. */
+  function forgetOld(): void {
+    for (const [name, since] of seen) if (clock.elapsed() - since > 2 * otherInstanceMs) seen.delete(name);
+  }
+
+  return {
+    next: () => `${run}-${++count}`,
+    isLeftover: (name) => {
+      if (name.startsWith(process)) return false;
+      if (dead.some((before) => name.startsWith(before))) return true;
+      if (seen.size >= maxSeen && !seen.has(name)) forgetOld();
+      if (seen.size >= maxSeen && !seen.has(name)) return false;
+      const since = seen.get(name) ?? clock.elapsed();
+      seen.set(name, since);
+      return clock.elapsed() - since > (name.startsWith(`${mine}-`) ? 2 * presumedDeadMs : otherInstanceMs);
+    },
+  };
+}

@@ -1,0 +1,97 @@
+import { chmodSync, chownSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, onTestFinished, test } from 'vitest';
+import { systemClock } from '#base/clock.ts';
+import type { Source } from '#core/model.ts';
+import { scope } from '#testing/contracts/store.ts';
+import { nfsStoreOnDisk } from '#testing/nfs-store-on-disk.ts';
+import { volumeSpec } from '#testing/volume-spec.ts';
+import { createNfsServer } from '#wire/nfs3/server/server.ts';
+import { createConnect } from './connect.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
+import { type NfsOptions, parseOptions } from './options.ts';
+import { createWriteAccessCheck } from './write-access.ts';
+
+const asRoot = process.getuid?.() === 0;
+
+/** A directory with that owner and mode, on a server that squashes root, or nobody. */
+async function asked(
+  squash: 'root' | 'none',
+  about: { readonly uid: number; readonly mode: number },
+  options: Readonly<Record<string, string>> = {},
+): Promise<unknown> {
+  const parent = mkdtempSync(join(tmpdir(), 'stowage-usable-'));
+  onTestFinished(() => rmSync(parent, { recursive: true, force: true }));
+  const directory = join(parent, 'exported');
+  mkdirSync(directory);
+  const clock = systemClock();
+  const server = await createNfsServer({
+    clock,
+    directory,
+    state: join(parent, 'state'),
+    port: 0,
+    path: '/export',
+    squash,
+    onError: () => undefined,
+  });
+  onTestFinished(() => server.close());
+  chmodSync(directory, about.mode);
+  chownSync(directory, about.uid, about.uid);
+  const ports = { port: String(server.port), mountport: String(server.port) };
+  const parsed: NfsOptions = parseOptions(`nfs://${server.host}/export`, { ...ports, ...options });
+  const session = await createConnect(clock)(parsed, () => undefined, scope.signal);
+  onTestFinished(() => session.close());
+  const root = Buffer.from(await session.mount(scope.signal)).toString('base64');
+  const storeRoot = { session, failure: (cause: unknown) => cause } as unknown as NfsStoreRoot;
+  const source = {
+    kind: 'nfs',
+    hosts: [server.host],
+    path: '/export',
+    way: { root, uid: parsed.uid },
+  } as unknown as Source;
+  return await createWriteAccessCheck(storeRoot, parsed)(source, scope).catch((thrown: unknown) => thrown);
+}
+
+test.runIf(asRoot)(
+  'what belongs to root, where root is taken for nobody, is refused with what can be done',
+  async () => {
+    expect(await asked('root', { uid: 0, mode: 0o755 })).toMatchObject({
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      message: expect.stringContaining('root_squash'),
+      action: expect.stringContaining('squash=root'),
+    });
+  },
+);
+
+test.runIf(asRoot).each([
+  [{ uid: 0, mode: 0o755 }, 'root', /^nobody could write to the volume: root is user 7 on its server \(squash=root\)/],
+  [{ uid: 1000, mode: 0o755 }, 'all', /^nobody could write to the volume: everybody is user 7 on its server/],
+] as const)('a directory with %o is refused with squash=%s', async (about, squash, message) => {
+  expect(await asked('none', about, { squash, uid: '7', gid: '7' })).toMatchObject({
+    code: 'denied',
+    reason: 'volume-root-squashed',
+    message: expect.stringMatching(message),
+    action: expect.stringContaining('chown 7'),
+  });
+});
+
+test.runIf(asRoot)('the fake server answers like a real one', async () => {
+  const { store, folder } = await nfsStoreOnDisk({ squash: 'root', uid: '7', gid: '7' });
+  const source = await store.source(await store.create(volumeSpec('photos'), scope), scope);
+  await store.usable?.(source, scope);
+  chownSync(join(folder, 'photos'), 0, 0);
+  await expect(store.usable?.(source, scope)).rejects.toMatchObject({ reason: 'volume-root-squashed' });
+});
+
+test.runIf(asRoot).each([
+  ['where root is root', 'none', { uid: 0, mode: 0o755 }, {}],
+  ['that everybody may write to', 'root', { uid: 0, mode: 0o777 }, {}],
+  ['that belongs to somebody', 'root', { uid: 1000, mode: 0o755 }, {}],
+  ['that nobody is to write to', 'root', { uid: 0, mode: 0o555 }, {}],
+  ["that is the store's user's", 'root', { uid: 7, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
+  ['of somebody, who is not root', 'root', { uid: 1000, mode: 0o755 }, { squash: 'root', uid: '7', gid: '7' }],
+] as const)('a directory %s is not refused', async (_, squash, about, options) => {
+  expect(await asked(squash, about, options)).toBeUndefined();
+});

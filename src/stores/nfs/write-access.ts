@@ -1,0 +1,55 @@
+import { StowageError } from '#core/errors.ts';
+import type { Store } from '#core/ports.ts';
+import { accessRight, type FileHandle } from '#wire/nfs3/index.ts';
+import type { NfsStoreRoot } from './open-store-root.ts';
+import type { NfsOptions } from './options.ts';
+
+/**
+ * Refuses a directory that no caller could write to; otherwise containers would get EACCES without a reason. Either it belongs to root, and
+ * the server or the store's options map root to another user; or squash=all maps everybody to a user who may not write to it. Without
+ * squash=all, a directory that belongs to another user, or that its group or others may write to, is fine.
+ */
+export function createWriteAccessCheck(storeRoot: NfsStoreRoot, options: NfsOptions): NonNullable<Store['usable']> {
+  const { squash, timeout } = options;
+  return async (source, { signal }) => {
+    if (source.kind !== 'nfs') return;
+    const handle = new Uint8Array(Buffer.from(source.way.root, 'base64')) as FileHandle;
+    const within = { signal, deadlineMs: timeout };
+    const { nfs } = storeRoot.session;
+    try {
+      const [granted, { uid, mode }] = await Promise.all([
+        // Asks as the user that root is on the server: with squash, the store's user.
+        nfs.access(handle, accessRight.modify | accessRight.extend, within),
+        nfs.getattr(handle, within),
+      ]);
+      const isOthers = squash !== 'all' && (uid !== 0 || (mode & 0o022) !== 0);
+      // The mode makes it read-only for everybody, so that is intended.
+      const isForReading = (mode & 0o222) === 0;
+      if (granted !== 0 || isOthers || isForReading) return;
+    } catch (cause) {
+      throw await storeRoot.failure(cause, 'checking who may write to the volume');
+    }
+    throw squash === 'none' ? rootIsNobody() : noRight(source.way.uid, squash);
+  };
+}
+
+const rootIsNobody = (): StowageError =>
+  new StowageError(
+    'nobody could write to the volume: its directory belongs to root, and the server maps root to nobody (root_squash)',
+    {
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      action:
+        "Ask the store's administrator to give the directory to a user on the server (chown), or the store squash=root with the uid and gid that own it; or to export it with no_root_squash.",
+    },
+  );
+
+const noRight = (uid: number, squash: 'root' | 'all'): StowageError =>
+  new StowageError(
+    `nobody could write to the volume: ${squash === 'all' ? 'everybody' : 'root'} is user ${uid} on its server (squash=${squash}), and its directory belongs to somebody else`,
+    {
+      code: 'denied',
+      reason: 'volume-root-squashed',
+      action: `Ask the store's administrator to give the directory to that user on the server (chown ${uid}), or the store the uid and gid that own it; or, where it is only to be read, readOnly=true.`,
+    },
+  );
