@@ -2,20 +2,20 @@ import { cp, mkdir, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startSftpServer, startSshServer } from '#testbed/sshfs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
 import { memoryName, memoryRow, memoryRows } from './datapath/memory.ts';
 import type { Mounting } from './datapath/mounting.ts';
-import { type OursOptions, startOurs } from './datapath/ours.ts';
+import { type OursOptions, startOurs } from './datapath/our-data-path.ts';
 import { sshfsMounting } from './datapath/sshfs.ts';
 import { largeMib, type Task, tasks } from './datapath/tasks.ts';
 import { plantTree } from './datapath/tree.ts';
-import { checkOut, noSlower } from './earlier.ts';
-import { requireComponents } from './needed.ts';
+import { checkOut, noSlower } from './earlier-commit.ts';
 import { startRaw } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, places } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
 /** For one task without a mount. */

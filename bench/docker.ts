@@ -1,9 +1,9 @@
 import type { Bench } from './bench.ts';
 import { type Host, type Side, sides, startHost } from './docker/host.ts';
 import type { RecordedCall } from './docker/recorder.ts';
-import { requireComponents } from './needed.ts';
-import { places } from './nfs/folder.ts';
+import { places } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 60;
 const warmUps = 3;

@@ -2,8 +2,8 @@ import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { request } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { runScript } from './child.ts';
 import { type Row, toRow } from './report.ts';
+import { runScript } from './run-script.ts';
 import { type Server, startServer } from './server.ts';
 
 const rounds = 7;

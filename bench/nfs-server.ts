@@ -1,7 +1,7 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import { type Compared, compare } from './nfs/compare.ts';
 import { startLibnfs, type Target } from './nfs/driver.ts';
-import { makeFolder, type Place, places } from './nfs/folder.ts';
+import { makeFolder, type Place, places } from './nfs/measured-folder.ts';
 import { isDeep, tasks } from './nfs/operations.ts';
 import { startOurServer } from './nfs/server.ts';
 import { type Measured, type Row, toRow } from './report.ts';

@@ -1,6 +1,6 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import { startVolumes } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, places } from './nfs/measured-folder.ts';
 import { type Row, toRow } from './report.ts';
 
 const rounds = 9;

@@ -1,9 +1,9 @@
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { Bench } from './bench.ts';
-import { checkOut, noMore, noSlower } from './earlier.ts';
+import { checkOut, noMore, noSlower } from './earlier-commit.ts';
 import { type Compared, compare } from './nfs/compare.ts';
 import { startLibnfs, startOurs } from './nfs/driver.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, places } from './nfs/measured-folder.ts';
 import { isDeep, isPipelined, isWrite, type Task, tasks } from './nfs/operations.ts';
 import { type Goal, type Row, toRow } from './report.ts';
 

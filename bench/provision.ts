@@ -1,7 +1,15 @@
 import type { Bench } from './bench.ts';
-import { requireComponents } from './needed.ts';
-import { byTime, type Created, type Ground, ofNode, type Side, startGround, stores } from './provision/ground.ts';
+import {
+  byTime,
+  type Created,
+  type Ground,
+  ofNode,
+  type Side,
+  startGround,
+  stores,
+} from './provision/bench-cluster.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 5;
 const warmUp = 50;

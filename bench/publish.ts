@@ -1,9 +1,9 @@
 import { loadavg } from 'node:os';
 import type { Bench } from './bench.ts';
-import { requireComponents } from './needed.ts';
-import { places } from './nfs/folder.ts';
+import { places } from './nfs/measured-folder.ts';
 import { type Host, type Side, sides, startHost } from './publish/host.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 100;
 const warmUps = 10;

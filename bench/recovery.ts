@@ -1,14 +1,14 @@
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import type { Bench } from './bench.ts';
 import { command } from './datapath/command.ts';
-import { type Ours, startOurs } from './datapath/ours.ts';
+import { type Ours, startOurs } from './datapath/our-data-path.ts';
 import { files, plantTree } from './datapath/tree.ts';
-import { requireComponents } from './needed.ts';
-import { makeFolder, places } from './nfs/folder.ts';
+import { makeFolder, places } from './nfs/measured-folder.ts';
 import { type Application, startApplication } from './recovery/application-process.ts';
 import { type Row, toRow } from './report.ts';
+import { requireComponents } from './required-components.ts';
 
 const usualRounds = 50;
 

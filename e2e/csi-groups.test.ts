@@ -5,7 +5,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { grpcClient } from '#testing/grpc-client.ts';
 import { allOf, asGroup, type PodsOfGroups, podsOfGroups } from '#testing/pods-of-groups.ts';
-import { killKeepers, type Place, patience, place, serving } from './nfs-mounted.ts';
+import { killKeepers, type Place, patience, place, serving } from './nfs-mount-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 describe.skipIf(needs('ganesha', 'fuse', 'root', 'mount'))('pods with an fsGroup', () => {

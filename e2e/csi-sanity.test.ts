@@ -4,7 +4,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { component } from '#testbed/components.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { run, startStowage } from './stowage.ts';
 
 /** What csi-sanity leaves out, by what it says of it; every spec that is not here, or is here and runs, is a failure. */

@@ -4,8 +4,8 @@ import { beforeEach, describe, expect, onTestFinished, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounted } from '#testing/csi.ts';
-import { createGround } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { Controller, Node } from '#wire/csi/generated/csi.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 

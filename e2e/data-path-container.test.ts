@@ -10,8 +10,8 @@ import { runner } from '#testbed/run.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { run } from '#testing/workloads.ts';
-import { addsLines } from './docker-ground.ts';
-import { mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
+import { addsLines } from './docker-fixture.ts';
+import { mountsIn, place, serving, started, succeeds } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('root', 'mount', 'docker', 'fuse', 'ganesha'))('a container that binds a mount itself', () => {
   const end = new AbortController();

@@ -6,9 +6,9 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { eachBounded } from '#base/each-bounded.ts';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { lasting } from './docker-ground.ts';
+import { lasting } from './docker-fixture.ts';
 import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { succeeds } from './nfs-mounted.ts';
+import { succeeds } from './nfs-mount-fixture.ts';
 import { call } from './stowage.ts';
 
 const containers = sized({ usual: 14, long: 50 });

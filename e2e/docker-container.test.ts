@@ -9,7 +9,7 @@ import { buildImage, imageName } from '#testbed/image.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { addsLines } from './docker-ground.ts';
+import { addsLines } from './docker-fixture.ts';
 import { documentedRun, ganeshaIn, type ServerInside, startStowageIn, volumesBelow } from './stowage-container.ts';
 
 interface Service {

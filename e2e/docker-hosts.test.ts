@@ -2,9 +2,9 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { lasting } from './docker-ground.ts';
+import { lasting } from './docker-fixture.ts';
 import { type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { patience, succeeds } from './nfs-mounted.ts';
+import { patience, succeeds } from './nfs-mount-fixture.ts';
 
 /** Two machines, each with a Docker engine and a Stowage of its own, and an NFS server that both reach by network. */
 describe.skipIf(needs('docker', 'busybox', 'mount', 'fuse', 'ganesha', 'netns'))('Docker on two hosts', () => {

@@ -8,8 +8,8 @@ import { kept, repository } from '#testbed/component.ts';
 import { type Engine, type EngineOptions, startDockerd } from '#testbed/dockerd.ts';
 import { type GaneshaExport, ganeshaDaemon, quiet } from '#testbed/ganesha.ts';
 import { digest } from '#testbed/rootfs.ts';
-import { passableFolder, refusing } from './docker-ground.ts';
-import { killKeepers } from './nfs-mounted.ts';
+import { passableFolder, refusing } from './docker-fixture.ts';
+import { killKeepers } from './nfs-mount-fixture.ts';
 import { program, type Stowage, startStowage } from './stowage.ts';
 
 const execute = promisify(execFile);

@@ -13,7 +13,7 @@ import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
 import { createApi } from '#testing/server.ts';
-import { addsLines } from './docker-ground.ts';
+import { addsLines } from './docker-fixture.ts';
 import { ganeshaIn, type ServerInside, startStowageIn } from './stowage-container.ts';
 
 const required = ['root', 'docker', 'busybox', 'mount', 'fuse', 'ganesha'] as const;

@@ -5,8 +5,8 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import type { TestEngine } from '#testbed/engine-machine.ts';
 import { runInside } from '#testbed/machine.ts';
 import { needs } from '#testbed/needs.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
-import { killKeepers, patience } from './nfs-mounted.ts';
+import { lasting, passableFolder, refusing, startEngine } from './docker-fixture.ts';
+import { killKeepers, patience } from './nfs-mount-fixture.ts';
 import { type StorageNetwork, startStorageNetwork, storageHost, storagePort } from './storage-network.ts';
 import { type Finished, program, run as runProgram, type Stowage, startStowage } from './stowage.ts';
 

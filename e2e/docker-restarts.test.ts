@@ -2,9 +2,9 @@ import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { lasting } from './docker-ground.ts';
+import { lasting } from './docker-fixture.ts';
 import { atOnce, type FarServer, type Host, startFarServer, startHost } from './docker-hosts.ts';
-import { dataPath, killKeepers, patience, serving, succeeds } from './nfs-mounted.ts';
+import { dataPath, killKeepers, patience, serving, succeeds } from './nfs-mount-fixture.ts';
 
 /** Adds a line to each volume, until it is told to stop; ends with another status as soon as anything fails. */
 const work = `

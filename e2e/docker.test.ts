@@ -8,9 +8,9 @@ import type { TestEngine } from '#testbed/engine-machine.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { lasting, passableFolder, refusing, startEngine } from './docker-ground.ts';
-import { mountsIn, patience } from './nfs-mounted.ts';
-import { ground } from './nfs-serve.ts';
+import { lasting, passableFolder, refusing, startEngine } from './docker-fixture.ts';
+import { mountsIn, patience } from './nfs-mount-fixture.ts';
+import { ground } from './nfs-serve-fixture.ts';
 import { type Stowage, startStowage } from './stowage.ts';
 
 const volumesIn = (top: string): readonly string[] => mountsIn(top).filter((at) => at.includes('/sv1-'));

@@ -24,7 +24,7 @@ import {
   started,
   succeeds,
   writer,
-} from './nfs-mounted.ts';
+} from './nfs-mount-fixture.ts';
 import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);

@@ -11,7 +11,7 @@ import { mountProgram, mountVersion } from '#wire/nfs3/mount.ts';
 import { fileType, nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';
 import type { RpcClientOptions } from '#wire/rpc/client.ts';
 import { getPort } from '#wire/rpc/portmap.ts';
-import { ground, type Serving } from './nfs-serve.ts';
+import { ground, type Serving } from './nfs-serve-fixture.ts';
 import { program, run } from './stowage.ts';
 
 const host = '127.0.0.1';

@@ -6,7 +6,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { place, started, succeeds } from './nfs-mounted.ts';
+import { place, started, succeeds } from './nfs-mount-fixture.ts';
 
 describe.skipIf(needs('root', 'mount', 'fuse', 'ganesha'))('a volume that somebody has where nobody looks', () => {
   const exported = ganeshaFolders('served-on');

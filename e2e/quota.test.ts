@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders, portsOf } from '#testing/ganesha-folders.ts';
-import { dataPath, type Place, patience, place, serving, started, succeeds } from './nfs-mounted.ts';
+import { dataPath, type Place, patience, place, serving, started, succeeds } from './nfs-mount-fixture.ts';
 import type { Stowage } from './stowage.ts';
 
 const run = promisify(execFile);

@@ -2,7 +2,7 @@ import { mkdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { type Row, toRow } from '../report.ts';
 import { command } from './command.ts';
-import type { Ours } from './ours.ts';
+import type { Ours } from './our-data-path.ts';
 
 const goals = [
   { mounts: 20, below: 150 },

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { startDaemon } from '#testbed/daemon.ts';
 import type { SftpServer } from '#testbed/sshfs.ts';
 import type { Mounting } from './mounting.ts';
-import { unmount } from './ours.ts';
+import { unmount } from './our-data-path.ts';
 
 const withoutCaching = ['dir_cache=no', 'attr_timeout=0', 'entry_timeout=0', 'negative_timeout=0'];
 

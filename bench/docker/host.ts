@@ -6,9 +6,9 @@ import { loadBusybox } from '#testbed/busybox.ts';
 import { repository } from '#testbed/component.ts';
 import { startDockerd } from '#testbed/dockerd.ts';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { command } from '../datapath/command.ts';
-import { makeFolder, type Place } from '../nfs/folder.ts';
+import { makeFolder, type Place } from '../nfs/measured-folder.ts';
 import { type Server, startServer } from '../server.ts';
 import { type RecordedCall, startRecorder } from './recorder.ts';
 

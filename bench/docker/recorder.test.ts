@@ -3,7 +3,7 @@ import { createServer, request } from 'node:http';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { expect, onTestFinished, test } from 'vitest';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { startRecorder } from './recorder.ts';
 
 async function post(socketPath: string, path: string, body: string): Promise<{ status: number; text: string }> {

@@ -4,12 +4,12 @@ import { chmod, mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { startGanesha } from '#testbed/ganesha.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { type GrpcClient, grpcClient } from '#testing/grpc-client.ts';
 import { mountImage } from '#testing/loop-mount.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { Controller, VolumeCapability_AccessMode_Mode as Mode, Node } from '#wire/csi/generated/csi.ts';
 import { command } from '../datapath/command.ts';
-import { makeFolder, type Place } from '../nfs/folder.ts';
+import { makeFolder, type Place } from '../nfs/measured-folder.ts';
 import { startServer } from '../server.ts';
 import { bare } from './bare.ts';
 

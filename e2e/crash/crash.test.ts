@@ -4,11 +4,11 @@ import { setTimeout as delay } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { chance } from './chance.ts';
-import { checkOnStore, type Known } from './contents.ts';
-import { createGround, type Ground, loopsOn, mountsUnder, settled } from './ground.ts';
-import { createRivals } from './rivals.ts';
-import { startVictim, type Victim } from './victim.ts';
+import { createRivals } from './competing-clients.ts';
+import { createGround, type Ground, loopsOn, mountsUnder, settled } from './crash-fixture.ts';
+import { startVictim, type Victim } from './killed-server.ts';
+import { chance } from './seeded-random.ts';
+import { checkOnStore, type Known } from './volume-contents.ts';
 import { createWorker, type Store } from './workload.ts';
 
 const operations = sized({ usual: 200, long: 600 });

@@ -1,6 +1,6 @@
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { is, orGone } from './caller.ts';
+import { is, orGone } from './checked-call.ts';
 import type { Actions, Hands } from './workload.ts';
 
 /** A store that comes and goes; its one volume comes and goes with it, and is always the same. */

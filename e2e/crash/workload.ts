@@ -1,10 +1,10 @@
 import { copyFile, mkdir, rename, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type Ask, createAsk, is, orGone } from './caller.ts';
-import { pick, shuffled } from './chance.ts';
-import { checkContents, contents, type Known, refusesWrites, writeContents } from './contents.ts';
+import { type Ask, createAsk, is, orGone } from './checked-call.ts';
 import { createExtraStore } from './extra-store.ts';
-import type { Victim } from './victim.ts';
+import type { Victim } from './killed-server.ts';
+import { pick, shuffled } from './seeded-random.ts';
+import { checkContents, contents, type Known, refusesWrites, writeContents } from './volume-contents.ts';
 
 interface Model {
   readonly volumes: Map<string, Known>;

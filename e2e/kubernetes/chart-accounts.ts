@@ -1,6 +1,6 @@
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type ChartGround, namespace } from './chart-fixture.ts';
 
 /** Something that an account tries. What the API server would let it do is not done. */
 export interface Attempt {

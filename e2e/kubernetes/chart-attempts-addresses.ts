@@ -1,5 +1,5 @@
 import { type Attempt, merge, tried } from './chart-accounts.ts';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type ChartGround, namespace } from './chart-fixture.ts';
 
 const { create, replace, remove, patch } = tried;
 

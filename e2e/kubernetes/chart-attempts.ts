@@ -1,6 +1,6 @@
 import { type Attempt, merge, tried } from './chart-accounts.ts';
 import { addressAttempts, almightyAddresses, evictionAttempts, othersAddresses } from './chart-attempts-addresses.ts';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type ChartGround, namespace } from './chart-fixture.ts';
 
 const { create, replace, remove, patch } = tried;
 const selectedNode = 'volume.kubernetes.io/selected-node';

@@ -5,7 +5,7 @@ import { expect } from 'vitest';
 import { parseAllDocuments } from 'yaml';
 import { repository } from '#testbed/component.ts';
 import { program } from '../stowage.ts';
-import type { ChartGround } from './chart-ground.ts';
+import type { ChartGround } from './chart-fixture.ts';
 
 const account = 'checker';
 

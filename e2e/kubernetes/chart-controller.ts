@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { program } from '../stowage.ts';
-import { namespace } from './chart-ground.ts';
+import { namespace } from './chart-fixture.ts';
 
 /** `stowage controller` with the rights of its account and no others, where agents reach it. */
 export interface AccountController extends AsyncDisposable {

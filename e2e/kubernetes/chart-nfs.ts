@@ -1,7 +1,7 @@
 import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
-import { type ChartGround, namespace } from './chart-ground.ts';
+import { type ChartGround, namespace } from './chart-fixture.ts';
 import type { NfsWish } from './nfs-caller.ts';
 
 /** The certificates that the chart made, and what the embedded NFS server says to those who show them. */

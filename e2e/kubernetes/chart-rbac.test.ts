@@ -8,7 +8,15 @@ import { serverNames } from '#cluster/names.ts';
 import { needs } from '#testbed/needs.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { type AccountController, accountConfig, door, startAsAccount } from './chart-controller.ts';
-import { type ChartGround, chart, claim, deployment, loseMounts, namespace, startChartGround } from './chart-ground.ts';
+import {
+  type ChartGround,
+  chart,
+  claim,
+  deployment,
+  loseMounts,
+  namespace,
+  startChartGround,
+} from './chart-fixture.ts';
 import { type Right, refusalOf, rightsOf, titleOf, without } from './chart-rights.ts';
 import { freeLease } from './controllers.ts';
 

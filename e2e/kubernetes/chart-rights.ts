@@ -1,7 +1,7 @@
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
 import type { RbacRole, RbacRule } from '../../scripts/rbac-role.ts';
 import { roles } from '../../scripts/rbac-rules.ts';
-import { namespace } from './chart-ground.ts';
+import { namespace } from './chart-fixture.ts';
 
 /** One verb on one kind of object that an account of Stowage's has, or whoever has a role of the chart. */
 export interface Right {

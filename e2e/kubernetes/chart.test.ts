@@ -19,7 +19,7 @@ import {
   namespace,
   serviceMonitors,
   startChartGround,
-} from './chart-ground.ts';
+} from './chart-fixture.ts';
 import { type EmbeddedServer, embeddedServer } from './chart-nfs.ts';
 import { type PrivateFiler, startPrivateFiler } from './private-filer.ts';
 

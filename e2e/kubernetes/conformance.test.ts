@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { type ConformanceGround, components, startGround } from './conformance/ground.ts';
+import { type ConformanceGround, components, startGround } from './conformance/conformance-fixture.ts';
 import { type Driver, runSuite } from './conformance/suite.ts';
 
 const { signal } = new AbortController();

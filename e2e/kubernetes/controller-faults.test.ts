@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { sized } from '#testing/sized.ts';
-import { type FaultGround, startFaultGround } from './controller-faults-ground.ts';
+import { type FaultGround, startFaultGround } from './controller-faults-fixture.ts';
 import type { RunningController } from './controllers.ts';
 
 const { signal } = new AbortController();

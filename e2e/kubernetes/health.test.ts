@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { loseMounts } from './chart-ground.ts';
-import { components, type HealthGround, long, startHealthGround, wait } from './health-ground.ts';
+import { loseMounts } from './chart-fixture.ts';
+import { components, type HealthGround, long, startHealthGround, wait } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 

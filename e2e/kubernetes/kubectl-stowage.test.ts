@@ -2,7 +2,7 @@ import { mkdirSync, readdirSync } from 'node:fs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { rightsOf, rightsOfRole, titleOf, without } from './chart-rights.ts';
-import { bound, type Ground, namespace, startGround } from './kubectl-stowage-ground.ts';
+import { bound, type Ground, namespace, startGround } from './kubectl-stowage-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 200, timeout: 60_000 };

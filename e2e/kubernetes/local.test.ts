@@ -1,7 +1,7 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type UsingPod, usingPod } from './agent-objects.ts';
-import { type ChartGround, chart, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, startChartGround } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };

@@ -2,7 +2,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { components, type HealthGround, long, startHealthGround, wait } from './health-ground.ts';
+import { components, type HealthGround, long, startHealthGround, wait } from './health-fixture.ts';
 
 const { signal } = new AbortController();
 const outOfService = 'node.kubernetes.io/out-of-service';

@@ -7,7 +7,7 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { aCall } from '#testing/calls.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { freeLease, type RunningController, startController } from './controllers.ts';
 

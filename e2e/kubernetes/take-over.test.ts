@@ -24,7 +24,7 @@ import {
 import type { PersistentVolume, PersistentVolumeClaim } from '#wire/kube/types.ts';
 import { type Filer, startFiler } from './agent-filer.ts';
 import { usingPod } from './agent-objects.ts';
-import { type ChartGround, claim, startChartGround } from './chart-ground.ts';
+import { type ChartGround, claim, startChartGround } from './chart-fixture.ts';
 
 const { signal } = new AbortController();
 const wait = { interval: 250, timeout: 90_000 };

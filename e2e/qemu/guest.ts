@@ -9,7 +9,7 @@ import { release } from 'node:os';
 import { join } from 'node:path';
 import process from 'node:process';
 import { block, blockSize } from '#testing/block-writer.ts';
-import { disturbed, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { disturbed, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { modelled, run } from '#testing/workloads.ts';
 
 const [, , bundles = ''] = process.argv;

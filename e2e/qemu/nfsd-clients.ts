@@ -10,7 +10,7 @@ import { procedureOf } from '#testing/rpc-records.ts';
 import { createNfsClient, type NfsClient } from '#wire/nfs3/client.ts';
 import { createRpcClient, type RpcClientOptions } from '#wire/rpc/client.ts';
 import type { Address } from '#wire/rpc/connection.ts';
-import { pick } from '../crash/chance.ts';
+import { pick } from '../crash/seeded-random.ts';
 
 /** Clients of the guest's nfsd, and proxies to it. */
 

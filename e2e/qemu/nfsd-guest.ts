@@ -14,7 +14,7 @@ import { stripVTControlCharacters } from 'node:util';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import * as cases from '#testing/resend-cases.ts';
 import { changingData, type Mutation, makingNames, mutations, takingNames } from '#testing/resend-mutations.ts';
-import { chance } from '../crash/chance.ts';
+import { chance } from '../crash/seeded-random.ts';
 import { connect, type Disturbances, disturbances, nfsd, openWorkplace, restartNfsd, second } from './nfsd-clients.ts';
 import { holdByTurns, releaseAcrossFailOver } from './nfsd-locks.ts';
 import { runWorkload } from './nfsd-workload.ts';

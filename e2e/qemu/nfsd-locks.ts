@@ -15,7 +15,7 @@ import { parseOptions } from '#stores/nfs/options.ts';
 import { openNfsPlace } from '#stores/nfs/place.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { remove, setattr } from '#wire/nfs3/procedures.ts';
-import { chance } from '../crash/chance.ts';
+import { chance } from '../crash/seeded-random.ts';
 import { type Disturbances, disturbances, mountPort, nfsd, second } from './nfsd-clients.ts';
 
 const scope = { signal: new AbortController().signal, log: silentLog() };

@@ -3,7 +3,7 @@ import { lstatSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';
-import { pick } from '../crash/chance.ts';
+import { pick } from '../crash/seeded-random.ts';
 
 /**
  * Two clients change names and data in one directory by turns. Each change is compared with a model, on the server's disk. What a

@@ -7,7 +7,7 @@ import { beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import type { UpOptions } from '#cli/io.ts';
 import { openRecords } from '#records/sqlite.ts';
 import { needs } from '#testbed/needs.ts';
-import { eventually, paths } from '#testing/controlled.ts';
+import { eventually, paths } from '#testing/controller-fixture.ts';
 import { type FakeKubeApi, startKubeApi } from '#testing/fakes/kube-api.ts';
 import { createApi } from '#testing/server.ts';
 import { runAgent } from './agent.ts';

@@ -1,7 +1,7 @@
 import { truncateSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { parseSuperblock, readSuperblock } from './superblock.ts';
 
 function ext4(blockShift: number): Buffer {

@@ -14,7 +14,7 @@ import { createConnect } from '#stores/nfs/connect.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { onPath } from '#testbed/component.ts';
 import { needs } from '#testbed/needs.ts';
-import { plainPolicy } from '#testing/policy.ts';
+import { plainPolicy } from '#testing/default-policy.ts';
 import { localAddresses, withPodNetworks } from './pod-network.ts';
 
 const { signal } = new AbortController();

@@ -2,7 +2,7 @@ import { readdirSync, writeFileSync } from 'node:fs';
 import type { ServerResponse } from 'node:http';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { events, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';

@@ -5,8 +5,8 @@ import { silentLog } from '#base/log.ts';
 import { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aCall } from '#testing/calls.ts';
-import { controlled } from '#testing/controlled.ts';
+import { controlled } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { type AgentVolumes, createAgentVolumes } from './agent-volumes.ts';
 import { retainedLabel } from './provisioner.ts';
 

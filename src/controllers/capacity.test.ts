@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { csiStorageCapacities } from '#wire/kube/resources.ts';
 import type { AgentRequest } from './agents.ts';

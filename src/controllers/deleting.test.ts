@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
 import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { NodeName } from '#core/model.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { createDeleting } from './deleting.ts';

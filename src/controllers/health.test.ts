@@ -1,6 +1,6 @@
 import { beforeEach, expect, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { claims, events } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';

@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import { createFakeAgents } from '#testing/fakes/agents.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { namespaces, nodes } from '#wire/kube/resources.ts';

@@ -1,8 +1,8 @@
 import { beforeEach, describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { NodeName, Use, Volume } from '#core/model.ts';
-import { aCall } from '#testing/calls.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeAgents, type FakeAgents } from '#testing/fakes/agents.ts';
 import { configMaps as configMapsOf, persistentVolumes } from '#wire/kube/resources.ts';
 import type { Controller } from './machinery/controller.ts';

@@ -1,7 +1,7 @@
 import { setImmediate } from 'node:timers/promises';
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
-import { controlled, eventually, paths } from '#testing/controlled.ts';
+import { controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import type { AgentRequest } from './agents.ts';
 
 const it = controlled();

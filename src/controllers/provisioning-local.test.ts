@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import { type AgentNode, anAgentNode } from '#testing/agent-nodes.ts';
-import { aClaim, aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
 import { aLocalClaim, aLocalClass, counted, localClaims } from '#testing/local-claims.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import { selectedNode } from './names.ts';

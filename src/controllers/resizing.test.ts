@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
-import { aClaim, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClaim, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { claims, persistentVolumes } from '#wire/kube/resources.ts';
 import { createResizing } from './resizing.ts';
 

@@ -1,7 +1,7 @@
 import { renameSync } from 'node:fs';
 import { describe, expect, test } from 'vitest';
-import { aCall } from '#testing/calls.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import type { Thing } from '#testing/fakes/kube-objects.ts';
 import { storageClasses } from '#wire/kube/resources.ts';
 import type { Condition } from '#wire/kube/types.ts';

@@ -1,8 +1,8 @@
 import { readdirSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { nodeTopologyKey } from '#core/node-topology.ts';
-import { aCall } from '#testing/calls.ts';
-import { aClass, controlled, eventually, paths } from '#testing/controlled.ts';
+import { aClass, controlled, eventually, paths } from '#testing/controller-fixture.ts';
+import { aCall } from '#testing/core-calls.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { startServer } from '#testing/server.ts';
 import { csiStorageCapacities, storageClasses } from '#wire/kube/resources.ts';

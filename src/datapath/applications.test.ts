@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 import type { MountSpec } from './mount-spec.ts';
 

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { disturbed, type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 
 describe.skipIf(needs('root', 'fuse', 'ganesha', 'fio'))('applications see correct data and no errors', () => {

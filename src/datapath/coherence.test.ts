@@ -5,9 +5,9 @@ import { promisify } from 'node:util';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { Attributes } from '#wire/nfs3/structures.ts';
 

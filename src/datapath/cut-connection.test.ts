@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type Cut, cutNetwork, farSource, inside, openPorts } from '#testing/cut-network.ts';
-import { disturbed, keepMounts } from '#testing/kept-mount.ts';
+import { disturbed, keepMounts } from '#testing/keeper-mounts.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 

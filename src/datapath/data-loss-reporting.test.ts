@@ -10,7 +10,7 @@ import { needs } from '#testbed/needs.ts';
 import { useFiles } from '#testing/file-user.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { mountSmall } from '#testing/small-export.ts';
 
 const run = promisify(execFile);

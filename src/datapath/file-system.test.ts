@@ -8,8 +8,8 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { useFiles } from '#testing/file-user.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { mountNfs } from '#testing/nfs-mount.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { NfsError, nfsStatus } from '#wire/nfs3/status.ts';
 import type { FileSystemOptions } from './file-system.ts';
 

@@ -7,10 +7,10 @@ import { describe, expect, test } from 'vitest';
 import { startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { asCaller, mountNfs } from '#testing/nfs-mount.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { credential } from '#wire/rpc/message.ts';
 import { access, createIdentities } from './identity.ts';
 

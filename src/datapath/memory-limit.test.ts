@@ -4,7 +4,7 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 const mebibyte = 1024 * 1024;

@@ -8,10 +8,10 @@ import { describe, expect, test } from 'vitest';
 import { startGoNfs } from '#testbed/go-nfs.ts';
 import { needs } from '#testbed/needs.ts';
 import { startRustNfs } from '#testbed/nfs3-server.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { openExport } from '#testing/nfs-export.ts';
 import { mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 

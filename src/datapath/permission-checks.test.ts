@@ -14,8 +14,8 @@ import { promisify } from 'node:util';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { asCaller, mountNfs, type NfsMount } from '#testing/nfs-mount.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 

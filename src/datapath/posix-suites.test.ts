@@ -6,8 +6,8 @@ import { describe, expect, test } from 'vitest';
 import { needs, toolPath } from '#testbed/needs.ts';
 import { fsxPath } from '#testbed/posix-suites.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { createGround } from '#testing/ground.ts';
-import { type KeptMount, type KeptMounts, keepMounts } from '#testing/kept-mount.ts';
+import { type KeptMount, type KeptMounts, keepMounts } from '#testing/keeper-mounts.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 
 const run = promisify(execFile);
 

@@ -7,9 +7,9 @@ import { describe, expect, test } from 'vitest';
 import type { KeeperClient } from '#keeper/keeper-client.ts';
 import { needs } from '#testbed/needs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { createKeeperGround, eventually, type KeeperGround } from '#testing/keeper/keeper-process.ts';
 import { openExport } from '#testing/nfs-export.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import type { MountSpec } from './mount-spec.ts';
 
 const run = promisify(execFile);

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { startProxy } from '#testing/cutting-proxy.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { keepMounts } from '#testing/kept-mount.ts';
+import { keepMounts } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import { type FileHandle, stability } from '#wire/nfs3/structures.ts';

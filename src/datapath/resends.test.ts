@@ -2,7 +2,7 @@ import { mkdirSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from '
 import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { startReplayingProxy } from '#testing/replaying-proxy.ts';
 import { run } from '#testing/workloads.ts';
 import { mkdir, remove, rename, rmdir } from '#wire/nfs3/procedures.ts';

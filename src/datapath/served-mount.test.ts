@@ -14,7 +14,7 @@ import { readNow } from '#base/linux/watch-readable.ts';
 import { needs } from '#testbed/needs.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { usualWishes } from '#testing/fuse-mount.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { inHeaderSize, opcode } from '#wire/fuse/abi.ts';
 import type { Slot } from '#wire/fuse/device.ts';
 import { Errno } from '#wire/fuse/errno.ts';

@@ -6,7 +6,7 @@ import { needs } from '#testbed/needs.ts';
 import { block, blockSize } from '#testing/block-writer.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { startLosingProxy } from '#testing/losing-proxy.ts';
 import { fioVerified, modelled, run } from '#testing/workloads.ts';
 

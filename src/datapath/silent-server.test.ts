@@ -7,7 +7,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
 import { eventually } from '#testing/keeper/keeper-process.ts';
-import { disturbed, type KeptMount, keepMounts, type Source, sourceOf } from '#testing/kept-mount.ts';
+import { disturbed, type KeptMount, keepMounts, type Source, sourceOf } from '#testing/keeper-mounts.ts';
 import { suspend } from '#testing/suspend.ts';
 import { fioVerified, run } from '#testing/workloads.ts';
 

@@ -4,7 +4,7 @@ import { describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { certificate } from '#testing/certificate.ts';
 import { type ConnectionFault, startFaultProxy } from '#testing/fault-proxy.ts';
-import { keepMounts } from '#testing/kept-mount.ts';
+import { keepMounts } from '#testing/keeper-mounts.ts';
 import { startOwnServer } from '#testing/own-nfs-server.ts';
 import { run } from '#testing/workloads.ts';
 import { nfsProgram, nfsVersion } from '#wire/nfs3/structures.ts';

@@ -2,7 +2,7 @@ import * as fs from 'node:fs/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 /** Names are cached for a second. */

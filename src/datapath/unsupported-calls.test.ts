@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { exportedByGanesha } from '#testing/exported-folder.ts';
-import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/kept-mount.ts';
+import { type KeptMount, type KeptMounts, keepMounts, sourceOf } from '#testing/keeper-mounts.ts';
 import { run } from '#testing/workloads.ts';
 
 /** Makes each call and prints the results as JSON, by the names in the script. */

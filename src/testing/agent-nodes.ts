@@ -7,8 +7,8 @@ import { type ErrorCode, relayed } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { nodeTopologyKey } from '#core/node-topology.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
-import { aCall } from './calls.ts';
-import { type Controlled, paths } from './controlled.ts';
+import { type Controlled, paths } from './controller-fixture.ts';
+import { aCall } from './core-calls.ts';
 import { startServer, type TestServer } from './server.ts';
 
 /** A node whose agent is a real server with a store `disks`; what is asked of it goes through its REST API. */

@@ -11,7 +11,7 @@ import { createCsiServer } from '#front/csi/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { VolumeCapability_AccessMode_Mode as Mode, type VolumeCapabilitySchema } from '#wire/csi/generated/csi.ts';
-import { aCall, collectingLog } from './calls.ts';
+import { aCall, collectingLog } from './core-calls.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { type GrpcClient, grpcClient } from './grpc-client.ts';

@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { dirname } from 'node:path';
 import { promisify } from 'node:util';
 import { onPath } from '#testbed/component.ts';
-import type { Source } from './kept-mount.ts';
+import type { Source } from './keeper-mounts.ts';
 import type { FarNetwork } from './network-namespaces.ts';
 
 const run = promisify(execFile);

@@ -6,8 +6,8 @@ import { startGanesha } from '#testbed/ganesha.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
 import type { NfsClient } from '#wire/nfs3/client.ts';
 import type { FileHandle } from '#wire/nfs3/structures.ts';
-import { createGround, type Ground } from './ground.ts';
 import { type OpenExport, openExport } from './nfs-export.ts';
+import { createGround, type Ground } from './scratch-folder.ts';
 
 /** A ganesha for the tests of one describe, and a folder of its export for each of them. */
 export interface ExportedFolder {

@@ -7,7 +7,7 @@ import { type Device, openDevice, type Slot } from '#wire/fuse/device.ts';
 import type { Agreement, Wishes } from '#wire/fuse/init.ts';
 import type { Operations } from '#wire/fuse/operations.ts';
 import { createSession } from '#wire/fuse/session.ts';
-import type { Ground } from './ground.ts';
+import type { Ground } from './scratch-folder.ts';
 
 const run = promisify(execFile);
 const maxWrite = 1024 * 1024;

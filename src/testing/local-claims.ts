@@ -11,8 +11,8 @@ import { createResizing } from '#controllers/resizing.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 import { type AgentNode, anAgentNode } from './agent-nodes.ts';
-import { aCall } from './calls.ts';
-import { aClaim, aClass, type Controlled, paths } from './controlled.ts';
+import { aClaim, aClass, type Controlled, paths } from './controller-fixture.ts';
+import { aCall } from './core-calls.ts';
 import type { Thing } from './fakes/kube-objects.ts';
 
 /** Claims of the store `disks`, which two nodes have. */

@@ -8,7 +8,7 @@ import type { Volume } from '#core/model.ts';
 import { createPluginServer, type PluginOptions, type PluginServer } from '#front/docker-plugin/server.ts';
 import { createLocalStoreKind } from '#stores/local/kind.ts';
 import { createNfsStoreKind } from '#stores/nfs/kind.ts';
-import { aCall, collectingLog } from './calls.ts';
+import { aCall, collectingLog } from './core-calls.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { connectToDisk } from './fakes/nfs-on-disk.ts';
 import { type Answer, createApi, startServer, type TestServer } from './server.ts';

@@ -3,8 +3,8 @@ import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { startGanesha } from '#testbed/ganesha.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { createGround } from './ground.ts';
-import { type KeepOptions, type KeptMount, type KeptMounts, keepMounts, sourceOf } from './kept-mount.ts';
+import { type KeepOptions, type KeptMount, type KeptMounts, keepMounts, sourceOf } from './keeper-mounts.ts';
+import { createGround } from './scratch-folder.ts';
 
 /** A mount of an export that has room for 4 MiB. */
 export interface SmallExport extends AsyncDisposable {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import type { Ground } from './ground.ts';
+import type { Ground } from './scratch-folder.ts';
 
 /** Somebody else's loop device on a file of a FUSE mount whose server is stopped: every question about that file waits. */
 export interface StoppedLoopDevice extends AsyncDisposable {

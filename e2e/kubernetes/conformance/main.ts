@@ -3,8 +3,8 @@ import { basename, join, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
 import { component } from '#testbed/components.ts';
 import type { Cluster } from '#testbed/kubernetes/cluster.ts';
-import { namespace } from '../chart-ground.ts';
-import { components, startGround } from './ground.ts';
+import { namespace } from '../chart-fixture.ts';
+import { components, startGround } from './conformance-fixture.ts';
 import { type Driver, drivers, runSuite, summaryOf } from './suite.ts';
 
 const usage =

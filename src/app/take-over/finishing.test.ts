@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { storeIdentity } from '#controllers/names.ts';
 import { foreignClass, foreignClasses } from '#testing/foreign-volumes.ts';
-import { asIs, at, paths, takingOverGround } from '#testing/taking-over.ts';
+import { asIs, at, paths, takingOverGround } from '#testing/take-over-fixture.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 
 const it = takingOverGround();

@@ -1,6 +1,6 @@
 import { describe, expect, test } from 'vitest';
 import { foreignClaim } from '#testing/foreign-volumes.ts';
-import { asIs, at, paths, pod, takingOverGround } from '#testing/taking-over.ts';
+import { asIs, at, paths, pod, takingOverGround } from '#testing/take-over-fixture.ts';
 import { persistentVolumes } from '#wire/kube/resources.ts';
 import type { PersistentVolume } from '#wire/kube/types.ts';
 

@@ -1,6 +1,6 @@
 import type { ServerResponse } from 'node:http';
 import { describe, expect, test } from 'vitest';
-import { administrator, asIs, paths, takingOverGround, usualPatienceMs } from '#testing/taking-over.ts';
+import { administrator, asIs, paths, takingOverGround, usualPatienceMs } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 const it = takingOverGround();

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import type { Deed } from '#cli/taking-over.ts';
 import { type Foreign, foreignDirectory } from '#testing/foreign-volumes.ts';
-import { administrator, asIs, paths, takingOverGround } from '#testing/taking-over.ts';
+import { administrator, asIs, paths, takingOverGround } from '#testing/take-over-fixture.ts';
 import type { PersistentVolumeClaim } from '#wire/kube/types.ts';
 
 const it = takingOverGround();

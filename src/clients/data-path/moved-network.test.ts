@@ -2,8 +2,8 @@ import { join } from 'node:path';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
 import { makeFarNetwork } from '#testing/network-namespaces.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { createKeepers } from './keepers.ts';
 
 const unending = new AbortController().signal;

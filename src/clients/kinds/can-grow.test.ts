@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { type Ext4Superblock, readSuperblock, type XfsSuperblock } from '#base/superblock.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { canGrow } from './can-grow.ts';
 
 const groups = { blockBytes: 4096n, blocks: 1000n, groupBlocks: 500n };

@@ -15,7 +15,7 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Client } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';
 import { readMountTable } from '../mounter/mountinfo.ts';

@@ -6,7 +6,7 @@ import { systemClock } from '#base/clock.ts';
 import type { NodeName, Source } from '#core/model.ts';
 import type { Mounter } from '#core/ports.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { targetAt } from '#testing/staging-target.ts';
 import { stoppedLoopDevice } from '#testing/stopped-loop-device.ts';
 import { createLinuxMounter } from '../mounter/linux.ts';

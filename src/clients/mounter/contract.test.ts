@@ -5,7 +5,7 @@ import { describe } from 'vitest';
 import { systemClock } from '#base/clock.ts';
 import { needs } from '#testbed/needs.ts';
 import { mounterContract, unableMounterContract } from '#testing/contracts/mounter.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux.ts';
 import { createRun } from './run.ts';
 import { createUnableMounter } from './unable.ts';

@@ -3,7 +3,7 @@ import { mkdirSync, readdirSync, realpathSync, renameSync, symlinkSync, writeFil
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import type { HeldPath } from './held-path.ts';
 import { type MountTable, readMountTable } from './mountinfo.ts';
 import { createNear } from './near.ts';

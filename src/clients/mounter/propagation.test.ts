@@ -8,7 +8,7 @@ import { SystemError } from '#base/linux/libc.ts';
 import type { Mounter } from '#core/ports.ts';
 import { slaveMounts } from '#testbed/mount-namespace.ts';
 import { needs } from '#testbed/needs.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { createLinuxMounter } from './linux.ts';
 import { type MountCalls, mountCalls } from './mount-calls.ts';
 import { mountTable, parseMountinfo, readMountTable } from './mountinfo.ts';

@@ -5,8 +5,8 @@ import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { mostFileCalls, shortCalls } from './in-flight.ts';
 
 const run = promisify(execFile);

@@ -7,10 +7,10 @@ import type { StowageError } from '#core/errors.ts';
 import type { Volume } from '#core/model.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { type LocalStoreUnderTest, localStore } from '#testing/local-store.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { fillUpToOneBlock, manyLabels, removeFiller } from '#testing/nearly-full-disk.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 
 const mounted = {

@@ -1,9 +1,9 @@
 import { readdirSync, rmSync } from 'node:fs';
 import { describe, expect, onTestFinished, test } from 'vitest';
 import { scope } from '#testing/contracts/store.ts';
+import { expectTold, refusal } from '#testing/expected-errors.ts';
 import { connectScripted, refusing } from '#testing/fakes/scripted-nfs.ts';
 import { exportFolder, openNfs } from '#testing/nfs-store.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import { volumeSpec } from '#testing/volume-spec.ts';
 import { RpcError } from '#wire/nfs3/index.ts';
 import { XdrError } from '#wire/xdr/reader.ts';

@@ -6,9 +6,9 @@ import { afterAll, beforeAll, describe, expect, onTestFinished, test } from 'vit
 import type { StowageError } from '#core/errors.ts';
 import { needs } from '#testbed/needs.ts';
 import { scope } from '#testing/contracts/store.ts';
+import { expectTold, refusal } from '#testing/expected-errors.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type OwnServer, startOwnServer } from '#testing/own-nfs-server.ts';
-import { expectTold, refusal } from '#testing/refusals.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 describe.skipIf(needs('openssl'))('RPC with TLS', () => {

@@ -12,7 +12,7 @@ import { connectToDisk } from '#testing/fakes/nfs-on-disk.ts';
 import { contentsOf, picture, quickFolder, wrongRecords } from '#testing/nfs-contents.ts';
 import { openNfs } from '#testing/nfs-store.ts';
 import { type Hook, impatient, mortal, tapped } from '#testing/nfs-tap.ts';
-import { keptForAWeek } from '#testing/trash.ts';
+import { keptForAWeek } from '#testing/trash-retention.ts';
 import type { FileStore } from '../file-store/verbs.ts';
 
 // Two hosts, one verb each: the first is stopped before each of its calls to the server in turn, the second does its

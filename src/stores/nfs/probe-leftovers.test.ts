@@ -4,11 +4,11 @@ import { describe, expect, onTestFinished, test } from 'vitest';
 import { silentLog } from '#base/log.ts';
 import { parseStoreConfig } from '#core/store-uri.ts';
 import { needs } from '#testbed/needs.ts';
+import { plainPolicy } from '#testing/default-policy.ts';
 import { createFakeClock } from '#testing/fakes/clock.ts';
 import { connectScripted } from '#testing/fakes/scripted-nfs.ts';
 import { ganeshaFolders } from '#testing/ganesha-folders.ts';
-import { createGround } from '#testing/ground.ts';
-import { plainPolicy } from '#testing/policy.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import type { NfsClient } from '#wire/nfs3/index.ts';
 import { createNfsStoreKind } from './kind.ts';
 

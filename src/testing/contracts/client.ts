@@ -4,7 +4,7 @@ import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import type { SourceKind, SourceOf, StoreName, VolumeName } from '#core/model.ts';
 import { newVolumeId } from '#core/names.ts';
 import type { Client, Mounter } from '#core/ports.ts';
-import { collectingLog } from '../calls.ts';
+import { collectingLog } from '../core-calls.ts';
 import { targetAt } from '../staging-target.ts';
 import { scope } from './store.ts';
 import { refused, twice } from './twice.ts';

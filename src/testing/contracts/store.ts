@@ -4,7 +4,7 @@ import type { Orphan, TrashEntry, Volume, VolumeName, VolumeRef, VolumeSpec } fr
 import { newVolumeId, volumeName } from '#core/names.ts';
 import type { Store } from '#core/ports.ts';
 import type { FileStore } from '#stores/file-store/verbs.ts';
-import { keptForAWeek } from '../trash.ts';
+import { keptForAWeek } from '../trash-retention.ts';
 import { refused, twice } from './twice.ts';
 
 /** One store, empty at first, that a test may do anything to. */

@@ -1,7 +1,7 @@
 import { describe, expect, test } from 'vitest';
 import { StowageError } from '#core/errors.ts';
 import type { Store, StoreKind } from '#core/ports.ts';
-import { aCall } from '../calls.ts';
+import { aCall } from '../core-calls.ts';
 import { type GatedVerb, gated } from './gated-store.ts';
 import { refusing } from './refusing-store.ts';
 import { type AnyVerb, replaceVerbs, type VerbPath } from './wrapped-store.ts';

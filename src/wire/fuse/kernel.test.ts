@@ -10,7 +10,7 @@ import { libc } from '#base/linux/libc.ts';
 import { needs } from '#testbed/needs.ts';
 import { createMemoryFileSystem } from '#testing/fakes/memory-file-system.ts';
 import { mountFuse, usualWishes } from '#testing/fuse-mount.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import { invalidateEntry, invalidateInode, resend } from './notify.ts';
 
 const run = promisify(execFile);

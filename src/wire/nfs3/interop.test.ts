@@ -8,9 +8,9 @@ import { afterAll, beforeAll, beforeEach, describe, expect, test } from 'vitest'
 import { type GaneshaExport, startGanesha } from '#testbed/ganesha.ts';
 import { needs } from '#testbed/needs.ts';
 import type { NfsServer } from '#testbed/nfs-server.ts';
-import { createGround, type Ground } from '#testing/ground.ts';
 import { mountImage } from '#testing/loop-mount.ts';
 import { type OpenExport, openExport, rpcTo, user } from '#testing/nfs-export.ts';
+import { createGround, type Ground } from '#testing/scratch-folder.ts';
 import type { Text } from '../xdr/writer.ts';
 import type { NfsClient } from './client.ts';
 import { listDirectory } from './listing.ts';

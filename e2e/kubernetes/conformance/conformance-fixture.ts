@@ -3,7 +3,7 @@ import { agnhost, binaries } from '#testbed/kubernetes/build.ts';
 import { importSuiteImages } from '#testbed/kubernetes/images.ts';
 import { toolPath } from '#testbed/needs.ts';
 import { startFiler } from '../agent-filer.ts';
-import { type ChartGround, chart, startChartGround } from '../chart-ground.ts';
+import { type ChartGround, chart, startChartGround } from '../chart-fixture.ts';
 
 /** What has to be on this machine. */
 export const components = [

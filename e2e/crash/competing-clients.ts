@@ -1,6 +1,6 @@
-import { createAsk, is } from './caller.ts';
-import { pick } from './chance.ts';
-import type { Told, Victim } from './victim.ts';
+import { createAsk, is } from './checked-call.ts';
+import type { Told, Victim } from './killed-server.ts';
+import { pick } from './seeded-random.ts';
 
 /** What all rivals know together. Every answer must agree with it. */
 interface History {

@@ -1,5 +1,5 @@
 import { setTimeout as delay } from 'node:timers/promises';
-import type { Told, Victim } from './victim.ts';
+import type { Told, Victim } from './killed-server.ts';
 
 export interface Asked {
   readonly status: number;

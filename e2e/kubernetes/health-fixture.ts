@@ -1,6 +1,6 @@
 import { expect } from 'vitest';
 import { type Filer, startFiler } from './agent-filer.ts';
-import { type ChartGround, chart, claim, deployment, startChartGround } from './chart-ground.ts';
+import { type ChartGround, chart, claim, deployment, startChartGround } from './chart-fixture.ts';
 
 /** A cluster with Stowage, and a shared store `files`. */
 export interface HealthGround extends ChartGround {

@@ -8,12 +8,12 @@ import { buildImage } from '#testbed/image.ts';
 import { type Cluster, startCluster } from '#testbed/kubernetes/cluster.ts';
 import { addresses } from '#testbed/kubernetes/network.ts';
 import { toolPath } from '#testbed/needs.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { startFiler } from '../../e2e/kubernetes/agent-filer.ts';
-import { makeFolder, places } from '../nfs/folder.ts';
+import { makeFolder, places } from '../nfs/measured-folder.ts';
 import { type Audit, createAudit } from './audit.ts';
+import { podsFirst } from './cpu-share.ts';
 import { processOf, type Running, start } from './process.ts';
-import { podsFirst } from './share.ts';
 
 /** Who makes the volumes of a round: Stowage on a store, or the loop that only creates the objects. */
 export const stores = ['nfs', 'local'] as const;

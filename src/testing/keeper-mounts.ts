@@ -10,9 +10,9 @@ import { dataPathFlags } from '#keeper/node-flags.ts';
 import type { KeeperState } from '#keeper/protocol.ts';
 import type { StartedKeeper } from '#keeper/start-keeper.ts';
 import { guard } from './fuse-mount.ts';
-import { createGround } from './ground.ts';
 import { createKeeperGround, eventually } from './keeper/keeper-process.ts';
 import { openExport, type Served } from './nfs-export.ts';
+import { createGround } from './scratch-folder.ts';
 
 const run = promisify(execFile);
 /** The end of the log that an error quotes. */

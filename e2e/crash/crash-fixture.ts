@@ -5,8 +5,8 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { promisify } from 'node:util';
 import { readMountTable } from '#clients/mounter/mountinfo.ts';
-import { serve } from '../nfs-serve.ts';
-import { contents } from './contents.ts';
+import { serve } from '../nfs-serve-fixture.ts';
+import { contents } from './volume-contents.ts';
 import type { Store } from './workload.ts';
 
 /** The folders, stores and files that the test works with. */

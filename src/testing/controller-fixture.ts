@@ -17,7 +17,7 @@ import { createNfsStoreKind } from '#stores/nfs/kind.ts';
 import { createKubeClient } from '#wire/kube/client.ts';
 import { events, type Resource } from '#wire/kube/resources.ts';
 import type { KubeObject } from '#wire/kube/types.ts';
-import { aCall } from './calls.ts';
+import { aCall } from './core-calls.ts';
 import { createFakeAgents, type FakeAgents } from './fakes/agents.ts';
 import { type GatedKind, gated } from './fakes/gated-store.ts';
 import { type FakeKubeApi, startKubeApi } from './fakes/kube-api.ts';

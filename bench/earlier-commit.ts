@@ -1,7 +1,7 @@
 import { readFile, symlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { repository } from '#testbed/component.ts';
-import { createGround } from '#testing/ground.ts';
+import { createGround } from '#testing/scratch-folder.ts';
 import { command } from './datapath/command.ts';
 
 /** What a row must reach beside an earlier commit. Less than 1: two runs of the same code differ by a few per cent. */

@@ -5,8 +5,8 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { needs } from '#testbed/needs.ts';
 import { type FarNetwork, makeFarNetwork } from '#testing/network-namespaces.ts';
-import { dataPath, mountsIn, place, serving, started, succeeds } from './nfs-mounted.ts';
-import { ground } from './nfs-serve.ts';
+import { dataPath, mountsIn, place, serving, started, succeeds } from './nfs-mount-fixture.ts';
+import { ground } from './nfs-serve-fixture.ts';
 
 const run = promisify(execFile);
 
